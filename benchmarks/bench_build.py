@@ -33,7 +33,7 @@ from environments import LeftOut, command_of, in_turns, last_line, python_of, se
 
 import bertdata
 from bertdata.format.arrays import ArrayWriter
-from bertdata.sources.blocks import read_blocks
+from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import split
@@ -150,8 +150,8 @@ def least(corpus: Path, directory: Path) -> float:
 
 def texts_of(corpus: Path) -> list[str]:
     texts = list[str]()
-    for block in read_blocks(split([local(corpus)], TextFormat())):
-        texts += [bytes(block.data[a : b - 1]).decode() for a, b in pairwise(block.offsets.tolist())]
+    for some in (block.decode() for block in find_blocks(split([local(corpus)], TextFormat()))):
+        texts += [bytes(some.text[a : b - 1]).decode() for a, b in pairwise(some.offsets.tolist())]
     return texts
 
 
@@ -169,9 +169,9 @@ def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
     encoder, size = load_tokenizer(tokenizer), corpus.stat().st_size / 1e6
     encoder.prepare()
     start = time.perf_counter()
-    blocks = list(read_blocks(split([local(corpus)], TextFormat())))
+    blocks = [block.decode() for block in find_blocks(split([local(corpus)], TextFormat()))]
     read = time.perf_counter()
-    encoded = [encoder.encode(block.data, block.offsets, sentences=False) for block in blocks]
+    encoded = [encoder.encode(block.text, block.offsets, sentences=False) for block in blocks]
     tokenized = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         writer = ArrayWriter(Path(directory) / "tokens.npy", np.dtype(encoded[0].ids.dtype).str)

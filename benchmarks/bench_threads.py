@@ -1,6 +1,6 @@
 """How much of a build is work that only one thread can do at a time?
 
-    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 4096] [--workers 2]
+    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 4096] [--workers 2] [--kind parquet]
 
 Two shares of the CPU time of a build set how many cores it can use: that of the first thread, and the time in which a
 thread holds Python's interpreter lock. With a share of 3 %, about 30 cores are the end.
@@ -8,7 +8,8 @@ thread holds Python's interpreter lock. With a share of 3 %, about 30 cores are 
 Regime: files of 256 MB, which repeat the corpus, in the page cache; units of 128 MB; the steady part alone, from the
 first finished unit of each worker to the last unit but one of each. The lock is seen by a sampler outside the process
 (py-spy --gil, 250 samples a second, no pauses). Where other programs run, a thread may wait for a core while it holds
-the lock, and the share that is found is too large: run nothing else.
+the lock, and the share that is found is too large: run nothing else. With them come the functions in which the lock is
+held most, by their share of the time under it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 from common import report
 from environments import python_of
 
@@ -33,24 +38,33 @@ FILE_BYTES, UNIT_BYTES = 256_000_000, 128_000_000
 @click.argument("tokenizer")
 @click.option("--megabytes", default=4096, help="Text to build, in MB.")
 @click.option("--workers", default=2, help="Threads of the build.")
+@click.option("--kind", type=click.Choice(["text", "parquet"]), default="text", help="Of the files.")
 @click.option("--environments", type=Path, default=Path(".bench"), help="Where the sampler is installed.")
-def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, environments: Path) -> None:
+def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, kind: str, environments: Path) -> None:
     sampler = str(Path(python_of("py-spy", environments)).with_name("py-spy"))
     with tempfile.TemporaryDirectory() as scratch:
         text = (corpus.read_bytes().rstrip(b"\n") + b"\n\n") * (FILE_BYTES // corpus.stat().st_size + 1)
         (Path(scratch) / "text").mkdir()
         for number in range(max(1, megabytes * 1_000_000 // FILE_BYTES)):
-            (Path(scratch) / "text" / f"{number:03d}.txt").write_bytes(text[:FILE_BYTES])
+            write(Path(scratch) / "text" / f"{number:03d}", text[:FILE_BYTES], kind)
         result = watched(sampler, tokenizer, Path(scratch), workers)
     print(", ".join(f"{name}: {value}" for name, value in result.items()))
-    report("threads of a build", f"{workers} workers, steady part", result)
+    report("threads of a build", f"{kind}, {workers} workers, steady part", result)
 
 
-def watched(sampler: str, tokenizer: str, scratch: Path, workers: int) -> dict[str, float]:
+def write(path: Path, text: bytes, kind: str) -> None:
+    if kind == "text":
+        path.with_suffix(".txt").write_bytes(text)
+    else:  # row groups of about a unit
+        table = pa.table({"text": text.decode(errors="replace").split("\n\n")})
+        pq.write_table(table, path.with_suffix(".parquet"), row_group_size=len(table) // 2 + 1)
+
+
+def watched(sampler: str, tokenizer: str, scratch: Path, workers: int) -> dict[str, Any]:
     """Shares of the CPU time of a build."""
     out, samples = scratch / "shards", scratch / "samples"
     command = ["build", str(scratch / "text"), "--out", str(out), "--tokenizer", tokenizer, "--workers", str(workers)]
-    num_units = -(-sum(path.stat().st_size for path in (scratch / "text").iterdir()) // UNIT_BYTES)
+    num_units = 2 * len(list((scratch / "text").iterdir()))
     build = subprocess.Popen([sys.executable, "-m", "bertdata", *command, "--shard-size", str(UNIT_BYTES)])
 
     def wait_for(units: int) -> None:
@@ -70,13 +84,18 @@ def watched(sampler: str, tokenizer: str, scratch: Path, workers: int) -> dict[s
     watch.send_signal(signal.SIGINT)
     watch.wait(60)
     build.wait(600)
-    held = sum(int(line.rpartition(" ")[2]) for line in samples.read_text().splitlines()) / RATE
-    total = after[0] - before[0]
+    held_in, total = Counter[str](), after[0] - before[0]
+    for line in samples.read_text().splitlines():
+        frames, _, count = line.rpartition(" ")
+        ours = [frame for frame in frames.split(";") if "bertdata/" in frame]
+        held_in[ours[-1].strip() if ours else "no frame of ours"] += int(count)
+    held = sum(held_in.values()) / RATE
     return {
         "seconds": round(seconds, 2),
         "CPU seconds": round(total, 2),
         "first thread, share": round((after[1] - before[1]) / total, 4),
         "under the lock, share": round(held / total, 4),
+        "of it": {frame: round(count / RATE / held, 3) for frame, count in held_in.most_common(12)},
     }
 
 

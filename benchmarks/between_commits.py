@@ -1,7 +1,7 @@
 """Is a commit as fast as another one? Build, loader, training step and start-up of two checkouts, in turns.
 
     git worktree add /tmp/before COMMIT
-    python benchmarks/between_commits.py /tmp/before . corpus.txt tokenizer.json [--rounds 5]
+    python benchmarks/between_commits.py /tmp/before . corpus.txt tokenizer.json [--rounds 5] [--only mix]
 
 Regime: every measurement is a process of its own with the checkout first on PYTHONPATH, one thread, warm pages, and
 kernels compiled by a first round that is not counted. The two checkouts take turns, so that noise of the machine hits
@@ -26,8 +26,10 @@ from common import report
 LOADER = """
 import os, sys, time, bertdata
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-shards, kind, policy = bertdata.open(sys.argv[1]), sys.argv[2], sys.argv[3]
-masking = bertdata.Masking(policy=policy)
+kind, policy, weights = sys.argv[2], sys.argv[3], (0.4, 0.3, 0.2, 0.1)
+shards = [(bertdata.open(path), weight) for path, weight in zip(sys.argv[1].split(","), weights)]
+shards = shards if len(shards) > 1 else shards[0][0]
+masking = bertdata.Masking(policy=policy) if policy != "none" else None
 loader = bertdata.Loader(shards, length=128, global_batch_size=256, samples=kind, masking=masking)
 for _ in range(20): next(loader)
 turns = []
@@ -72,6 +74,7 @@ print(time.perf_counter() - start)
 def seconds(checkout: Path, code: str, *arguments: str) -> float:
     """What a program prints last, run with a checkout's packages."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONSAFEPATH"] = "1"  # else the packages of the directory from which this was started come first
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
@@ -93,6 +96,17 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
         build = ["-m", "bertdata", "build", corpus, "--tokenizer", tokenizer, "--sentences", "line", "--out"]
         shards = str(folder / "shards")
         subprocess.run([sys.executable, *build, shards], check=True, env=os.environ | {"PYTHONPATH": str(before)})
+
+        def mix_of(count: int) -> str:
+            """Datasets of the parts of the corpus, for LOADER."""
+            lines = Path(corpus).read_bytes().splitlines(keepends=True)
+            paths = [folder / f"part-{number}-of-{count}" for number in range(count)]
+            for number, path in enumerate(paths if not paths[0].exists() else ()):
+                part = path.with_suffix(".txt")
+                part.write_bytes(b"".join(lines[len(lines) * number // count : len(lines) * (number + 1) // count]))
+                command = [sys.executable, "-m", "bertdata", "build", part, "--tokenizer", tokenizer, "--out", path]
+                subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(before)})
+            return ",".join(map(str, paths))
 
         def new() -> str:
             return str(folder / f"out-{next(turn)}")
@@ -117,6 +131,11 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
             **{
                 f"batch of {kind}, {policy}": lambda at, given=(kind, policy): seconds(at, LOADER, shards, *given)
                 for kind, policy in kinds
+            },
+            **{
+                f"batch of a mix of {count}, {kind}, {policy}":
+                    lambda at, given=(kind, policy), count=count: seconds(at, LOADER, mix_of(count), *given)
+                for count in (1, 2, 4) for kind in ("windows", "packed") for policy in ("exact", "none")
             },
             **{f"step of {model}": lambda at, model=model: seconds(at, STEP, shards, new(), model)
                for model in ("bert-tiny", "modernbert-tiny")},

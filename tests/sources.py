@@ -21,8 +21,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
-from bertdata.sources import streams
-from bertdata.sources.blocks import read_blocks
+from bertdata.sources import documents
+from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
@@ -145,21 +145,23 @@ def every_unit(unit):
 
 
 def blocks_of(paths, wanted=every_unit, **form):
-    return read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted)
+    """Each block and its documents."""
+    blocks = find_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted)
+    return ((block, block.decode()) for block in blocks)
 
 
 def read(paths, wanted=every_unit, **form):
     """(unit, text, replaced) of each document, after checking that the blocks themselves are well made."""
     documents = []
-    for block in blocks_of(paths, wanted, **form):
-        assert block.num_documents > 0 or block.skipped
-        assert block.offsets[0] == 0
-        assert block.offsets[-1] == block.num_bytes <= len(block.data) - PADDING
-        assert block.replaced.size == block.num_documents
-        assert (block.first_replaced is None) == (not block.replaced.any())
-        text = block.data[: block.num_bytes].tobytes()
+    for block, some in blocks_of(paths, wanted, **form):
+        assert some.starts.size > 0 or some.bad
+        assert some.offsets[0] == 0
+        assert some.offsets[-1] == some.num_bytes <= len(some.text) - PADDING
+        assert some.replaced.size == some.inputs.size == some.starts.size
+        assert (some.first_replaced is None) == (not some.replaced.any())
+        text = some.text[: some.num_bytes].tobytes()
         text.decode()
-        for (start, stop), replaced in zip(itertools.pairwise(block.offsets.tolist()), block.replaced, strict=True):
+        for (start, stop), replaced in zip(itertools.pairwise(some.offsets.tolist()), some.replaced, strict=True):
             assert text[stop - 1 : stop] == b"\n"
             documents.append((block.unit, text[start : stop - 1], int(replaced)))
     return documents
@@ -203,11 +205,11 @@ def ids_by_split(dataset):
 @contextmanager
 def counting_reads():
     """A list of the bytes of each read of an input within the context."""
-    sizes, read_into = [], streams.InputStream.readinto
+    sizes, read_into = [], documents.TextFile._read
 
-    def counted(self, buffer):
-        sizes.append(read_into(self, buffer))
+    def counted(self, stream, buffer, **options):
+        sizes.append(read_into(self, stream, buffer, **options))
         return sizes[-1]
 
-    with patch.object(streams.InputStream, "readinto", counted):
+    with patch.object(documents.TextFile, "_read", counted):
         yield sizes

@@ -305,9 +305,9 @@ def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, v
     old = build([text], tmp_path / "out", tokenizer=vocab).dataset
     publish = of_a_build.publish
 
-    def lose_one(directory, staging, *arguments):
+    def lose_one(staging, *arguments):
         (staging / "train-00001.tokens.npy").unlink()
-        publish(directory, staging, *arguments)
+        publish(staging, *arguments)
 
     with patch.object(of_a_build, "publish", lose_one), refuses("parts-missing", "out", given="train-00001.tokens.npy"):
         build([text], tmp_path / "out", **options)

@@ -144,7 +144,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
         assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
         assert [each[1:] for each in read(packed)] == [each[1:3] for each in expected]
-        places = [block.first_replaced for block in blocks_of(paths) if block.first_replaced]
+        places = [some.first_replaced for _, some in blocks_of(paths) if some.first_replaced]
     assert places[:1] == [at for *_, at in expected if at][:1]
 
 
@@ -279,12 +279,12 @@ def test_documents_are_read_again_by_their_places(folder):
         for ending, packed in (("", content), (".gz", gzip.compress(content))):
             path = write(folder / f"{name}{ending}", packed)
             source = source_of(local(path), TextFormat())
-            (block,) = blocks_of([path])
-            places = block.places.tolist()
+            ((_, some),) = blocks_of([path])
+            places = some.starts.tolist()
             for chosen in (places, places[1:2], places[::2]):
                 texts = [each.text[: each.num_bytes].tobytes() for each in source.at(chosen)]
                 assert texts == [
-                    block.data[slice(*block.offsets[n : n + 2])].tobytes() for n in map(places.index, chosen)
+                    some.text[slice(*some.offsets[n : n + 2])].tobytes() for n in map(places.index, chosen)
                 ]
 
 

@@ -58,7 +58,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
-from bertdata.sources import documents, streams
+from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.write import build, finish
@@ -687,9 +687,9 @@ WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: l
 def first_replaced(paths, wanted=every_unit, **form):
     """Unit → input and byte of its first invalid byte."""
     first = {}
-    for block in blocks_of(paths, wanted, **form):
-        if block.first_replaced:
-            first.setdefault(block.unit, block.first_replaced)
+    for block, some in blocks_of(paths, wanted, **form):
+        if some.first_replaced:
+            first.setdefault(block.unit, some.first_replaced)
     return first
 
 
@@ -984,7 +984,7 @@ def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, s
 
 def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
     kept, asked = records_of(halves), []
-    with patch.object(streams.InputStream, "readinto", side_effect=asked.append):
+    with patch.object(documents.TextFile, "_read", side_effect=asked.append):
         build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
     assert records_of(halves) == kept

@@ -165,8 +165,8 @@ def test_windows_equal_their_reference(data):
     text_places = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
-    table = kernels.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3)
-    frames = kernels.Frames(out[1:-1], text_places, spans)
+    table = tuple(kernels.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3))
+    frames = tuple(kernels.Frames(out[1:-1], text_places, spans))
     is_first = np.array(data.draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)), "first"), bool)
     which, others = np.flatnonzero(is_first), np.flatnonzero(~is_first)  # as rows of two sources
     count = kernels.window_rows(which, epochs, ids, np.uint64(seed), table, frames, 0)

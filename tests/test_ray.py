@@ -33,6 +33,7 @@ from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.write import build, cluster, finish
 from bertdata.write.cluster import Job
+from bertdata.write.encoding import Recipe
 from bertdata.write.state import unit_name
 from bertdata.write.units import Shares
 
@@ -152,7 +153,7 @@ def job(tmp_path, corpus, vocab):
         left.unlink()
     shutil.copytree(staging, staging / "attempts-1", ignore=lambda at, names: {*names} - {"tokenizer.json"})
     plan = split([local(corpus)], TextFormat(documents="line", shard_size=4000))
-    return Job(plan, staging, Shares(0.01, 0.0), sentences=False, words=None, directory=tmp_path)
+    return Job(plan, Recipe(form=plan.form, shares=Shares(0.01, 0.0)), staging, directory=tmp_path)
 
 
 def attempt(job, units):
@@ -220,10 +221,12 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
         files = [replace(job.plan.files[0], name=name)]
         with refuses("cluster-failed", "inputs", given=name):
             attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
+    elsewhere = replace(job.recipe)
+    vars(elsewhere)["words"] = "nowhere:cut"  # a function that there is where the command was run
     for changed, attempts, option in (
         (job, job.staging / "attempts-2", "out"),
         (replace(job, version="0.0"), None, "ray"),
-        (replace(job, words="nowhere:cut"), job.staging / "attempts-1", "words"),
+        (replace(job, recipe=elsewhere), job.staging / "attempts-1", "words"),
     ):
         with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", option):
             cluster._prepared.__wrapped__(changed, attempts)

@@ -66,7 +66,7 @@ def test_phases(vector):
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
     table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
     frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
-    kernels.window_rows(zero, zero + variant, zero, np.uint64(seed), table, frames, 0)
+    kernels.window_rows(zero, zero + variant, zero, np.uint64(seed), tuple(table), tuple(frames), 0)
     assert frames.spans["start"][0] == frames.spans["address"][0] == phase
 
 

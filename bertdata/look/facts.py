@@ -189,16 +189,19 @@ def text(about: dict[str, Any]) -> str:
     for entry in spread["histogram"]:
         bar = "█" * math.ceil(_BAR * entry["documents"] / largest)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
-    if "imported" in about["settings"]:
-        return "\n".join([*lines, "", *_imported(about["settings"], counts)])
+    is_imported = "imported" in about["settings"]
+    return "\n".join([*lines, "", *(_imported(about["settings"], counts) if is_imported else _built(counts))])
+
+
+def _built(counts: dict[str, Any]) -> list[str]:
+    """What was read of the text of a build, and what became of it."""
     literals = ", ".join(f"{token} {count:,} times" for token, count in counts.get("special_literals", {}).items())
     skipped, removed, duplicates = (
         counts[name] for name in ("skipped_rows", "removed_documents", "duplicate_documents")
     )
     num_read = counts["documents"] + counts["dropped_documents"]
     words = ", ".join(f"{number:,} in {split}" for split, number in counts.get("words", {}).items())
-    lines += [
-        "",
+    return [
         f"  text read    {counts['text_bytes']:,} bytes in {counted(num_read, 'document')}",
         *([f"  words        {words}, by white space"] if words else []),
         f"  dropped      {counted(counts['dropped_documents'], 'document')} without a token, "
@@ -209,7 +212,6 @@ def text(about: dict[str, Any]) -> str:
         f"{counted(counts['special_ids_replaced'], 'special id')} (by the unknown id)",
         f"  kept as text {literals or 'no special token was spelled in the text'}",
     ]
-    return "\n".join(lines)
 
 
 def _imported(settings: dict[str, Any], counts: dict[str, Any]) -> list[str]:

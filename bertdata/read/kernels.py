@@ -7,8 +7,9 @@ file is checked against the array that it points into, and damage is reported th
 and their arithmetic is modulo 2**64; docs/determinism.md defines it, and tests/reference/ holds a slow, plain
 reference implementation of each kernel.
 
-Kernels take their arguments as named records. A NamedTuple groups arrays and numbers that belong together. A structured
-dtype (SPAN, PAIR) is a row of a table with named columns.
+Kernels take their arguments as records. A NamedTuple groups arrays and numbers that belong together; it is passed as a
+plain tuple, which takes half the time to start a kernel, and the kernel names its members again. A structured dtype
+(SPAN, PAIR) is a row of a table with named columns.
 
 Letters in shapes: B rows, T places of a row, K slots for masked places, V ids of the vocabulary, S sources of a mix.
 Several datasets can fill rows of one batch. So kernels that lay out rows take `which`, int64 [n]: the rows that they
@@ -343,6 +344,7 @@ def phase(seed, epoch, total):
 @jit()
 def window_rows(which, epochs, sample_ids, seed, table, frames, num_spans):
     """Lays out samples that are windows. epochs, sample_ids int64 [B]. num_spans: as in Samples.lay_out."""
+    table, frames = TokenTable(*table), Frames(*frames)
     total, text_length = table.starts[-1], frames.ids.shape[1] - 2
     last_epoch, first = np.int64(-1), np.int64(0)
     for b in which:
@@ -407,6 +409,7 @@ def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, n
     empty, row k holds piece k. position_ids int64 [B, T], or [0, 0] if they are not wanted: they count from 0 in each
     piece, and from 0 again in the padding. num_spans: as in Samples.lay_out; -1 if the index points out of its array.
     """
+    table, frames = TokenTable(*table), Frames(*frames)
     length = frames.ids.shape[1]
     for b in which:
         k = sample_ids[b]
@@ -627,6 +630,7 @@ def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, nu
     index: PairIndex. columns: PairColumns, overwritten. num_spans: as in Samples.lay_out; -1 if the index points out
     of its array.
     """
+    index, table, frames, columns = PairIndex(*index), TokenTable(*table), Frames(*frames), PairColumns(*columns)
     pairs, sentences, ids = index.pairs, index.sentences, frames.ids
     token_type_ids, next_sentence_label, cropped = columns.token_type_ids, columns.next_sentence_label, columns.cropped
     max_tokens, total = ids.shape[1] - 3, table.starts[-1]
@@ -687,6 +691,7 @@ def fill_rows(frames, num_spans, like, pad):
     like: a number of the dtype of the tokens. The addresses of spans are not checked here. Returns the largest id, and
     how many places of all rows are padding.
     """
+    frames = Frames(*frames)
     ids = frames.ids
     largest, padding = np.int64(0), np.int64(0)
     for i in range(num_spans):
@@ -856,6 +861,7 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
 @jit()
 def mask(rules, rows):
     """Selects places of each row, notes their ids as targets, and changes them in the row."""
+    rules, rows = MaskRules(*rules), MaskRows(*rows)
     policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # local names are faster in the inner loop
     masked_positions, targets = rows.masked_positions, rows.targets
     length = rules.every_place.size

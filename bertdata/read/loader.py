@@ -40,6 +40,21 @@ def _integer(name: str, value: Any) -> int:
         raise UsageError(f"{name} is {value!r}; give an integer", "out-of-range", option=name, given=value) from None
 
 
+def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
+    """The datasets that were given, with their weights. Raises UsageError for anything else."""
+    pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards) if isinstance(shards, Iterable) else ()
+    are_pairs = (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs)
+    if pairs and all(are_pairs):
+        return pairs
+    raise UsageError(
+        "what was given to read is no dataset; give one from bertdata.open(path), or several with their weights, such "
+        "as [(a, 0.7), (b, 0.3)]",
+        "not-a-dataset",
+        option="shards",
+        given=shards,
+    )
+
+
 class Loader:
     """A stream of batches for one rank.
 
@@ -91,117 +106,93 @@ class Loader:
         teacher_cache: str | None = None,
         starts: Sequence[int] = (),
     ) -> None:
-        length, seed = _integer("length", length), _integer("seed", seed)
-        global_batch_size = _integer("global_batch_size", global_batch_size)
-        rank, world_size = _integer("rank", rank), _integer("world_size", world_size)
-        if not 0 <= seed < 1 << 64:
-            raise UsageError(
-                f"seed is {seed}; give an integer from 0 to 2**64 - 1", "out-of-range", option="seed", given=seed
+        self.length, self.seed = _integer("length", length), _integer("seed", seed)
+        self.global_batch_size = _integer("global_batch_size", global_batch_size)
+        self.rank, self.world_size = _integer("rank", rank), _integer("world_size", world_size)
+        self.split, self.samples, self.short_seq_prob = split, samples, short_seq_prob
+        self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
+        self.variants, self.teacher_cache = variants, teacher_cache
+        self.starts = tuple(_integer("starts", start) for start in starts)
+        self._require_possible()
+        pairs = _pairs_of(shards)
+        self._require_for_mix(len(pairs))
+        self.shards = pairs[0][0] if len(pairs) == 1 else pairs
+        datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
+        require_alike(datasets)
+        self.short_seq_prob = float(short_seq_prob)
+        self._answers = TeacherCache(teacher_cache) if teacher_cache else None
+        if self._answers and variants is None:
+            self.variants = self._answers.variants
+        self.position = 0  # samples that all ranks together have been given
+        words = masking is not None and masking.policy in ("whole_word", "span")
+        self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
+        self._sources = [
+            Source(
+                dataset, samples=samples, split=split, length=self.length, seed=self.seed,
+                short_seq_prob=self.short_seq_prob, words=words, block=self._block, variants=self.variants,
             )
-        if global_batch_size < 1:
-            raise UsageError(
-                f"global_batch_size is {global_batch_size}; give at least 1",
-                "out-of-range",
-                option="global_batch_size",
-                given=global_batch_size,
-            )
-        if not 0 <= rank < world_size:
-            raise UsageError(
-                f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1",
-                "out-of-range",
-                option="rank",
-                given=rank,
-            )
-        for name, value, kinds in (("shuffle", shuffle, SHUFFLES), ("samples", samples, SAMPLE_KINDS)):
+            for dataset in datasets
+        ]  # fmt: skip
+        self._sizes = np.array([source.num_samples for source in self._sources])
+        self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
+        self._special = datasets[0].special_tokens  # of all sources
+        continuing = continuing_ids(datasets[0]) if words else None
+        self._masker = masking and Masker(
+            masking, self._special, length=self.length, seed=self.seed, continuing_ids=continuing
+        )
+        if self._answers:
+            self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
+
+    def _require_possible(self) -> None:
+        """Raises UsageError for values that no dataset can be read with."""
+        if not 0 <= self.seed < 1 << 64:
+            sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
+            raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
+        if self.global_batch_size < 1:
+            sentence = f"global_batch_size is {self.global_batch_size}; give at least 1"
+            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
+        if not 0 <= self.rank < self.world_size:
+            sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
+            raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
+        if not 0 <= self.short_seq_prob <= 1:
+            sentence = f"short_seq_prob is {self.short_seq_prob}; give a share of the documents from 0 to 1"
+            raise UsageError(sentence, "out-of-range", option="short_seq_prob", given=self.short_seq_prob)
+        if self.epochs is not None and self.epochs < 1:
+            sentence = f"epochs is {self.epochs}; give at least 1, or None for an endless stream"
+            raise UsageError(sentence, "out-of-range", option="epochs", given=self.epochs)
+        if self.variants is not None and self.variants < 1:
+            sentence = f"variants is {self.variants}; give at least 1, or None for new masks in every epoch"
+            raise UsageError(sentence, "out-of-range", option="variants", given=self.variants)
+        for name, value, kinds in (("shuffle", self.shuffle, SHUFFLES), ("samples", self.samples, SAMPLE_KINDS)):
             if value not in kinds:
                 raise UsageError(
                     f"{name} is {value!r}; give one of {', '.join(kinds)}", "unknown", option=name, given=value
                 )
-        if not 0 <= short_seq_prob <= 1:
+        if not isinstance(self.masking, Masking | None):
             raise UsageError(
-                f"short_seq_prob is {short_seq_prob}; give a share of the documents from 0 to 1",
-                "out-of-range",
-                option="short_seq_prob",
-                given=short_seq_prob,
-            )
-        if not (masking is None or isinstance(masking, Masking)):
-            raise UsageError(
-                f"masking is {masking!r}; give a Masking, such as Masking(policy='span'), or None",
+                f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None",
                 "malformed",
                 option="masking",
-                given=masking,
+                given=self.masking,
             )
-        if epochs is not None and epochs < 1:
+
+    def _require_for_mix(self, num_datasets: int) -> None:
+        """Raises UsageError for what does not go with a mix, or only with one."""
+        if num_datasets > 1 and (self.variants is not None or self.teacher_cache):
+            option = "variants" if self.variants is not None else "teacher_cache"
             raise UsageError(
-                f"epochs is {epochs}; give at least 1, or None for an endless stream",
-                "out-of-range",
-                option="epochs",
-                given=epochs,
-            )
-        if variants is not None and variants < 1:
-            raise UsageError(
-                f"variants is {variants}; give at least 1, or None for new masks in every epoch",
-                "out-of-range",
-                option="variants",
-                given=variants,
-            )
-        given: Any = shards
-        pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(given) if isinstance(given, Iterable) else ()
-        are_pairs = (
-            isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs
-        )
-        if not pairs or not all(are_pairs):
-            raise UsageError(
-                "what was given to read is no dataset; give one from bertdata.open(path), or several with their "
-                "weights, such as [(a, 0.7), (b, 0.3)]",
-                "not-a-dataset",
-                option="shards",
-                given=shards,
-            )
-        datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
-        if len(pairs) > 1 and (variants is not None or teacher_cache):
-            raise UsageError(
-                f"{'variants' if variants is not None else 'teacher_cache'} does not go with a mix of {len(pairs)} "
-                "datasets: a teacher's answers are to the samples of one dataset; give one",
+                f"{option} does not go with a mix of {num_datasets} datasets: a teacher's answers are to the samples "
+                "of one dataset; give one",
                 "conflict",
-                option="variants" if variants is not None else "teacher_cache",
+                option=option,
             )
-        require_alike(datasets)
-        self.starts = tuple(_integer("starts", start) for start in starts)
-        if self.starts and (len(self.starts) != len(pairs) or len(pairs) == 1 or min(self.starts) < 0):
+        if self.starts and (len(self.starts) != num_datasets or num_datasets == 1 or min(self.starts) < 0):
             raise UsageError(
                 f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets",
                 "out-of-range",
                 option="starts",
                 given=self.starts,
             )
-        self._answers = TeacherCache(teacher_cache) if teacher_cache else None
-        self.teacher_cache = teacher_cache
-        self.variants = self._answers.variants if self._answers and variants is None else variants
-        self.shards = pairs[0][0] if len(pairs) == 1 else pairs
-        self.split, self.seed, self.length = split, seed, length
-        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
-        self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
-        self.position = 0  # samples that all ranks together have been given
-        self.samples, self.short_seq_prob = samples, float(short_seq_prob)
-        words = masking is not None and masking.policy in ("whole_word", "span")
-        self._block = max(1, order.BLOCK_TOKENS // max(1, length - 2)) if shuffle == "blocks" else None
-        self._sources = [
-            Source(
-                dataset, samples=samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob,
-                words=words, block=self._block, variants=self.variants,
-            )
-            for dataset in datasets
-        ]  # fmt: skip
-        self._sizes = np.array([source.num_samples for source in self._sources])
-        self._mix = Mix(self._weights, seed=seed, starts=self.starts) if len(pairs) > 1 else None
-        self._special = datasets[0].special_tokens  # of all sources
-        continuing = continuing_ids(datasets[0]) if words else None
-        self._masker = (
-            Masker(masking, self._special, length=length, seed=seed, continuing_ids=continuing) if masking else None
-        )
-        if self._answers:
-            self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}

@@ -66,7 +66,7 @@ class Masker:
         if continuing_ids is not None:
             kinds |= continuing_ids * kernels.CONTINUES
         mask_or_random = masking.mask_fraction + masking.random_fraction
-        self._rules = kernels.MaskRules(
+        rules = kernels.MaskRules(
             policy=MASKING_POLICIES.index(masking.policy),
             seed=np.uint64(seed),
             quota=np.array([masking.quota(filled) for filled in range(length + 1)]),
@@ -79,6 +79,7 @@ class Masker:
             pool=np.arange(special.vocab_size) if masking.random_from == "vocabulary" else np.flatnonzero(ordinary),
             every_place=np.arange(length),
         )
+        self._rules = tuple(rules)  # for the kernel
 
     def apply(
         self,
@@ -99,7 +100,7 @@ class Masker:
         if self.num_slots:
             inside_word = _NOWHERE if inside_word is None else inside_word
             rows = kernels.MaskRows(ids, text_places, epochs, sample_ids, inside_word, masked_positions, targets)
-            kernels.mask(self._rules, rows)
+            kernels.mask(self._rules, tuple(rows))
         return masked_positions, targets
 
 

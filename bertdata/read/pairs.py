@@ -64,8 +64,8 @@ class Pairs:
         self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
         identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
         arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)
-        self._index = kernels.PairIndex(arrays["pairs"].view(kernels.PAIR), arrays["sentences"])
-        self.num_samples, self.spans_per_row = self._index.pairs.size, 2
+        self._index = tuple(kernels.PairIndex(arrays["pairs"].view(kernels.PAIR), arrays["sentences"]))
+        self.num_samples, self.spans_per_row = self._index[0].size, 2
         require_sound(self.num_samples - 1)
 
     @property
@@ -75,7 +75,7 @@ class Pairs:
         shape = chosen.size, self.stream.length
         frames = kernels.Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], kernels.SPAN))
         wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
-        num_spans, cropped = self._lay_out(wanted, frames, self.columns(chosen.size), 0)
+        num_spans, cropped = self._lay_out(wanted, tuple(frames), self.columns(chosen.size), 0)
         require_sound(num_spans)
         kept, lost = int((frames.text_places - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
@@ -87,21 +87,21 @@ class Pairs:
             "next_sentence_label": np.empty(num_rows, np.int64),
         }
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         return self._lay_out(wanted, frames, columns, num_spans)[0]
 
     def _lay_out(
-        self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int
+        self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int
     ) -> tuple[int, NDArray[np.int64]]:
         """Returns what `lay_out` returns, and how many tokens were cut off from each row."""
         own = kernels.PairColumns(**columns, cropped=np.empty_like(wanted.sample_ids))
         index, table = self._index, self.stream.table
-        num_spans = int(kernels.pair_rows(*wanted, self._seed, index, table, frames, own, num_spans))
+        num_spans = int(kernels.pair_rows(*wanted, self._seed, index, table, frames, tuple(own), num_spans))
         return num_spans, own.cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Leaves out segments that are from other documents."""
-        pairs = self._index.pairs[first:stop]
+        pairs = self._index[0][first:stop]
         return [(int(pairs["a_start"].min()), int(max(pairs["a_stop"].max(), pairs["b_stop"].max())))]
 
     def _write_index(self, append: Append) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Pairs:
             if sentences.size < 2:
                 raise damaged(stream.dataset.path)
             part = kernels.DocumentRange(
-                documents, sentences, num_documents, num_sentences, int(stream.starts[number]), stream.table.separator
+                documents, sentences, num_documents, num_sentences, int(stream.starts[number]), stream.separator
             )
             packed = np.empty(sentences.size - 1, np.uint64)
             pairs = np.empty(packed.size, kernels.PAIR)

@@ -61,7 +61,7 @@ class Pieces:
     def columns(self, num_rows: int) -> Columns:
         return {"position_ids": np.empty((num_rows, self.stream.length), np.int64)} if self._packed else {}
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         index, position_ids = (self._pieces, self._bounds), columns.get("position_ids", _NOT_WANTED)
         own, table = (wanted.which, wanted.sample_ids), self.stream.table
         return int(kernels.piece_rows(*own, *index, table, frames, position_ids, num_spans))
@@ -79,7 +79,7 @@ class Pieces:
         stream, max_tokens = self.stream, self.stream.length - 2
         for number, documents in stream.documents():
             offsets = documents.astype(np.int64)
-            sizes = np.diff(offsets) - stream.table.separator
+            sizes = np.diff(offsets) - stream.separator
             if sizes.min() < 0 or offsets[0] < 0 or offsets[-1] > stream.shards[number].num_tokens:
                 raise damaged(stream.dataset.path)
             counts = -(-sizes // max_tokens)  # pieces of each document

@@ -60,8 +60,10 @@ class Samples(Protocol):
     def columns(self, num_rows: int) -> Columns:
         """The members of Rows that only this kind of samples has, not initialized."""
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         """Lays out rows of a batch, whose arrays are frames and columns, and adds their spans to the first `num_spans`.
+
+        frames: a kernels.Frames as a plain tuple.
 
         Returns the number of spans with them; below 0 if the index is damaged.
         """
@@ -116,9 +118,11 @@ class TokenStream:
         count, separator = len(self.shards), int(special.separator is not None)
         self._tokens: dict[int, Any] = {}  # by the number of the shard, of those that are open
         self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open, or not mapped
-        self.table = kernels.TokenTable(
+        self.separator = separator  # tokens of it after each document
+        table = kernels.TokenTable(
             self.starts, self._addresses, self.zero.itemsize, separator, cls=special.cls, sep=special.sep
         )
+        self.table = tuple(table)  # for kernels
         self._words: list[Any] = []
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
@@ -158,6 +162,11 @@ class TokenStream:
         is_new = np.array([number not in self._tokens for number in numbers.tolist()], np.bool_)
         self._open(np.unique(numbers[is_new]).tolist())
         spans["address"][is_new] += self._addresses[numbers[is_new]]
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all tokens are in memory, so that nothing has to be opened or read."""
+        return self._mapped and len(self._tokens) == len(self.shards)
 
     def read(self, spans: NDArray[Any]) -> NDArray[Any] | None:
         """Opens the shards of spans. If the files are not mapped: reads their tokens, and points the spans at them."""
@@ -244,15 +253,16 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
     first, num_rows = parts[0][0].stream, parts[0][1].sample_ids.size
     ids, text_places = np.empty((num_rows, first.length), np.int64), np.empty(num_rows, np.int64)
     spans = np.empty(num_rows * max([samples.spans_per_row for samples, _ in parts]), kernels.SPAN)
-    frames, columns = kernels.Frames(ids, text_places, spans), parts[0][0].columns(num_rows)
+    frames, columns = tuple(kernels.Frames(ids, text_places, spans)), parts[0][0].columns(num_rows)
     num_spans, tokens, inside_word = 0, [], None
     for samples, wanted in parts:
         stream, first_span = samples.stream, num_spans
         num_spans = samples.lay_out(wanted, frames, columns, num_spans)
         require_sound(num_spans)
-        own = spans[first_span:num_spans]
-        tokens.append(stream.read(own))
+        if not stream.is_at_hand:
+            tokens.append(stream.read(spans[first_span:num_spans]))
         if stream.word_addresses is not None:
+            own = spans[first_span:num_spans]
             inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
             kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bertdata.read import kernels
@@ -33,7 +35,7 @@ class Windows:
     def columns(self, num_rows: int) -> Columns:
         return {}
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         return int(kernels.window_rows(*wanted, self._seed, self.stream.table, frames, num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:

@@ -40,9 +40,8 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
         chosen.append(encoded)
         size += len(encoded) + 2
     if not chosen:
-        raise InputError(
-            "the installed packages have no docstrings, of which the text is made; build a text of your own", "empty"
-        )
+        sentence = "the installed packages have no docstrings, of which the text is made; build a text of your own"
+        raise InputError(sentence, "empty")
     write_file(path, b"\n\n".join(chosen) + b"\n")
     return len(chosen), size
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import BertdataError, InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
-from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
+from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
 
 BLOCK_BYTES = 1 << 22
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
@@ -93,42 +94,40 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
         raise InputError(sentence, "not-text", option="inputs", given=file.name)
 
 
+@dataclass(frozen=True)
 class TextFile:
     """One input of plain text, JSON lines or FASTA."""
 
-    def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
-        """kind: "text", "jsonl" or "fasta"."""
-        self.file, self.kind, self.form = file, kind, form
-        self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
-        self.bytes_read = 0  # of the file on disk so far
+    file: Input
+    kind: str  # "text", "jsonl" or "fasta"
+    form: TextFormat
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
-        """The documents of the units that are wanted, some at a time, with the number of their unit in the range.
+    def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+        """The text of the units that are wanted, some at a time.
 
         base: offset of this input in a range of inputs that is cut into units.
         """
-        size = self.form.shard_size
         with opened(self.file, self.form.encoding) as stream:
-            if self._is_one_document:
-                for document in self._all(stream):
-                    if is_wanted(base // size):
-                        yield base // size, document
-                return
-            if not stream.is_seekable:
-                for some in self._starting_in(stream, 0, None):
-                    yield from self._pieces(some, base, is_wanted)
-                return
-            total, first = self.file.size or 0, base // size
-            last = (base + total - 1) // size
-            while first <= last:
-                stop = first
-                while stop <= last and is_wanted(stop):
-                    stop += 1
-                if first < stop:
-                    for some in self._starting_in(stream, max(0, first * size - base), stop * size - base):
-                        yield from self._pieces(some, base, is_wanted)
-                first = max(stop, first + 1)
-            self.size, self.bytes_read = total, total
+            for first, stop in self._ranges(stream, base, is_wanted):
+                for some in self._starting_in(stream, first, stop):
+                    yield from self._chunks_of(some, stream, base, is_wanted)
+
+    def _ranges(
+        self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[int, int | None]]:
+        """Where to look for documents of units that are wanted: each is a range of bytes. None: no limit."""
+        if not self._is_divisible(stream):
+            yield 0, None
+            return
+        size = self.form.shard_size
+        first, last = base // size, (base + (self.file.size or 0) - 1) // size
+        while first <= last:
+            stop = first
+            while stop <= last and is_wanted(stop):
+                stop += 1
+            if first < stop:
+                yield max(0, first * size - base), stop * size - base
+            first = max(stop, first + 1)
 
     def at(self, starts: Sequence[int]) -> Iterator[Documents]:
         """The documents that begin at some bytes, one at a time, in the order of the input.
@@ -138,64 +137,72 @@ class TextFile:
         """
         wanted = np.unique(starts)
         with opened(self.file, self.form.encoding) as stream:
-            if self._is_one_document:
-                parts = self._all(stream)
-            elif stream.is_seekable:
-                parts = (some for start in wanted.tolist() for some in self._starting_in(stream, start, start + 1))
+            if self._is_divisible(stream):
+                ranges = [(start, start + 1) for start in wanted.tolist()]
             else:
-                parts = self._starting_in(stream, 0, int(wanted[-1]) + 1)
-            for some in parts:
+                ranges = [(0, int(wanted[-1]) + 1)]
+            for some in (some for first, stop in ranges for some in self._starting_in(stream, first, stop)):
                 for number in np.flatnonzero(np.isin(some.starts, wanted)).tolist():
-                    yield self.decoded(some.part(number, number + 1)).documents
+                    yield self._decoded(some.part(number, number + 1))
 
     @property
     def _is_one_document(self) -> bool:
         return self.kind == "text" and self.form.documents == "file"
 
+    def _is_divisible(self, stream: InputStream) -> bool:
+        """Whether documents can be found without reading all before them."""
+        return stream.is_seekable and not self._is_one_document
+
     def _all(self, stream: InputStream) -> Iterator[Documents]:
         """All of the input as one document, if it is not blank."""
         buffer = bytearray()
         chunk = np.empty(BLOCK_BYTES, np.uint8)
-        while length := self._read(stream, chunk):
+        while length := self._read(stream, chunk, is_first=not buffer):
             buffer += chunk[:length].data
             self._require_short(len(buffer), 0)
         raw = bytes(buffer)
         if raw.strip(b" \t\r\n"):
             yield _whole(raw)
 
-    def decoded(self, piece: Documents) -> Decoded:
-        """The documents of a piece that `documents` gave; of JSON lines, the texts in them."""
-        return texts_of(piece, self.form.text_key) if self.kind == "jsonl" else Decoded(piece.repaired(), [])
+    def _decoded(self, found: Documents) -> Documents:
+        """Documents as they are in the text → valid UTF-8; of JSON lines, the texts in them."""
+        return texts_of(found, self.form.text_key) if self.kind == "jsonl" else found.repaired()
 
     def place(self, start: int) -> str:
-        """'file, line n' of a byte of this input. Reads the file up to this byte again; of a pipe, 'pipe, byte n'."""
+        """'file, line n' of a byte of this input. Reads the file up to this byte again.
+
+        'file, byte n' of a pipe, and of a file that cannot be read any more.
+        """
         if self.file.is_stream:
             return f"{self.file}, byte {start}"
-        with opened(self.file, self.form.encoding) as stream:
-            number = 1
-            while start > 0 and (piece := stream.read(min(BLOCK_BYTES, start))):
-                number += piece.count(b"\n")
-                start -= len(piece)
+        number, left = 1, start
+        try:
+            with opened(self.file, self.form.encoding) as stream:
+                while left > 0 and (piece := stream.read(min(BLOCK_BYTES, left))):
+                    number += piece.count(b"\n")
+                    left -= len(piece)
+        except BertdataError:
+            return f"{self.file}, byte {start}"
         return f"{self.file}, line {number}"
 
     def invalid_place(self, place: int) -> str:
         """'file, byte n' of an invalid byte; in another encoding its line."""
         return f"{self.file}, byte {place}" if self.form.encoding == UTF_8 else self.place(place)
 
-    def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
+    def _read(self, stream: InputStream, buffer: NDArray[np.uint8], *, is_first: bool) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
-        length = stream.readinto(buffer.data)
-        if self.size == 0:
+        length: int = stream.file.readinto(buffer.data)
+        if is_first:
             require_text(self.file, buffer[: min(length, _JUDGED)].tobytes(), self.form.encoding)
-        self.size += length
-        self.bytes_read = stream.bytes_read
         return length
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
+        if self._is_one_document:
+            yield from self._all(stream)
+            return
         is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
-        self.size = begin
         is_at_head = begin == 0  # of FASTA: whether no record has begun
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
         scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
@@ -208,7 +215,7 @@ class TextFile:
                 if scratch.capacity < size:
                     scratch = _Scratch.of(max(size, 2 * scratch.capacity), scratch.buffer[:filled])
                 buffer = scratch.buffer
-                length = self._read(stream, buffer[filled:size])
+                length = self._read(stream, buffer[filled:size], is_first=begin + filled == 0)
                 filled, is_end = filled + length, not length
                 if begin == 0:
                     self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
@@ -257,27 +264,30 @@ class TextFile:
             )
             raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
 
-    def _pieces(self, some: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
+    def _chunks_of(
+        self, some: Documents, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
+    ) -> Iterator[Chunk]:
         """What belongs to each unit that is wanted."""
         units = (base + some.starts) // self.form.shard_size
         cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
         for first, stop in pairwise(cuts):
             if is_wanted(unit := int(units[first])):
-                yield unit, some.part(first, stop)
+                part = some.part(first, stop)
+                yield Chunk(unit, part.num_bytes, stream.bytes_read, partial(self._decoded, part))
 
     def _before(self, stream: InputStream, offset: int) -> int:
         """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where."""
         stop = offset
         while stop > 0:
             start = max(0, stop - min(BLOCK_BYTES, _MARGIN))
-            stream.seek(start)
+            stream.file.seek(start)
             length = len(stream.read(stop - start).rstrip(b" \t\r\n"))
             if length:
                 stop = start + length
                 break
             stop = start
         if offset > 0:
-            stream.seek(max(0, stop - 1))
+            stream.file.seek(max(0, stop - 1))
         return max(0, stop - 1)
 
 
@@ -309,11 +319,9 @@ class _Scratch(NamedTuple):
         text, used = padded(size + 1), np.empty(1, np.int64)
         cuts = Cuts(text, self.offsets, self.starts, self.invalid, used)
         count = kernel(self.buffer, size, offset, is_end, how, cuts)
-        documents = Documents(
-            text, self.offsets[: count + 1].copy(), self.starts[:count].copy(), np.zeros(count, np.int64),
-            self.invalid[:count].copy(),
-        )  # fmt: skip
-        return documents, int(used[0])
+        offsets, starts, invalid = self.offsets[: count + 1], self.starts[:count], self.invalid[:count]
+        none = np.zeros(count, np.int64)
+        return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
 
 
 _kept: list[_Scratch] = []  # what no reader uses now

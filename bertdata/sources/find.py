@@ -179,17 +179,10 @@ def _require_path(name: str) -> None:
     """Raises UsageError if an input is a URL of a kind that cannot be read, and no file has this name."""
     if _URL.match(name) and not os.path.lexists(name):
         scheme = name.partition(":")[0]
+        sentence = f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
         if is_url(f"{scheme}://"):
-            raise UsageError(
-                f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path",
-                "bad-url",
-                option="inputs",
-            )
-        raise UsageError(
-            f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https",
-            "bad-url",
-            option="inputs",
-        )
+            sentence = f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path"
+        raise UsageError(sentence, "bad-url", option="inputs")
 
 
 def _below(directory: Path) -> tuple[list[Path], list[str]]:

@@ -88,9 +88,7 @@ def open_datatrove(name: str) -> IdsFile:
     """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
     data, index = local(name), local(f"{name}.index")
     if (index.size or 0) % 8:
-        sentence = (
-            f"{index} has {index.size:,} bytes, which is no multiple of the 8 bytes of an offset; get the file again"
-        )
+        sentence = f"{index} has {index.size:,} bytes, no multiple of the 8 bytes of an offset; get the file again"
         raise InputError(sentence, "cut-short", option="inputs", given=index.name)
     size, ends = data.size or 0, FileArray(index, "<i8", (index.size or 0) // 8)
     total = ends.at(-1) if ends.size else 0

@@ -32,6 +32,22 @@ class Ids(NamedTuple):
     sentences: NDArray[np.int64] | None  # where sentences begin in ids, strictly ascending; None: not known
     place: Callable[[int], str]  # index of an id → 'file, byte n' or 'file, row n'
     bytes_read: int  # of num_bytes of the input
+    unit: int = 0  # to which the documents belong, where they were divided into units
+
+    def part(self, first: int, stop: int) -> Ids:
+        """Documents `first` to `stop` - 1."""
+        if stop - first == self.documents.size - 1:
+            return self
+        start, end = int(self.documents[first]), int(self.documents[stop])
+        sentences = self.sentences
+        if sentences is not None:
+            sentences = sentences[np.searchsorted(sentences, start) : np.searchsorted(sentences, end)] - start
+        return self._replace(
+            ids=self.ids[start:end],
+            documents=self.documents[first : stop + 1] - start,
+            sentences=sentences,
+            place=lambda index: self.place(start + index),
+        )
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,8 @@ def local(path: str | Path) -> Input:
         if stat.S_ISFIFO(status.st_mode):
             return Input(name, None, None)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(
-                f"{name} is neither a file nor a named pipe; write its text to a file", "wrong-file-type", given=name
-            )
+            sentence = f"{name} is neither a file nor a named pipe; write its text to a file"
+            raise InputError(sentence, "wrong-file-type", given=name)
         open(name, "rb").close()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{name} cannot be read: {error.strerror}; check the name", "not-found", given=name) from None

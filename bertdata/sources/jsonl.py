@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from bertdata.sources.kernels import may_be_special
-from bertdata.sources.texts import BadRow, Decoded, Documents, valid_utf8
+from bertdata.sources.texts import BadRow, Documents, Skipped, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST = (1 << 31) - 64  # bytes that pyarrow takes at once
 
 
-def texts_of(lines: Documents, key: str) -> Decoded:
+def texts_of(lines: Documents, key: str) -> Documents:
     """lines: one JSON value each, valid UTF-8 or not."""
     if documents := _at_once(lines, key):
-        return Decoded(documents, [])
-    texts, bad = list[bytes](), list[tuple[int, BadRow]]()
+        return documents
+    texts, bad = list[bytes](), list[Skipped]()
     starts, counts, invalid = (list[int]() for _ in range(3))
     offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
@@ -31,17 +32,17 @@ def texts_of(lines: Documents, key: str) -> Decoded:
         except RecursionError as error:  # pyarrow follows JSON to any depth
             documents = _at_once(lines.part(number, number + 1), key)
             if not documents:
-                bad.append((start, BadRow(f"not JSON ({error})")))
+                bad.append(Skipped(0, start, BadRow(f"not JSON ({error})")))
                 continue
             text, num_surrogates = documents.text[: documents.num_bytes - 1].tobytes(), 0
         except BadRow as error:
-            bad.append((start, error))
+            bad.append(Skipped(0, start, error))
             continue
         texts.append(text)
         starts.append(start)
         counts.append(num_bad + num_surrogates)
         invalid.append(start + max(bad_at, 0) if counts[-1] else -1)
-    return Decoded(Documents.of(texts, starts, counts, invalid), bad)
+    return replace(Documents.of(texts, starts, counts, invalid), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

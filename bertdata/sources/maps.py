@@ -6,6 +6,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -84,4 +85,5 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
             texts.append(text.encode())
             left.append(number)
     kept = (array[left].tolist() for array in (documents.starts, documents.replaced, documents.invalid))
-    return Documents.of(texts, *kept)
+    num_removed = documents.starts.size - len(left)
+    return replace(Documents.of(texts, *kept), bad=documents.bad, num_removed=num_removed)

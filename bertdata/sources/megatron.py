@@ -33,20 +33,14 @@ def _megatron_index(index: Input) -> _Index:
     size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
     content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
     if content[:9] != MEGATRON_MAGIC or size < begin:
-        sentence = (
-            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one"
-        )
+        sentence = f"{index} is no index of a Megatron dataset, as it does not begin with MMIDIDX; give the .idx of one"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
     if version != 1:
-        sentence = (
-            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron"
-        )
+        sentence = f"{index} has version {version}, and only 1 can be read; write the dataset again with Megatron"
         raise InputError(sentence, "other-version", option="inputs", given=index.name)
     if code not in MEGATRON_DTYPES:
-        sentence = (
-            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids"
-        )
+        sentence = f"{index} has dtype {code}, which is no kind of integer, so it is not for ids; give files of ids"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:
@@ -80,10 +74,8 @@ def open_megatron(name: str) -> IdsFile:
         ends = end + np.cumsum(some) * dtype.itemsize
         wrong = np.flatnonzero((some < 0) | (pointers[start : start + _SEQUENCES] != ends - some * dtype.itemsize))
         if wrong.size:
-            sentence = (
-                f"{index}: sequence {start + int(wrong[0])} does not begin where the one before it ends; write the "
-                "dataset again with Megatron's own tools"
-            )
+            number = start + int(wrong[0])
+            sentence = f"{index}: sequence {number} does not begin where the one before it ends; write it again"
             raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
         end, empty_sentences = int(ends[-1]), empty_sentences + int((some == 0).sum())
     if end != data.size:
@@ -91,10 +83,7 @@ def open_megatron(name: str) -> IdsFile:
         raise InputError(sentence, "cut-short", option="inputs", given=data.name)
     smallest, largest = steps_of(documents)
     if not documents.size or documents.at(0) != 0 or documents.at(-1) != num_sequences or smallest < 0:
-        sentence = (
-            f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
-            "Megatron's own tools"
-        )
+        sentence = f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write it again"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     ids, has_sentences = FileArray(data, dtype, end // dtype.itemsize), largest > 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +14,7 @@ from bertdata.errors import InputError
 from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, ending_of, local
 from bertdata.sources.saved import SPLITS, STATE, files_of_saved
-from bertdata.sources.tables import readable
+from bertdata.sources.tables import readable, record_batches
 
 COLUMN = "input_ids"
 _ROWS = 1024  # that are looked at at a time
@@ -74,15 +75,10 @@ def _columns(file: Input) -> Iterator[tuple[Any, int]]:
                 yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
         return
     with pa.OSFile(file.name) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
-            _check_column(file, reader.schema)
-            num_batches = reader.num_record_batches if is_file else 0
-            for number, batch in enumerate(map(reader.get_batch, range(num_batches)) if is_file else reader):
-                column = batch.column(COLUMN)
-                column.validate(full=True)  # a file may say anything
-                yield column, (file.size or 0) * (number + 1) // num_batches if is_file else source.tell()
+        for batch, share in record_batches(source, partial(_check_column, file)):
+            column = batch.column(COLUMN)
+            column.validate(full=True)  # a file may say anything
+            yield column, source.tell() if share is None else int(share * (file.size or 0))
 
 
 def _check_column(file: Input, schema: Any) -> None:

@@ -9,7 +9,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
@@ -119,29 +119,22 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
 
     Raises InputError for a Parquet file that cannot be read or has no column for the text.
     """
-    size, stretches = form.shard_size, list[Stretch]()
-
-    def add(inputs: range, count: int, is_divisible: bool) -> None:
-        first = stretches[-1].first + stretches[-1].count if stretches else 0
-        section = stretches[-1].first_section + stretches[-1].num_sections if stretches else 0
-        ends = tuple(accumulate(files[index].size or 0 for index in inputs))
-        stretches.append(Stretch(inputs, ends, first, max(1, count), is_divisible, section))
-
-    number = 0
-    while number < len(files):
-        file, begin = files[number], number
-        number += 1
-        if _is_plain(file, form):
-            while number < len(files) and _is_plain(files[number], form):
-                number += 1
-            total = sum(each.size or 0 for each in files[begin:number])
-            add(range(begin, number), -(-total // size), is_divisible=True)
-        elif (form.kind or file.kind) == "parquet":
-            add(range(begin, number), 1 + max(group_units(file, form), default=0), is_divisible=True)
-        elif file.size is None:
-            add(range(begin, number), UNITS_OF_A_STREAM, is_divisible=False)
+    stretches, unit, section = list[Stretch](), 0, 0
+    # Plain files side by side are one stretch, and each other file is one.
+    for key, group in groupby(range(len(files)), lambda index: -1 if _is_plain(files[index], form) else index):
+        inputs = list(group)
+        ends, file = tuple(accumulate(files[index].size or 0 for index in inputs)), files[inputs[0]]
+        is_parquet = key >= 0 and (form.kind or file.kind) == "parquet"
+        if key < 0:
+            count = -(-ends[-1] // form.shard_size)
+        elif is_parquet:
+            count = 1 + max(group_units(file, form), default=0)
         else:
-            add(range(begin, number), 1 + UNITS_PER_SIZE * file.size // size, is_divisible=False)
+            is_pipe = file.size is None
+            count = UNITS_OF_A_STREAM if is_pipe else 1 + UNITS_PER_SIZE * ends[-1] // form.shard_size
+        is_divisible = key < 0 or is_parquet
+        stretches.append(Stretch(range(inputs[0], inputs[-1] + 1), ends, unit, max(1, count), is_divisible, section))
+        unit, section = stretches[-1].units.stop, section + stretches[-1].num_sections
     return Plan(files, form, stretches)
 
 

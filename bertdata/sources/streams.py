@@ -32,77 +32,66 @@ def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
-class _AsUtf8(io.RawIOBase):
-    """A file of text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
+class _Pieces(io.RawIOBase):
+    """The bytes of some pieces, one after the other, as a file."""
 
-    def __init__(self, file: Any, encoding: str) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder(encoding)("bertdata.mark_invalid")
-        self._pending = b""
-        self._is_at_end = False
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._pending and not self._is_at_end:
-            data = self._file.read(CHUNK)
-            self._is_at_end = not data
-            text = self._decoder.decode(data, final=self._is_at_end)
-            self._pending = text.encode("utf-8", "bertdata.mark_invalid")
-        piece = self._pending[: len(buffer)]
-        self._pending = self._pending[len(buffer) :]
+        while not self._rest:
+            try:
+                self._rest = next(self._pieces)
+            except StopIteration:
+                return 0
+        piece = self._rest[: len(buffer)]
+        self._rest = self._rest[len(piece) :]
         buffer[: len(piece)] = piece
         return len(piece)
 
 
-class _Members(io.RawIOBase):
+def _as_file(pieces: Iterator[bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_Pieces(pieces), CHUNK)
+
+
+def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
+    """A text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
+    decoder, data = codecs.getincrementaldecoder(encoding)("bertdata.mark_invalid"), b"begin"
+    while data:
+        data = file.read(CHUNK)
+        yield decoder.decode(data, final=not data).encode("utf-8", "bertdata.mark_invalid")
+
+
+def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
     """The decompressed bytes of all members of a bzip2 or xz file.
 
     The readers of the standard library silently stop at a damaged member if it follows a sound one; this one raises.
     """
-
-    def __init__(self, file: Any, new: Callable[[], Any]) -> None:
-        self._file, self._new = file, new
-        self._member = new()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            data = b""
-            if self._member.eof:
-                data = self._member.unused_data.lstrip(b"\0")  # xz files may be padded with zeros
-                while not data:
-                    if not (piece := self._file.read(CHUNK)):
-                        return 0
-                    data = piece.lstrip(b"\0")
-                self._member = self._new()
-            elif self._member.needs_input:
-                data = self._file.read(CHUNK)
-                if not data:
-                    raise EOFError("it ends before its end-of-stream marker")
-            piece = self._member.decompress(data, len(buffer))
-            if piece:
-                buffer[: len(piece)] = piece
-                return len(piece)
+    member, data = new(), file.read(CHUNK)
+    while True:
+        if not data and member.needs_input:
+            raise EOFError("it ends before its end-of-stream marker")
+        yield member.decompress(data, CHUNK)
+        data = b""
+        if member.eof:
+            data = member.unused_data.lstrip(b"\0")  # xz files may be padded with zeros
+            while not data:
+                if not (piece := file.read(CHUNK)):
+                    return
+                data = piece.lstrip(b"\0")
+            member = new()
+        elif member.needs_input:
+            data = file.read(CHUNK)
 
 
-class _Rest(io.RawIOBase):
+def _after(first: bytes, file: Any) -> Iterator[bytes]:
     """A file, of which `first` was read already."""
-
-    def __init__(self, first: bytes, file: Any) -> None:
-        self._first, self._file = first, file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._first[: len(buffer)] or self._file.read1(len(buffer))
-        self._first = self._first[len(piece) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
+    yield first
+    while piece := file.read1(CHUNK):
+        yield piece
 
 
 class InputStream:
@@ -117,35 +106,23 @@ class InputStream:
         else:
             openers: dict[str, Any] = {
                 "gzip": gzip.open,
-                "bzip2": lambda file: io.BufferedReader(_Members(file, bz2.BZ2Decompressor), CHUNK),
-                "xz": lambda file: io.BufferedReader(_Members(file, lzma.LZMADecompressor), CHUNK),
+                "bzip2": lambda file: _as_file(_members(file, bz2.BZ2Decompressor)),
+                "xz": lambda file: _as_file(_members(file, lzma.LZMADecompressor)),
                 "": lambda file: file,
             }
             self.file = openers[compression](file)
         if encoding != UTF_8:
-            self.file = io.BufferedReader(_AsUtf8(self.file, encoding), CHUNK)
+            self.file = _as_file(_as_utf8(self.file, encoding))
         is_plain = not compression and encoding == UTF_8
         self.is_seekable = is_plain and source.name != STANDARD_INPUT and file.seekable()
-        self._num_read = 0
 
     def read(self, size: int = -1) -> bytes:
-        piece: bytes = self.file.read(size) if size >= 0 else self.file.read()
-        self._num_read += len(piece)
-        return piece
-
-    def readinto(self, buffer: Any) -> int:
-        """Fills a writable buffer as far as there are bytes. Returns how many; 0 at the end."""
-        length: int = self.file.readinto(buffer)
-        self._num_read += length
-        return length
-
-    def seek(self, offset: int) -> None:
-        self.file.seek(offset)
+        return bytes(self.file.read(size) if size >= 0 else self.file.read())
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes of the file on disk are read; of a pipe, how many bytes were returned."""
-        return int(self._file.tell()) if self._file.seekable() else self._num_read
+        """How many bytes of the file on disk are read; 0 of a pipe."""
+        return int(self._file.tell()) if self._file.seekable() else 0
 
 
 @contextmanager
@@ -159,7 +136,7 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
         if source.name == STANDARD_INPUT:
             first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
             compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield InputStream(source, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression, encoding)
+            yield InputStream(source, _as_file(_after(first, sys.stdin.buffer)), compression, encoding)
         else:
             with source.open() as file:
                 if compression and source.size == 0:
@@ -173,9 +150,8 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
     except OSError as error:
         if compression and error.errno is None:  # bz2 and pyarrow report damage like this
             raise _cut_short(source, compression, error) from None
-        raise InputError(
-            f"{source} cannot be read: {error.strerror or error}", "unreadable", given=source.name
-        ) from None
+        sentence = f"{source} cannot be read: {error.strerror or error}"
+        raise InputError(sentence, "unreadable", given=source.name) from None
 
 
 def _cut_short(source: Input, compression: str, error: Exception) -> InputError:

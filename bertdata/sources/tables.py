@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,38 +18,23 @@ from bertdata.sources.delimited import SEPARATORS, texts_of_column
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
-from bertdata.sources.texts import BadRow, Decoded, Documents, offsets_of
+from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
 
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
 _BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
 
 
-class Rows(NamedTuple):
-    """Some rows of one unit."""
-
-    column: Any  # pyarrow.LargeBinaryArray
-    first: int  # number of the first row, from 1
-    reasons: Mapping[int, BadRow] = {}  # number of a row → why its text is null
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the texts with one more for each."""
-        offsets = offsets_of(self.column)
-        return int(offsets[-1] - offsets[0]) + len(self.column)
-
-
+@dataclass(frozen=True)
 class TableFile:
     """One input of rows. Its range of bytes is that of the texts, each with one byte more."""
 
-    def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
-        """kind: one of TABLE_KINDS."""
-        self.file, self.kind, self.form = file, kind, form
-        self.size = 0  # of the inputs after this one in a range; nothing comes after a table
-        self.bytes_read = 0  # of the file on disk so far
+    file: Input
+    kind: str  # one of TABLE_KINDS
+    form: TextFormat
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
-        """The rows of the units that are wanted, each with the number of its unit in this input."""
+    def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+        """The rows of the units that are wanted, some at a time. base: nothing comes before a table in its range."""
         with readable(self.file, self.kind):
             yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
 
@@ -60,18 +47,18 @@ class TableFile:
         with readable(self.file, self.kind):
             for first, column in self._columns_with(wanted):
                 for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
-                    yield self.decoded(Rows(_binary(column.slice(row - first, 1)), row)).documents
+                    yield _documents(_binary(column.slice(row - first, 1)), row, {})
 
     def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
         first = 1
         if self.kind != "parquet":
-            for column, _ in self._batches():
+            for column, *_ in self._batches():
                 yield first, column
                 first += len(column)
             return
         with self._parquet() as table:
-            _check_column(self.file, table.schema_arrow, self.form.text_key)
+            _check_column(self.file, self.form.text_key, table.schema_arrow)
             for group in range(table.num_row_groups):
                 stop = first + table.metadata.row_group(group).num_rows
                 if ((wanted >= first) & (wanted < stop)).any():
@@ -80,23 +67,13 @@ class TableFile:
                         first += len(column)
                 first = stop
 
-    def decoded(self, piece: Rows) -> Decoded:
-        """The documents of a piece that `documents` gave."""
-        column, rows = piece.column, np.arange(piece.first, piece.first + len(piece.column))
-        bad = []
-        if column.null_count:
-            is_null = column.is_null().to_numpy(zero_copy_only=False)
-            bad = [(row, piece.reasons.get(row) or BadRow("the text is null")) for row in rows[is_null].tolist()]
-            column, rows = column.drop_null(), rows[~is_null]
-        return Decoded(Documents.of_column(column, rows).repaired(), bad)
-
     def place(self, row: int) -> str:
         """'file, row n'."""
         return f"{self.file}, row {row}"
 
     invalid_place = place
 
-    def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
+    def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
         size, row = self.file.size or 0, 0
         with self._parquet() as table:
@@ -107,11 +84,10 @@ class TableFile:
                 stop = row + sum(meta.row_group(number).num_rows for number in groups)
                 for group in groups if is_wanted(unit) else ():
                     for column in self._columns_of(table, group):
-                        self.bytes_read = size * (row + len(column)) // max(1, meta.num_rows)
-                        for rows in _cut(_binary(column), row + 1):
-                            yield unit, rows
+                        bytes_read = size * (row + len(column)) // max(1, meta.num_rows)
+                        yield from _cut(column, row + 1, unit, bytes_read, {})
                         row += len(column)
-                row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
+                row = stop
 
     def _parquet(self) -> Any:
         """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory.
@@ -132,10 +108,11 @@ class TableFile:
         for batch in table.iter_batches(min(max(rows, 1), _MOST_ROWS), row_groups=[group], columns=[key]):
             yield from _decoded(_text_column(batch, key))
 
-    def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
+    def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""
         row, offset = 0, 0
-        for column, reasons in ((column, why) for batch, why in self._batches() for column in _decoded(batch)):
+        pieces = ((column, why, read) for batch, why, read in self._batches() for column in _decoded(batch))
+        for column, reasons, bytes_read in pieces:
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
             ends = offset + np.cumsum(lengths + 1)
@@ -143,38 +120,42 @@ class TableFile:
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
-                    for rows in _cut(column.slice(first, stop - first), row + first + 1, reasons):
-                        yield unit, rows
+                    yield from _cut(column.slice(first, stop - first), row + first + 1, unit, bytes_read, reasons)
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
-    def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow]]]:
-        """Pieces of the text's column, and the reasons for nulls in them: of Arrow the record batches."""
+    def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow], int]]:
+        """Pieces of the text's column, the reasons for nulls in them, and bytes read so far: of Arrow the batches."""
         import pyarrow as pa
 
         key = self.form.text_key
         if self.kind in SEPARATORS:
             with opened(self.file, self.form.encoding) as stream:
                 for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
-                    self.bytes_read = stream.bytes_read
-                    yield pa.array(texts, pa.large_binary()), reasons
+                    yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
             return
         with opened(self.file) as stream:
-            if stream.is_seekable and stream.read(6) == b"ARROW1":
-                stream.seek(0)
-                with pa.ipc.open_file(stream.file) as reader:
-                    _check_column(self.file, reader.schema, key)
-                    for number in range(reader.num_record_batches):
-                        column = _text_column(reader.get_batch(number), key)
-                        self.bytes_read = stream.bytes_read
-                        yield column, {}
-                return
-            if stream.is_seekable:
-                stream.seek(0)
-            with pa.ipc.open_stream(stream.file) as reader:
-                _check_column(self.file, reader.schema, key)
-                for batch in reader:
-                    self.bytes_read = stream.bytes_read
-                    yield _text_column(batch, key), {}
+            check = partial(_check_column, self.file, key)
+            for batch, _ in record_batches(stream.file, check, is_seekable=stream.is_seekable):
+                yield _text_column(batch, key), {}, stream.bytes_read
+
+
+def record_batches(
+    file: Any, check: Callable[[Any], None], *, is_seekable: bool = True
+) -> Iterator[tuple[Any, float | None]]:
+    """The record batches of an open Arrow file or stream, and the share of them that is read; None: not known.
+
+    check: called with the schema first.
+    """
+    import pyarrow as pa
+
+    is_file = is_seekable and file.read(6) == b"ARROW1"
+    if is_seekable:
+        file.seek(0)
+    with pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file) as reader:
+        check(reader.schema)
+        number = reader.num_record_batches if is_file else 0
+        yield from ((reader.get_batch(index), (index + 1) / number) for index in range(number))
+        yield from ((batch, None) for batch in (() if is_file else reader))
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
@@ -192,7 +173,7 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
     with readable(file, "parquet"):
         meta = pq.read_metadata(_for_pyarrow(file))
-        _check_column(file, meta.schema.to_arrow_schema(), form.text_key)
+        _check_column(file, form.text_key, meta.schema.to_arrow_schema())
         return _group_units(meta, form)
 
 
@@ -242,7 +223,7 @@ def _field(schema: Any, key: str) -> Any:
     return field
 
 
-def _check_column(file: Input, schema: Any, key: str) -> None:
+def _check_column(file: Input, key: str, schema: Any) -> None:
     """Raises InputError if there is no column of strings with this name."""
     import pyarrow as pa
 
@@ -308,11 +289,22 @@ def _decoded(column: Any) -> Iterator[Any]:
         row = stop
 
 
-def _cut(column: Any, first: int, reasons: Mapping[int, BadRow] = {}) -> Iterator[Rows]:
-    """Pieces of about a block. first: number of the first row. reasons: those of Rows."""
+def _documents(column: Any, first: int, reasons: Mapping[int, BadRow]) -> Documents:
+    """The texts of a pyarrow.LargeBinaryArray. first: number of the first row. reasons: row → why its text is null."""
+    rows, bad = np.arange(first, first + len(column)), list[Skipped]()
+    if column.null_count:
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+        bad = [Skipped(0, row, reasons.get(row) or BadRow("the text is null")) for row in rows[is_null].tolist()]
+        column, rows = column.drop_null(), rows[~is_null]
+    return replace(Documents.of_column(column, rows).repaired(), bad=bad)
+
+
+def _cut(column: Any, first: int, unit: int, bytes_read: int, reasons: Mapping[int, BadRow]) -> Iterator[Chunk]:
+    """The rows of a unit in pieces of about a block. first, reasons: as `_documents` takes them."""
     offsets, row = offsets_of(column), 0
     while row < len(column):
         stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))
-        yield Rows(column.slice(row, stop - row), first + row, reasons)
+        decode = partial(_documents, column.slice(row, stop - row), first + row, reasons)
+        yield Chunk(unit, int(offsets[stop] - offsets[row]) + stop - row, bytes_read, decode)
         row = stop

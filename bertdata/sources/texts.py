@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,27 +46,61 @@ def joined(parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return text
 
 
-class Documents(NamedTuple):
-    """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
+class Skipped(NamedTuple):
+    """A row without a text that can be used."""
+
+    input: int  # number of the input; 0 where one input is read by itself
+    place: int  # offset or row in the input
+    why: BadRow
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1].
+
+    Beside them is what lies before or between them and is left out.
+    """
 
     text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
     invalid: NDArray[np.int64]  # [n] offset or row of the first of them in the input; -1: there is none
+    inputs: NDArray[np.int64]  # [n] number of the input that each is from; 0 where one is read by itself
+    bad: Sequence[Skipped] = ()
+    num_removed: int = 0  # documents that --map left out
+    num_duplicates: int = 0  # documents left out because their text came before
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the documents with the newline after each."""
         return int(self.offsets[-1])
 
+    @property
+    def first_replaced(self) -> tuple[int, int] | None:
+        """Number of the input, and offset or row in it, of the first invalid byte sequence."""
+        first = np.flatnonzero(self.invalid >= 0)[:1].tolist()
+        return next(((int(self.inputs[number]), int(self.invalid[number])) for number in first), None)
+
     def part(self, first: int, stop: int) -> Documents:
         """The documents first to stop - 1. Takes no copy if these are all."""
         if (first, stop) == (0, self.starts.size):
             return self
-        offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
-        text = joined([self.text[offsets[0] : offsets[-1]]])
-        return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
+        offsets = self.offsets[first : stop + 1]
+        return self._chosen(slice(first, stop), [self.text[offsets[0] : offsets[-1]]], offsets - offsets[0])
+
+    def without(self, gone: NDArray[np.bool_]) -> Documents:
+        """The same without some documents. gone: bool [n]."""
+        if not gone.any():
+            return self
+        kept = np.flatnonzero(~gone)
+        bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
+        texts = [self.text[:0], *(self.text[start:stop] for start, stop in bounds)]
+        return self._chosen(kept, texts, np.append(0, np.cumsum(np.diff(self.offsets)[kept])))
+
+    def _chosen(self, chosen: Any, texts: Sequence[NDArray[np.uint8]], offsets: NDArray[np.int64]) -> Documents:
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return replace(self, text=joined(texts), offsets=offsets, **columns)
 
     def repaired(self) -> Documents:
         """The same with U+FFFD for invalid bytes, counted in `replaced`."""
@@ -80,14 +115,29 @@ class Documents(NamedTuple):
             pieces += [self.text[done:start], np.frombuffer(fixed, np.uint8)]
             done, lengths[number] = stop, len(fixed) + 1
         text = joined([*pieces, self.text[done : self.num_bytes]])
-        return self._replace(text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
+        return replace(self, text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Documents]) -> Documents:
+        """All documents of these parts. Takes no copy of one part alone, the usual case."""
+        if len(parts) == 1:
+            return parts[0]
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return cls(
+            text=joined([part.text[: part.num_bytes] for part in parts]),
+            offsets=np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts]))),
+            bad=[each for part in parts for each in part.bad],
+            num_removed=sum(part.num_removed for part in parts),
+            **columns,
+        )
 
     @classmethod
     def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
         """Documents of these texts. The lists have one length."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
         text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
-        return cls(text, offsets, *(np.array(each, np.int64) for each in (starts, replaced, invalid)))
+        begins, counts, firsts, inputs = np.array([starts, replaced, invalid, [0] * len(texts)], np.int64)
+        return cls(text, offsets, begins, counts, firsts, inputs)
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
@@ -98,15 +148,20 @@ class Documents(NamedTuple):
         text = padded(int(offsets[-1] - offsets[0]) + size)
         laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
         lay(data, offsets, text, laid, invalid)
-        return cls(text, laid, starts, np.zeros(size, np.int64), np.where(invalid < 0, -1, starts))
+        none = np.zeros(size, np.int64)
+        return cls(text, laid, starts, none, np.where(invalid < 0, -1, starts), none)
 
 
-class Decoded(NamedTuple):
-    """What some lines or rows of an input are."""
+_COLUMNS = ("starts", "replaced", "invalid", "inputs")  # members of Documents with a number for each document
 
-    documents: Documents  # valid UTF-8
-    bad: list[tuple[int, BadRow]]  # offset or row in the input, and reason, of each row without a text
-    num_removed: int = 0  # documents that --map left out
+
+class Chunk(NamedTuple):
+    """Text of one unit that was found: lines or rows, before most of the work on them."""
+
+    unit: int  # its number in the range of an input, or in the plan of a build
+    num_bytes: int  # more or less
+    bytes_read: int  # of the input on disk, or of all inputs, up to the end of this text
+    decode: Callable[[], Documents]  # any thread may call it
 
 
 def offsets_of(column: Any) -> NDArray[np.int64]:
@@ -119,7 +174,6 @@ def offsets_of(column: Any) -> NDArray[np.int64]:
 
 def load_kernels() -> None:
     """Loads or compiles what `Documents.of_column` needs, before several threads do."""
-    data, offsets = np.zeros(0, np.uint8), np.zeros(1, np.int64)
-    for array in (data, offsets):
-        array.setflags(write=False)
-    lay(data, offsets, np.zeros(PADDING, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int64))
+    import pyarrow as pa
+
+    Documents.of_column(pa.array([], pa.large_binary()), np.zeros(0, np.int64))

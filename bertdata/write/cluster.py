@@ -35,10 +35,10 @@ from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.encoding import TextEncoder, make_text_units
+from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
 from bertdata.write.staging import ATTEMPTS
 from bertdata.write.state import FinishedUnits, UnitRecord, unit_name
-from bertdata.write.units import Shares, UnitWriter
+from bertdata.write.units import UnitWriter
 
 _RETRIES = 3  # of a task whose process, node or disk fails
 _ANSWER_S = 10.0  # that a cluster has to answer
@@ -50,10 +50,8 @@ class Job:
     """What all tasks of a build have in common. Paths are absolute, or relative to `directory`."""
 
     plan: Plan
+    recipe: Recipe
     staging: Path
-    shares: Shares
-    sentences: bool
-    words: str | None  # "module:function"
     directory: Path  # in which the command was run
     version: str = bertdata.__version__
 
@@ -180,9 +178,7 @@ def _as_here(error: Exception) -> BaseException:
         return BuildError(sentence, "cluster-failed", option="ray", given=cause.name)
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):
         tries = _RETRIES + 1
-        sentence = (
-            f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the same command again to continue"
-        )
+        sentence = f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the command again to continue"
         return BuildError(sentence, "cluster-failed", option="ray", given=tries)
     return error
 
@@ -208,16 +204,15 @@ def records_of_task(common: list[Any], attempts: Path, units: Sequence[int]) -> 
 
 def _require_functions(job: Job) -> None:
     """Raises BuildError for a function of --map or --words that this node cannot import."""
-    for option, specs in {"--map": job.plan.form.maps, "--words": [job.words] if job.words else []}.items():
-        for spec in specs:
-            try:
-                function_of(spec, option)
-            except UsageError as error:
-                sentence = (
-                    f"on node {platform.node()} {error}; the module must be importable on every node, so install it, "
-                    "or put it into PYTHONPATH before ray start"
-                )
-                raise BuildError(sentence, "cluster-failed", option=option.removeprefix("--"), given=spec) from None
+    for option, spec in job.recipe.functions:
+        try:
+            function_of(spec, option)
+        except UsageError as error:
+            sentence = (
+                f"on node {platform.node()} {error}; the module must be importable on every node, so install it, or "
+                "put it into PYTHONPATH before ray start"
+            )
+            raise BuildError(sentence, "cluster-failed", option=option.removeprefix("--"), given=spec) from None
 
 
 @lru_cache(maxsize=1)
@@ -253,15 +248,14 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
     directory = attempts / f"{units[0]}-{uuid4().hex}"
     directory.mkdir()
     try:
-        encoder = TextEncoder(
-            tokenizer, job.shares, files=plan.files, form=plan.form, sentences=job.sentences,
-            word_splitter=function_of(job.words, "--words") if job.words else None,
-        )  # fmt: skip
         make_text_units(
-            plan, encoder, lambda: _AttemptWriter(directory, plan.form.shard_size), workers=1,
+            plan,
+            TextEncoder(tokenizer, job.recipe, plan.files),
+            lambda unit: _AttemptWriter(directory, unit, plan.form.shard_size),
             is_missing=(frozenset(units) - records.keys()).__contains__,
             keep=lambda record: records.update({record.unit: record}),
-        )  # fmt: skip
+            workers=1,
+        )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return records

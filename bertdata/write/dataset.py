@@ -10,34 +10,33 @@ the cache if its output is a URL.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted
-from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
-from bertdata.sources.blocks import Block, place_in
+from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.maps import code_of, function_of
+from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import load_kernels
-from bertdata.tokenize.load import load, name_of
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
+from bertdata.sources.texts import Chunk, Documents, load_kernels
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.urls import is_remote
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import TextEncoder, make_text_units
-from bertdata.write.publish import file_digests, manifest_of_text, no_documents, publish
+from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
+from bertdata.write.publish import counts_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
     Progress,
@@ -51,9 +50,8 @@ from bertdata.write.staging import (
 )
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 from bertdata.write.units import Shares, UnitWriter
-from bertdata.write.vocabulary import require_type, trained_tokenizer
+from bertdata.write.vocabulary import Vocabulary
 
-_NAME = "tokenizer_name.json"  # in the staging directory
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
 
 
@@ -121,31 +119,31 @@ def build(
         shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
     )  # fmt: skip
     shares = Shares(float(validation), float(test))  # 0 and 0.0 are one setting
-    stored = _Stored(sentences=sentences, words=words, dedup=dedup)
-    vocabulary = _Vocabulary(tokenizer, special_tokens, type, cased, vocab_size)
+    recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
+    vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
     means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
     means.require_out(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
     streams = [file.name for file in selected.files if file.is_stream]
-    means.require_fits(streams, max_documents=max_documents, dedup=dedup)
-    loaded = vocabulary.load(streams)
+    means.require_fits(streams, recipe)
+    vocabulary.require_trainable(streams)
     plan = BuildPlan.of(
         selected.files,
-        _published(form, shares, stored),
-        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described(loaded),
-        **{f"the code of {spec}": code_of(spec) for spec in (*form.maps, *([words] if words else []))},
+        recipe.published,
+        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described,
+        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
     )  # fmt: skip
     for line in selected.notes():
         say(line)
-    work = _Work(plan, form, shares, stored, vocabulary, loaded, means, is_for_url=is_remote(str(out)))
+    work = _Work(plan, recipe, vocabulary, means, say, progress, is_for_url=is_remote(str(out)))
     if not work.is_for_url:
         with connected(ray, say) if ray is not None else nullcontext():
-            return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
-    return _build_for_url(str(out), work, say=say, progress=progress)
+            return work.run(Path(out), overwrite=overwrite)
+    return _build_for_url(str(out), work)
 
 
-def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progress: Progress) -> BuildReport:
+def _build_for_url(url: str, work: _Work) -> BuildReport:
     """Builds in the cache, and copies the dataset from there."""
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
@@ -155,63 +153,11 @@ def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progres
             report: BuildReport | None = BuildReport(dataset=Dataset(directory))
         else:
             require_free(url)
-            report = work.run(directory, overwrite=streams, say=say, progress=progress)
+            report = work.run(directory, overwrite=streams)
         assert report is not None  # noqa: S101  (a part has no URL)
-        say(f"copying the dataset to {url}")
+        work.say(f"copying the dataset to {url}")
         push(directory, url)
         return replace(report, dataset=Dataset(keep(directory)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What is stored beside ids, and what is left out. Raises UsageError for values that are not possible."""
-
-    sentences: str  # "none", or "line": a line is a sentence
-    words: str | None  # "module:function" of a function from a text to its words
-    dedup: bool
-
-    def __post_init__(self) -> None:
-        if self.sentences not in ("none", "line"):
-            sentence = f"sentences is {self.sentences!r}; give none or line"
-            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
-        if self.words:
-            function_of(self.words, "--words")
-
-    @property
-    def word_splitter(self) -> WordSplitter | None:
-        return function_of(self.words, "--words") if self.words else None
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    """The tokenizer that was asked for: the one with a name, or one that is trained on the text."""
-
-    name: str | None
-    special_tokens: bool
-    type: str
-    cased: bool
-    size: int
-
-    def __post_init__(self) -> None:
-        require_type(self.type)
-
-    def load(self, streams: Sequence[str]) -> Tokenizer | None:
-        """The tokenizer with the name; None: it must be trained. streams: inputs that can be read only once."""
-        if self.name is not None:
-            loaded = load(self.name)
-            return loaded.with_special_tokens() if self.special_tokens else loaded
-        if streams:
-            sentence = (
-                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
-                "example one that bertdata train-tokenizer made"
-            )
-            raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
-        return None
-
-    def described(self, loaded: Tokenizer | None) -> str:
-        if loaded:
-            return f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
-        return f"trained, {self.size} tokens" + (self.type != "wordpiece") * f", {self.type}" + self.cased * ", cased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,16 +173,8 @@ class _Means:
         workers, part = self.workers, self.part
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
-        if part is None:
-            return
-        if not 0 <= part[0] < part[1]:
+        if part is not None and not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
-        if self.overwrite or self.ray is not None:
-            other = "--overwrite" if self.overwrite else "--ray"
-            sentence = (
-                f"--part does not go with {other}, because other parts may be made at the same time; leave one out"
-            )
-            raise UsageError(sentence, "conflict", option="part", given=part)
 
     def require_out(self, out: str) -> None:
         """Raises UsageError for an output that cannot be, or not with these means."""
@@ -253,44 +191,28 @@ class _Means:
             sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
             raise UsageError(sentence, "conflict", option=option, given=out)
 
-    def require_fits(self, streams: Sequence[str], *, max_documents: int | None, dedup: bool) -> None:
-        """Raises UsageError where parts or tasks cannot see what an option needs. streams: inputs that are pipes."""
-        option = "part" if self.part is not None else "ray" if self.ray is not None else None
-        if option and (streams or max_documents):
-            it, other = "a part" if option == "part" else "a task", "a pipe" if streams else "--max-documents"
-            sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
-            raise UsageError(sentence, "conflict", option=option)
-        if dedup and (streams or option):
-            other, why = (
-                ("a pipe", "it reads the text twice") if streams else (f"--{option}", "it compares all documents")
-            )
-            sentence = f"--dedup does not go with {other}, because {why}; leave one out"
-            raise UsageError(sentence, "conflict", option="dedup")
+    def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
+        """Raises UsageError for options that exclude each other. streams: inputs that are pipes."""
+        is_part, is_ray, most = self.part is not None, self.ray is not None, recipe.form.max_documents
+        others, alone = "other parts may be made at the same time", "each sees only its own units"
+        for one, other, excludes, why in (
+            ("part", "--overwrite", is_part and self.overwrite, others),
+            ("part", "--ray", is_part and is_ray, others),
+            ("part", "a pipe", is_part and streams, alone),
+            ("part", "--max-documents", is_part and most, alone),
+            ("ray", "a pipe", is_ray and streams, alone),
+            ("ray", "--max-documents", is_ray and most, alone),
+            ("dedup", "a pipe", recipe.dedup and streams, "it reads the text twice"),
+            ("dedup", "--part", recipe.dedup and is_part, "it compares all documents"),
+            ("dedup", "--ray", recipe.dedup and is_ray, "it compares all documents"),
+        ):
+            if excludes:
+                sentence = f"--{one} does not go with {other}, because {why}; leave one out"
+                raise UsageError(sentence, "conflict", option=one, given=other)
 
     @property
     def threads(self) -> int:
         return self.workers or len(os.sched_getaffinity(0))
-
-
-def _published(form: TextFormat, shares: Shares, stored: _Stored) -> dict[str, Any]:
-    """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
-    settings = {
-        "documents": form.documents,
-        "sentences": stored.sentences,
-        "validation": shares.validation,
-        "test": shares.test,
-        "shard_size": form.shard_size,
-        "max_documents": form.max_documents,
-    }
-    if stored.words:
-        settings["words"] = stored.words
-    if form.maps:
-        settings["map"] = list(form.maps)
-    if stored.dedup:
-        settings["dedup"] = True
-    if form.encoding != UTF_8:
-        settings["encoding"] = form.encoding
-    return settings
 
 
 @dataclass(frozen=True)
@@ -298,43 +220,37 @@ class _Work:
     """What a build makes. Its options were checked."""
 
     plan: BuildPlan
-    form: TextFormat
-    shares: Shares
-    stored: _Stored
-    vocabulary: _Vocabulary
-    tokenizer: Tokenizer | None  # None: one that is trained
+    recipe: Recipe
+    vocabulary: Vocabulary
     means: _Means
+    say: Callable[[str], None]
+    progress: Progress
     is_for_url: bool
 
-    def run(
-        self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
-    ) -> BuildReport | None:
+    def run(self, directory: Path, *, overwrite: bool) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part = self.plan.inputs, self.means.part
-        units_of, streams = split(files, self.form), any(file.is_stream for file in files)
+        files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
+        units_of, streams = split(files, form), any(file.is_stream for file in files)
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.stored.dedup else total
+        passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
+            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.stored.dedup:
+            if self.recipe.dedup:
                 duplicates = find_duplicates(
-                    staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
+                    staging, units_of, self.means.threads, say, lambda done: self.progress(done, passes)
                 )
-            encoder = TextEncoder(
-                tokenizer, self.shares, files=files, form=self.form, sentences=self.stored.sentences == "line",
-                word_splitter=self.stored.word_splitter, duplicates=duplicates,
-            )  # fmt: skip
+            encoder = TextEncoder(tokenizer, self.recipe, files, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode(Block.empty())
-                if any((self.form.kind or file.kind) != "text" for file in files):
+                encoder.encode(Chunk(0, 0, 0, partial(Documents.of, [], [], [], [])))
+                if any((form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
                 before = passes - total
-                self._make_units(encoder, staging, units_of, units, say, lambda done: progress(before + done, passes))
-                progress(passes, passes)
+                self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
+                self.progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
             # each plan for a URL has its own directory
@@ -343,46 +259,32 @@ class _Work:
                 made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
-            _publish(directory, staging, units, tokenizer, self.plan)
+            _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
-    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool, say: Callable[[str], None]) -> Tokenizer:
+    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> Tokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
             continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
-            vocabulary = self.vocabulary
-            tokenizer = self.tokenizer or trained_tokenizer(
-                staging, list(self.plan.inputs), self.form, vocabulary.type, vocabulary.cased, vocabulary.size, say
-            )
-            write_tokenizer(staging, tokenizer, say)
-            if vocabulary.name is not None:
-                write_file(staging / _NAME, json.dumps(name_of(vocabulary.name)).encode())
+            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
+            write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
         return tokenizer
 
     def _make_units(
-        self,
-        encoder: TextEncoder,
-        staging: Path,
-        units_of: Plan,
-        units: FinishedUnits,
-        say: Callable[[str], None],
-        progress: Callable[[int], None],
+        self, encoder: TextEncoder, staging: Path, units_of: Plan, units: FinishedUnits, progress: Callable[[int], None]
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if self.means.ray is not None:
             if encoder.why_slow:
-                say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-            job = Job(
-                units_of, staging.absolute(), self.shares, sentences=encoder.sentences, words=self.stored.words,
-                directory=Path.cwd(),
-            )  # fmt: skip
+                self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
+            job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
         number, parts = self.means.part or (0, 1)
         make_text_units(
-            units_of, encoder, lambda: UnitWriter(staging, self.form.shard_size),
+            units_of, encoder, lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
             is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
-            keep=units.add, workers=self.means.threads, progress=progress, say=say,
+            keep=units.add, workers=self.means.threads, progress=progress, say=self.say,
         )  # fmt: skip
 
 
@@ -409,12 +311,10 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
     return f"{amount}; run the same command again to continue"
 
 
-def _publish(directory: Path, staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
+def _publish(staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
     """Raises InputError if there is no document."""
-    noted = staging / _NAME
-    name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
-    manifest = manifest_of_text(units, tokenizer, plan, name)
-    publish(directory, staging, units, plan, manifest, no_documents(manifest.counts))
+    counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
+    publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
@@ -429,24 +329,17 @@ def finish(out: str | Path) -> BuildReport:
     totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
-    if not total and len(totals) > 1:
-        sentence = (
-            f"{directory} has parts of {' and of '.join(map(str, totals))}, and none of these is complete; make all "
-            "parts of one of them"
-        )
-        raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     if not total:
-        missing = lacking[totals[0]]
-        sentence = f"{directory} lacks part {', '.join(missing)}; run bertdata build --part for each of them first"
-        raise BuildError(sentence, "parts-missing", option="out", given=missing)
+        missing = ", or part ".join(", ".join(parts) for parts in lacking.values())
+        given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
+        sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
+        raise BuildError(sentence, "parts-missing", option="out", given=given)
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
         lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
         if lost:
-            sentence = (
-                f"the records of units {', '.join(map(str, lost))} are missing in {staging}; make the parts again"
-            )
+            sentence = f"{staging} lacks the records of units {', '.join(map(str, lost))}; make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
         plan = BuildPlan.read(staging)
         if plan is None:
@@ -454,7 +347,7 @@ def finish(out: str | Path) -> BuildReport:
             sentence = f"{path} is missing or damaged; remove {staging}, and make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=path)
         plan.require_rule(directory)
-        _publish(directory, staging, units, load(str(staging)), plan)
+        _publish(staging, units, load(str(staging)), plan)
     return _report(directory, units, plan, 0)
 
 
@@ -463,7 +356,7 @@ def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int)
     files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=place_in(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
-        first_skipped=f"{place_in(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
+        first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
+        first_skipped=f"{source_of(files[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

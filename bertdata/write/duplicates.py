@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from bertdata.files import open_plain
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
-from bertdata.sources.blocks import Block, FoundBlock, find_blocks
+from bertdata.sources.blocks import find_blocks
 from bertdata.sources.split import Plan
+from bertdata.sources.texts import Chunk, Documents
 from bertdata.write.threads import Crew, Share
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
@@ -29,7 +30,7 @@ _FILES = 256  # one for each first byte of a hash
 
 
 def find_duplicates(
-    staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None], say: Callable[[str], None]
+    staging: Path, plan: Plan, workers: int, say: Callable[[str], None], progress: Callable[[int], None]
 ) -> NDArray[np.uint64]:
     """Origins of all documents that have the text of an earlier one, uint64 [n] ascending, from a file.
 
@@ -37,34 +38,35 @@ def find_duplicates(
     """
     path = staging / _NAME
     if not path.exists():
-        _hash_all(staging, plan, workers=workers, progress=progress)
-        _write(path, [_later_ones(_hash_file(staging, number)) for number in range(_FILES)])
+        _hash_all(staging, plan, workers, progress)
+        writer = ArrayWriter(path, DTYPE)
+        writer.append(np.sort(np.concatenate([_later_ones(_hash_file(staging, number)) for number in range(_FILES)])))
+        writer.commit()
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"documents with the text of an earlier one, which are left out: {number:,}")
     array: NDArray[np.uint64] = open_array(path, DTYPE, number)[:]
     return array
 
 
-def without_duplicates(block: Block, duplicates: NDArray[np.uint64], num_inputs: int) -> Block:
-    """A block without the documents whose origins are `duplicates`, ascending; they are counted."""
+def without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:
+    """Documents without those whose origins are `duplicates`, ascending; they are counted."""
     if not duplicates.size:
-        return block
-    origins = origins_of(block.inputs, block.places, num_inputs)
+        return some
+    origins = origins_of(some.inputs, some.starts, num_inputs)
     indices = np.searchsorted(duplicates, origins)
     gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins
-    return replace(block.without(gone), num_duplicates=int(gone.sum()))
+    return replace(some.without(gone), num_duplicates=int(gone.sum()))
 
 
 def _hash_file(staging: Path, number: int) -> Path:
     return staging / f"hashes-{number:03d}"
 
 
-def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None]) -> None:
+def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int], None]) -> None:
     num_inputs = len(plan.files)
 
-    def work(raw: FoundBlock) -> tuple[NDArray[np.uint64], int]:
-        block = raw.decoded()
-        return _hashes(block, num_inputs), block.bytes_read
+    def work(block: Chunk) -> tuple[NDArray[np.uint64], int]:
+        return _hashes(block.decode(), num_inputs), block.bytes_read
 
     def write(share: Share[Plan]) -> None:
         with closing(share.in_order(work, find_blocks(share.task))) as blocks:
@@ -81,12 +83,12 @@ def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[in
         Crew[Plan](workers).run(write, [plan])
 
 
-def _hashes(block: Block, num_inputs: int) -> NDArray[np.uint64]:
+def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
     """For each document the two halves of its hash and its origin: uint64 [num_documents, 3]."""
-    text = block.data.data
-    digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(block.offsets))
+    text = some.text.data
+    digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(some.offsets))
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
-    return np.column_stack([halves, origins_of(block.inputs, block.places, num_inputs)])
+    return np.column_stack([halves, origins_of(some.inputs, some.starts, num_inputs)])
 
 
 def _later_ones(path: Path) -> NDArray[np.uint64]:
@@ -95,9 +97,3 @@ def _later_ones(path: Path) -> NDArray[np.uint64]:
     path.unlink()
     rows = rows[np.lexsort(rows.T[[2, 1, 0]])]
     return rows[1:][(rows[1:, :2] == rows[:-1, :2]).all(1), 2]
-
-
-def _write(path: Path, parts: list[NDArray[np.uint64]]) -> None:
-    writer = ArrayWriter(path, DTYPE)
-    writer.append(np.sort(np.concatenate(parts)))
-    writer.commit()

@@ -6,21 +6,69 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import SpecialTextError, counted
+from bertdata.errors import SpecialTextError, UsageError, counted
 from bertdata.format.origins import origins_of
-from bertdata.sources.blocks import Block, FoundBlock, find_blocks, place_in
+from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
+from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan
-from bertdata.tokenize.tokenizer import Tokenizer, WordSplitter
+from bertdata.sources.streams import UTF_8
+from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
+from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally, UnitRecord
 from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What makes the bytes of a build, beside its inputs and its tokenizer. Raises UsageError for what cannot be."""
+
+    form: TextFormat
+    shares: Shares
+    sentences: str = "none"  # or "line": a line is a sentence, and where it begins is stored
+    words: str | None = None  # "module:function" from a text to its words; None: do not store where words begin
+    dedup: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sentences not in ("none", "line"):
+            sentence = f"sentences is {self.sentences!r}; give none or line"
+            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
+        for option, spec in self.functions:
+            function_of(spec, option)
+
+    @property
+    def functions(self) -> list[tuple[str, str]]:
+        """The functions of a user, each with the option that names it."""
+        return [("--map", spec) for spec in self.form.maps] + ([("--words", self.words)] if self.words else [])
+
+    @property
+    def word_splitter(self) -> WordSplitter | None:
+        return function_of(self.words, "--words") if self.words else None
+
+    @property
+    def published(self) -> dict[str, Any]:
+        """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
+        form = self.form
+        later = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
+        return {
+            "documents": form.documents,
+            "sentences": self.sentences,
+            "validation": self.shares.validation,
+            "test": self.shares.test,
+            "shard_size": form.shard_size,
+            "max_documents": form.max_documents,
+            **{name: value for name, value in later.items() if value},
+            **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
+        }
 
 
 class TextEncoder:
@@ -29,75 +77,72 @@ class TextEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        shares: Shares,
-        *,
+        recipe: Recipe,
         files: Sequence[Input],
-        form: TextFormat,
-        sentences: bool,
-        word_splitter: WordSplitter | None = None,
         duplicates: NDArray[np.uint64] | None = None,
     ) -> None:
-        """files, form: of the documents, by which an error names their place.
-
-        word_splitter: a text → its words; None: do not store where words begin.
-
-        duplicates: origins of documents to leave out, ascending.
-        """
-        self.tokenizer, self.sentences, self.word_splitter = tokenizer, sentences, word_splitter
-        self.num_inputs, self.duplicates = len(files), duplicates
-        self._files, self._form = files, form
-        self._shares, self._spellings = shares, literals(tokenizer.spellings)
+        """files: all inputs of the build. duplicates: origins of documents to leave out, ascending."""
+        self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
+        self.sentences = recipe.sentences == "line"
+        self._files, self._form, self._shares = files, recipe.form, recipe.shares
+        self._spellings = literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
 
-    def encode_found(self, raw: FoundBlock) -> EncodedDocuments:
-        """A block as it will be written. Raises InputError, as `FoundBlock.decoded` does."""
-        block = raw.decoded()
-        if self.duplicates is not None:
-            block = without_duplicates(block, self.duplicates, self.num_inputs)
-        return self.encode(block)
+    def encode(self, block: Chunk) -> EncodedDocuments:
+        """A block as it will be written.
 
-    def encode(self, block: Block) -> EncodedDocuments:
-        """The same for a block whose documents are known. Raises TokenizerError for a text that cannot be encoded."""
-        try:
-            encoded = self.tokenizer.encode(
-                block.data, block.offsets, sentences=self.sentences, name=lambda number: self._place(block, number)
-            )
-        except SpecialTextError as error:
-            if self._form.on_error == "fail":
-                raise
-            return self.encode(_without_special(block, error))
-        word_starts = None
+        Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
+        """
+        some, num_inputs = block.decode(), len(self._files)
+        if self.duplicates is not None:
+            some = without_duplicates(some, self.duplicates, num_inputs)
+        some, encoded = self._tokenized(some)
+        text, offsets, word_starts = some.text, some.offsets, None
         if self.word_splitter:
-            word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
+            word_starts = self.tokenizer.word_starts(text, offsets, encoded.documents, self.word_splitter)
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
-        count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, spelled)
-        words, splits = np.empty(block.num_documents, np.int64), self._shares.splits_of(block.data, block.offsets, 1)
-        count_words(block.data, block.offsets, 1, words)
+        count_literals(text, some.num_bytes, self._spellings, self._first_bytes, spelled)
+        words, splits = np.empty(some.starts.size, np.int64), self._shares.splits_of(text, offsets, 1)
+        count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
             **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
             "special_ids_replaced": encoded.special_ids_replaced,
-            "skipped_rows": block.skipped,
-            "removed_documents": block.num_removed,
-            "duplicate_documents": block.num_duplicates,
-            "text_bytes": block.num_bytes - block.num_documents,
+            "skipped_rows": len(some.bad),
+            "removed_documents": some.num_removed,
+            "duplicate_documents": some.num_duplicates,
+            "text_bytes": some.num_bytes - some.starts.size,
         }
+        skipped = [(each.input, each.place, str(each.why)) for each in some.bad]
         return EncodedDocuments(
             unit=block.unit,
             ids=encoded.ids,
             offsets=encoded.documents,
             sentences=encoded.sentences,
             word_starts=word_starts,
-            origins=origins_of(block.inputs, block.places, self.num_inputs),
+            origins=origins_of(some.inputs, some.starts, num_inputs),
             splits=splits,
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
-            replaced=block.replaced,
-            tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),
+            replaced=some.replaced,
+            tally=Tally(counts, by_spelling(self.tokenizer, spelled), some.first_replaced, min(skipped, default=None)),
             bytes_read=block.bytes_read,
         )
 
-    def _place(self, block: Block, document: int) -> str:
-        return place_in(self._files[block.inputs[document]], self._form, "place", int(block.places[document]))
+    def _tokenized(self, some: Documents) -> tuple[Documents, Encoded]:
+        """Documents and their ids. With --on-error skip, those that the tokenizer cannot store become bad rows."""
+
+        def place(number: int) -> str:
+            return source_of(self._files[some.inputs[number]], self._form).place(int(some.starts[number]))
+
+        try:
+            return some, self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
+        except SpecialTextError as error:
+            if self._form.on_error == "fail":
+                raise
+            why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
+            gone = np.isin(np.arange(some.starts.size), error.documents)
+            bad = map(Skipped, some.inputs[gone].tolist(), some.starts[gone].tolist(), repeat(why))
+            return self._tokenized(replace(some.without(gone), bad=[*some.bad, *bad]))
 
     @property
     def why_slow(self) -> str | None:
@@ -112,22 +157,10 @@ class TextEncoder:
         return None
 
 
-def _without_special(block: Block, error: SpecialTextError) -> Block:
-    """A block without the documents that the error names, which are counted as skipped rows."""
-    first, gone = error.documents[0], np.isin(np.arange(block.num_documents), error.documents)
-    reason = f"text spells the special token {error.given!r}, and the tokenizer has no unknown token"
-    skipped = int(block.inputs[first]), int(block.places[first]), reason
-    return replace(
-        block.without(gone),
-        skipped=block.skipped + len(error.documents),
-        first_skipped=min(filter(None, (block.first_skipped, skipped))),
-    )
-
-
 def make_text_units(
     plan: Plan,
     encoder: TextEncoder,
-    new_writer: Callable[[], UnitWriter],
+    new_writer: Callable[[int], UnitWriter],
     *,
     is_missing: Callable[[int], bool],
     keep: Callable[[UnitRecord], None],
@@ -142,12 +175,12 @@ def make_text_units(
     todo = sum(task.size for task in tasks if any(map(is_missing, task.units)))
     reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
 
-    def encode(raw: FoundBlock) -> EncodedDocuments:
+    def encode(block: Chunk) -> EncodedDocuments:
         start = time.perf_counter()
-        documents = encoder.encode_found(raw)
+        documents = encoder.encode(block)
         if why := next(reasons, None):
-            pace = _Pace(documents.tally.counts["text_bytes"], documents.bytes_read, time.perf_counter() - start)
-            say(f"note: {why}, so `tokenizers` encodes the text, {pace.of(todo if raw.unit in firsts else 0, workers)}")
+            pace = _pace(documents, time.perf_counter() - start, todo if block.unit in firsts else 0, workers)
+            say(f"note: {why}, so `tokenizers` encodes the text, {pace}")
         return documents
 
     make_units(
@@ -158,23 +191,17 @@ def make_text_units(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """At what speed the first block of an input was encoded."""
+def _pace(first: EncodedDocuments, seconds: float, more_bytes: float, workers: int) -> str:
+    """At what speed text is encoded, and what a build will take, by the first block of an input.
 
-    num_bytes: int  # of its text
-    bytes_read: int  # of the input on disk
-    seconds: float
-
-    def of(self, more_bytes: float, workers: int) -> str:
-        """What a build will take. more_bytes: of input on disk; 0: not known."""
-        if self.num_bytes < 1 << 16:
-            return "at 1 to 3 MB/s a thread"
-        rate = self.num_bytes / self.seconds
-        speed = f"at about {rate / 1e6:.1f} MB/s a thread"
-        if more_bytes <= 0:
-            return speed
-        seconds = more_bytes * self.num_bytes / self.bytes_read / rate / workers
-        minutes, hours = f"{seconds / 60:.0f} min", f"{seconds / 3600:.0f} h"
-        duration = f"{seconds:.0f} s" if seconds < 100 else minutes if seconds < 6000 else hours
-        return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
+    more_bytes: of input on disk; 0: not known.
+    """
+    num_bytes = first.tally.counts["text_bytes"]
+    if num_bytes < 1 << 16:
+        return "at 1 to 3 MB/s a thread"
+    speed = f"at about {num_bytes / seconds / 1e6:.1f} MB/s a thread"
+    if more_bytes <= 0:
+        return speed
+    left = more_bytes / first.bytes_read * seconds / workers
+    duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.0f} h"
+    return f"{speed}: expect {duration} with {counted(workers, 'thread')}"

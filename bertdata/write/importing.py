@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bertdata.choices import IDS_DTYPES, IDS_FORMATS
 from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
-from bertdata.format.manifest import Manifest
 from bertdata.jit import announcing_compilation
 from bertdata.sources.find import require_directory
 from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.split import Task
-from bertdata.tokenize.load import load, name_of
+from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.types import SpecialTokens
 from bertdata.urls import is_remote, without_secrets
 from bertdata.write.kernels import count_special
 from bertdata.write.publish import COUNTS, file_digests, publish
@@ -81,39 +81,47 @@ def import_ids(
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
     files = [open_ids(name, kind, end_id, dtype) for name in names]
-    for file in files:
-        if file.note:
-            say(file.note)
-    dtypes = {file.dtype for file in files}
-    if len(dtypes) == 1 and None not in dtypes:
+    for note in filter(None, (file.note for file in files)):
+        say(note)
+    if files[0].dtype and len({file.dtype for file in files}) == 1:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
     unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
     plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
-    directory, total = Path(out), sum(file.num_bytes for file in files)
     encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
-    itemsize = np.dtype(loaded.token_dtype).itemsize
-    with staging_directory(directory, overwrite=overwrite) as staging:
+    with staging_directory(Path(out), overwrite=overwrite) as staging:
         continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
-        write_tokenizer(staging, loaded, say)
+        write_tokenizer(staging, loaded, tokenizer, say)
         units = kept_units(staging, say)
         with announcing_compilation(say):
-            make_units(
-                [Task(range(sys.maxsize), total)],  # the number of units is not known before all is read
-                lambda task, is_missing: found_ids(files, itemsize, shard_size, is_missing),
-                encoder.encode,
-                lambda: UnitWriter(staging, shard_size, keeps_empty=not shares.divide),
-                is_missing=lambda unit: unit not in units.numbers,
-                keep=units.add,
-                workers=len(os.sched_getaffinity(0)),
-                progress=lambda done: progress(done, total),
-            )
-        progress(total, total)
+            _make_units(files, encoder, staging, units, shard_size, progress)
         require_unchanged(read, "run again with --overwrite")
-        manifest = _manifest(units, loaded, plan, name_of(tokenizer), sum(file.empty_sentences for file in files))
+        special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
-        publish(directory, staging, units, plan, manifest, InputError(nothing, "empty", option="inputs"))
-    return Dataset(directory)
+        if_none = InputError(nothing, "empty", option="inputs")
+        publish(staging, units, plan, loaded, special, counts, if_none)
+    return Dataset(Path(out))
+
+
+def _make_units(
+    files: Sequence[IdsFile], encoder: IdsEncoder, staging: Path, units: FinishedUnits, size: int, progress: Progress
+) -> None:
+    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task.
+
+    size: of a unit, in bytes of ids.
+    """
+    total = sum(file.num_bytes for file in files)
+    make_units(
+        [Task(range(sys.maxsize), total)],
+        lambda task, is_missing: found_ids(files, encoder.dtype.itemsize, size, is_missing),
+        encoder.encode,
+        lambda unit: UnitWriter(staging, unit, size, keeps_empty=not encoder.shares.divide),
+        is_missing=lambda unit: unit not in units.numbers,
+        keep=units.add,
+        workers=len(os.sched_getaffinity(0)),
+        progress=lambda done: progress(done, total),
+    )
+    progress(total, total)
 
 
 def _require_possible(shard_size: int, dtype: str | None) -> None:
@@ -154,9 +162,7 @@ def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None
         return None
     special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
     if not known:
-        sentence = (
-            f"the tokenizer has no special token, and one must end the documents of {kind}; give another --tokenizer"
-        )
+        sentence = f"the tokenizer has no special token to end the documents of {kind}; give another --tokenizer"
         raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
     if spelling is not None:
         if spelling not in tokenizer.spellings:
@@ -165,25 +171,14 @@ def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None
         return dict(zip(tokenizer.spellings, special.special_ids, strict=True))[spelling]
     end_id = special.eos if special.eos is not None else special.sep
     if end_id is None:
-        sentence = (
-            "the tokenizer has no end token, and nanogpt needs one that ends documents; give --end-token, one of "
-            f"{known}"
-        )
+        sentence = f"the tokenizer has no end token, and nanogpt needs one; give --end-token, one of {known}"
         raise UsageError(sentence, "missing", option="end_token")
     return end_id
 
 
-class FoundIds(NamedTuple):
-    """Documents of one unit."""
-
-    unit: int
-    documents: Ids
-    bytes_read: int  # of all files of ids, up to the end of these documents
-
-
 def found_ids(
     files: Sequence[IdsFile], itemsize: int, shard_size: int, is_wanted: Callable[[int], bool]
-) -> Iterator[FoundIds]:
+) -> Iterator[Ids]:
     """The documents of all files in order, those of units that are wanted. itemsize: bytes of an id as it is stored.
 
     A document belongs to the unit of its first id, and one without an id to that of the one before it.
@@ -198,21 +193,9 @@ def found_ids(
             for first, stop in pairwise(cuts):
                 unit = int(unit_of[first])
                 if is_wanted(unit):
-                    yield FoundIds(unit, _slice(some, first, stop), before + some.bytes_read)
+                    yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
             num_ids += some.ids.size
         before += file.num_bytes
-
-
-def _slice(some: Ids, first: int, stop: int) -> Ids:
-    """Documents `first` to `stop` - 1."""
-    if stop - first == some.documents.size - 1:
-        return some
-    start, end = int(some.documents[first]), int(some.documents[stop])
-    sentences = some.sentences
-    if sentences is not None:
-        sentences = sentences[np.searchsorted(sentences, start) : np.searchsorted(sentences, end)] - start
-    documents = some.documents[first : stop + 1] - start
-    return Ids(some.ids[start:end], documents, sentences, lambda index: some.place(start + index), some.bytes_read)
 
 
 class IdsEncoder:
@@ -221,17 +204,17 @@ class IdsEncoder:
     def __init__(self, tokenizer: Tokenizer, shares: Shares, *, sentences: bool) -> None:
         """sentences: store where they begin."""
         special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
-        self._tokenizer, self._shares, self._sentences = tokenizer, shares, sentences
-        self._dtype = np.dtype(tokenizer.token_dtype)
+        self.shares, self.dtype = shares, np.dtype(tokenizer.token_dtype)
+        self._tokenizer, self._sentences = tokenizer, sentences
         self._num_special, self._number_of = len(special_ids), np.full(vocab_size, -1, np.int32)
         self._number_of[special_ids] = np.arange(len(special_ids))
         borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)
         widest = int(np.diff(borders).argmax())
         self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
 
-    def encode(self, found: FoundIds) -> EncodedDocuments:
+    def encode(self, some: Ids) -> EncodedDocuments:
         """Raises InputError for an id outside the vocabulary."""
-        some, documents, special = found.documents, found.documents.documents, np.zeros(self._num_special, np.int64)
+        documents, special = some.documents, np.zeros(self._num_special, np.int64)
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
         wrong = count_special(given, self._number_of, self._plain, special)
         if wrong >= 0:
@@ -240,7 +223,7 @@ class IdsEncoder:
                 "ids; give the --tokenizer that made the ids"
             )
             raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
-        ids, has_ids = given.astype(self._dtype, copy=False), np.diff(documents) > 0
+        ids, has_ids = given.astype(self.dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences
         last_ids, num_bare = frozenset[int](), 0
         if ids.size:
@@ -250,28 +233,24 @@ class IdsEncoder:
             num_bare = int(np.count_nonzero(ends - last_sentences == 1))
         counts = {"ids_bytes": some.ids.nbytes, "bare": num_bare}
         return EncodedDocuments(
-            unit=found.unit,
+            unit=some.unit,
             ids=ids,
             offsets=documents,
             sentences=sentences if self._sentences else None,
-            splits=self._shares.splits_of(ids.view(np.uint8), documents * ids.itemsize, 0),
+            splits=self.shares.splits_of(ids.view(np.uint8), documents * ids.itemsize, 0),
             has_ids=has_ids,
             replaced=np.zeros(has_ids.size, np.int64),
             tally=Tally(counts, by_spelling(self._tokenizer, special), last_ids=last_ids),
-            bytes_read=found.bytes_read,
+            bytes_read=some.bytes_read,
         )
 
 
-def _manifest(
-    units: FinishedUnits,
-    tokenizer: Tokenizer,
-    plan: BuildPlan,
-    tokenizer_name: str | None,
-    empty_sentences: int,
-) -> Manifest:
-    """The manifest of an import. The separator is the special id with which every document ends, if there is one."""
+def _counts(tally: Tally, tokenizer: Tokenizer, empty_sentences: int) -> tuple[SpecialTokens, dict[str, Any]]:
+    """The special tokens and the counts of an import.
+
+    The separator is the special id with which every document ends, if there is one.
+    """
     special, separator = tokenizer.special, None
-    tally = units.tally
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     counts |= {name: tally.counts.get(name, 0) for name in (*SPLIT_COUNTS, "ids_bytes")}
     spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
@@ -285,12 +264,4 @@ def _manifest(
         tokenizer.spell(token): count for token, count in special_counts.items() if count and token != special.unk
     }
     counts |= {"special_literals": {}, "special_ids_inside": inside, "empty_sentences": empty_sentences}
-    return Manifest(
-        token_dtype=tokenizer.token_dtype,
-        special_tokens=replace(special, separator=separator),
-        tokenizer=file_digests(tokenizer),
-        settings=plan.published,
-        splits=units.splits(),
-        counts=counts,
-        tokenizer_name=tokenizer_name,
-    )
+    return replace(special, separator=separator), counts

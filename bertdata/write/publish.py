@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,9 @@ from bertdata.format.origins import NamedInput, prepare_directory, write_origins
 from bertdata.format.origins import array_name as origins_name
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits
+from bertdata.types import SpecialTokens
+from bertdata.write.staging import TOKENIZER_NAME
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally
 from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
@@ -27,26 +30,14 @@ OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # 
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
 
 
-def manifest_of_text(
-    units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan, tokenizer_name: str | None
-) -> Manifest:
-    """The manifest of a build. units: all of them."""
-    tally, splits = units.tally, units.splits()
+def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: Tokenizer, plan: BuildPlan) -> dict[str, Any]:
+    """What the manifest of a build counts. splits: those that have documents."""
     names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
-    counts: dict[str, Any] = {name: tally.counts.get(name, 0) for name in names}
-    counts["special_literals"] = {
-        token: tally.special[token] for token in tokenizer.spellings if token in tally.special
+    return {
+        **{name: tally.counts.get(name, 0) for name in names},
+        "special_literals": {each: tally.special[each] for each in tokenizer.spellings if each in tally.special},
+        "words": {split: tally.counts[f"{split}_words"] for split in splits},
     }
-    counts["words"] = {split: tally.counts[f"{split}_words"] for split in splits}
-    return Manifest(
-        token_dtype=tokenizer.token_dtype,
-        special_tokens=tokenizer.special,
-        tokenizer=file_digests(tokenizer),
-        settings=plan.published,
-        splits=splits,
-        counts=counts,
-        tokenizer_name=tokenizer_name,
-    )
 
 
 def no_documents(counts: Mapping[str, int]) -> InputError:
@@ -64,13 +55,32 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
 
 
 def publish(
-    directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest, if_none: InputError
+    staging: Path,
+    units: FinishedUnits,
+    plan: BuildPlan,
+    tokenizer: Tokenizer,
+    special: SpecialTokens,
+    counts: Mapping[str, Any],
+    if_none: InputError,
 ) -> None:
-    """Moves all files that a manifest names from `staging` to `directory`, and writes the manifest last.
+    """Moves all files of a dataset from `staging` to the directory that it is in, and writes the manifest last.
 
-    If it is interrupted, running it again gives the same result. Raises BuildError if a file is not there, and
-    `if_none` for a manifest without a shard.
+    special: of the tokenizer, with the separator of the documents. counts: of the manifest. If it is interrupted,
+    running it again gives the same result. Raises BuildError if a file is not there, and `if_none` without a shard.
     """
+    directory, noted = (
+        staging.parent,
+        staging / TOKENIZER_NAME,
+    )  # older versions write none for a tokenizer that the build trained
+    manifest = Manifest(
+        token_dtype=tokenizer.token_dtype,
+        special_tokens=special,
+        tokenizer=file_digests(tokenizer),
+        settings=plan.published,
+        splits=units.splits(),
+        counts=counts,
+        tokenizer_name=json.loads(noted.read_bytes()) if noted.exists() else None,
+    )
     if not manifest.splits:
         for path in staging.glob("unit-*"):  # they say nothing
             path.unlink()
@@ -78,7 +88,8 @@ def publish(
     origins = _origins(units, manifest)
     for made, name in _files(manifest, origins):
         if not (exists(f"{staging}/{made}") or exists(f"{directory}/{name}")):  # where an interrupted run moved it
-            raise _lost(directory, made)
+            sentence = f"{made} was removed from {directory} during the build; use --overwrite to build it again"
+            raise BuildError(sentence, "parts-missing", option="out", given=made)
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
@@ -117,11 +128,6 @@ def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, st
         for name in (*(array_name(shard.name, array) for array in shard.arrays), f"{shard.name}.json"):
             yield name, name
     yield from ((array_name(shard, "origins"), origins_name(shard)) for shard in origins)
-
-
-def _lost(directory: Path, name: str) -> BuildError:
-    sentence = f"{name} was removed from {directory} during the build; use --overwrite to build the dataset again"
-    return BuildError(sentence, "parts-missing", option="out", given=name)
 
 
 def file_digests(tokenizer: Tokenizer) -> dict[str, str]:

@@ -15,12 +15,14 @@ from bertdata.errors import BuildError, InputError, counted
 from bertdata.files import TEMPORARY, locked, make_directory, naming, open_plain, write_file
 from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
+from bertdata.tokenize.load import name_of
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 STAGING = ".build"
+TOKENIZER_NAME = "tokenizer_name.json"  # in the staging directory
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
 
 
@@ -80,9 +82,7 @@ def _require_free(directory: Path, *, overwrite: bool) -> None:
             sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
             raise BuildError(sentence, "out-exists", option="out", given=directory)
     elif directory.exists() and not staging.exists() and any(directory.iterdir()):
-        sentence = (
-            f"{directory} holds other files and no dataset; give an empty directory, or one that does not exist yet"
-        )
+        sentence = f"{directory} holds other files and no dataset; give an empty directory, or a new one"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
 
@@ -136,10 +136,14 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildErr
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def write_tokenizer(staging: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> None:
-    """Writes the files of a tokenizer, and says which roles no token has."""
+def write_tokenizer(staging: Path, tokenizer: Tokenizer, spec: str | None, say: Callable[[str], None]) -> None:
+    """Writes the files of a tokenizer and its name, and says which roles no token has.
+
+    spec: as `load` takes it; None: the build trained it.
+    """
     for name, content in tokenizer.files.items():
         write_file(staging / name, content)
+    write_file(staging / TOKENIZER_NAME, json.dumps(name_of(spec) if spec is not None else None).encode())
     if tokenizer.missing_roles:
         say(missing_roles_warning(tokenizer.missing_roles))
 

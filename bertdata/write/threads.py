@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from bertdata.errors import BertdataError
@@ -30,7 +30,6 @@ class Crew(Generic[_Task]):
         self._changed = threading.Condition()  # guards all that follows
         self._tasks: deque[tuple[int, _Task]] = deque()
         self._jobs: deque[Callable[[], None]] = deque()  # pieces of tasks for threads that help
-        self._num_jobs = 0  # that wait or run
         self._num_owners = self._num_helpers = 0  # threads that have a task, and those for which none is left
         self._failed: tuple[int, BaseException] | None = None  # the first task that failed, and how
         self._is_stopped = False
@@ -85,7 +84,7 @@ class Crew(Generic[_Task]):
                 continue
             try:
                 work(Share(self, number, task))
-            except (_Stopped, CancelledError):
+            except _Stopped:
                 pass
             except BaseException as error:  # noqa: BLE001  (raised again by `run`)
                 with self._changed:
@@ -110,23 +109,16 @@ class Crew(Generic[_Task]):
 
         def job() -> None:
             try:
+                if self._is_stopped:
+                    raise _Stopped
                 future.set_result(work(item))
             except BaseException as error:  # noqa: BLE001  (raised again where the result is used)
                 future.set_exception(error)
 
-        def job_of_helper() -> None:
-            if self._is_stopped:
-                future.set_exception(CancelledError())
-            else:
-                job()
-            with self._changed:
-                self._num_jobs -= 1
-
         with self._changed:
-            is_handed_out = self._num_jobs < 2 * self._num_helpers
+            is_handed_out = len(self._jobs) < self._num_helpers  # as many may be at work
             if is_handed_out:
-                self._num_jobs += 1
-                self._jobs.append(job_of_helper)
+                self._jobs.append(job)
                 self._changed.notify()
         if not is_handed_out:
             job()

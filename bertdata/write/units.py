@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ def make_units(
     tasks: Sequence[Task],
     find: Callable[[Task, Callable[[int], bool]], Iterator[_Block]],
     encode: Callable[[_Block], EncodedDocuments],
-    new_writer: Callable[[], UnitWriter],
+    new_writer: Callable[[int], UnitWriter],
     *,
     is_missing: Callable[[int], bool],
     keep: Callable[[UnitRecord], None],
@@ -67,65 +68,54 @@ def make_units(
     task encode blocks of the others' tasks, at most two each at a time.
 
     tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives a writer for one thread. is_missing: whether to
+    encode: may be called by several threads at once. new_writer: gives the writer of a unit. is_missing: whether to
     make a unit. keep: called with the record of each, by several threads at once. progress: called with the bytes of
     input that are read.
     """
-    crew = Crew[Task](workers)
+    crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
-    done = _Sum(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
+    done = sum(task.size for task in tasks) - sum(task.size for task in missing)  # bytes, by all threads
+
+    def add(more: float) -> None:
+        nonlocal done
+        with lock:
+            done += more
+            progress(int(done))
 
     def make(share: Share[Task]) -> None:
-        task, writer = share.task, new_writer()
-        read, given = -1, 0.0  # of what is read: where it ends, and how much of it was counted
-        try:
-            with closing(share.in_order(encode, find(task, is_missing))) as blocks:
-                for documents in blocks:
-                    if writer.unit not in (None, documents.unit):
-                        keep(writer.commit())
-                    writer.append(documents)
-                    step: float = documents.bytes_read - read if read >= 0 else 0
-                    step = max(0, min(step, task.size - given))
-                    read, given = documents.bytes_read, given + step
-                    done.add(step)
-            if writer.unit is not None:
-                keep(writer.commit())
-        finally:
-            writer.discard()
-        done.add(task.size - given)
+        task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
+        with closing(share.in_order(encode, find(task, is_missing))) as blocks:
+            for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
+                with new_writer(unit) as writer:
+                    for documents in of_unit:
+                        writer.append(documents)
+                        step: float = documents.bytes_read - read if read >= 0 else 0
+                        step = max(0, min(step, task.size - given))
+                        read, given = documents.bytes_read, given + step
+                        add(step)
+                    keep(writer.commit())
+        add(task.size - given)
 
     crew.run(make, missing)
 
 
-class _Sum:
-    """Bytes that several threads have read."""
-
-    def __init__(self, progress: Callable[[int], None], begin: float) -> None:
-        self._progress, self._sum, self._lock = progress, begin, threading.Lock()
-
-    def add(self, more: float) -> None:
-        with self._lock:
-            self._sum += more
-            self._progress(int(self._sum))
-
-
 class UnitWriter:
-    """Writes the documents of one unit after the other to the shards of their splits."""
+    """Writes the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
 
-    def __init__(self, directory: Path, shard_size: int, *, keeps_empty: bool = False) -> None:
+    def __init__(self, directory: Path, unit: int, shard_size: int, *, keeps_empty: bool = False) -> None:
         """shard_size: of a unit, in bytes. keeps_empty: store after which document there was one without ids."""
-        self.directory, self.shard_size, self.keeps_empty = directory, shard_size, keeps_empty
-        self.unit: int | None = None
+        self.directory, self.unit, self.shard_size, self.keeps_empty = directory, unit, shard_size, keeps_empty
+        self._tally = Tally()
+        self._writers: dict[str, ShardWriter] = {}
+        self._origins: dict[str, ArrayWriter] = {}
+        self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
+
+    def __enter__(self) -> Self:
+        return self
 
     def append(self, documents: EncodedDocuments) -> None:
-        """Writes documents. All between two commits must be of one unit."""
-        if self.unit is None:
-            self.unit, self._tally = documents.unit, documents.tally
-            self._writers: dict[str, ShardWriter] = {}
-            self._origins: dict[str, ArrayWriter] = {}
-            self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
-        else:
-            self._tally += documents.tally
+        """Writes documents of the unit."""
+        self._tally += documents.tally
         num_chosen, num_kept, num_replaced = (
             np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64).tolist()
             for weights in (None, documents.has_ids, documents.replaced)
@@ -161,7 +151,6 @@ class UnitWriter:
     def commit(self) -> UnitRecord:
         """Finishes the shards of the unit, then writes its record, and returns it."""
         unit, size, shards = self.unit, self.shard_size, {}
-        assert unit is not None  # noqa: S101  (append came before)
         origins = {name: array.commit()["sha256"] for name, array in self._origins.items()}
         for split, writer in self._writers.items():
             if self._counts[split]["documents"]:
@@ -172,16 +161,15 @@ class UnitWriter:
         counts = {name: sum(of_split[name] for of_split in self._counts.values()) for name in SPLIT_COUNTS}
         record = UnitRecord(unit, self._tally + Tally(counts), shards, origins)
         record.write(self.directory / unit_name(unit))
-        self.unit = None
+        self._writers, self._origins = {}, {}
         return record
 
-    def discard(self) -> None:
-        """Removes the files of the unit that is not finished, if there is one."""
-        if self.unit is not None:
-            for writer in self._writers.values():
-                writer.discard()
-            for array in self._origins.values():
-                array.discard()
+    def __exit__(self, *error: object) -> None:
+        """Removes the files of a unit that is not finished."""
+        for writer in self._writers.values():
+            writer.discard()
+        for array in self._origins.values():
+            array.discard()
 
 
 def by_spelling(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bertdata.choices import TOKENIZER_TYPES
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
-from bertdata.sources.blocks import read_blocks
+from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input
@@ -19,6 +20,7 @@ from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from bertdata.tokenize.train import TRAINERS
+from bertdata.write.publish import file_digests
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
 _STRETCH_BYTES = 1 << 20  # of text that are sampled together
@@ -26,6 +28,72 @@ Say = Callable[[str], None]
 """Called with one line that tells what happens."""
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are read, and of all input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The tokenizer that is asked for: the one with a name, or one that is trained on the text.
+
+    Raises UsageError for a type of tokenizer that there is not.
+    """
+
+    name: str | None = None
+    special_tokens: bool = False
+    type: str
+    cased: bool
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.type not in TOKENIZER_TYPES:
+            sentence = f"type of tokenizer is {self.type!r}; give one of {', '.join(TOKENIZER_TYPES)}"
+            raise UsageError(sentence, "unknown", option="type", given=self.type)
+
+    @cached_property
+    def loaded(self) -> Tokenizer | None:
+        """The tokenizer with the name; None: it must be trained."""
+        if self.name is None:
+            return None
+        tokenizer = load(self.name)
+        return tokenizer.with_special_tokens() if self.special_tokens else tokenizer
+
+    def require_trainable(self, streams: Sequence[str]) -> None:
+        """Raises UsageError where a vocabulary cannot be trained. streams: inputs that can be read only once."""
+        if self.name is None and streams:
+            sentence = (
+                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
+                "example one that bertdata train-tokenizer made"
+            )
+            raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
+
+    @property
+    def described(self) -> str:
+        """As the plan of a build has it."""
+        if self.loaded:
+            return f"SHA-256 {file_digests(self.loaded)[TOKENIZER][:16]}"
+        return f"trained, {self.size} tokens" + (self.type != "wordpiece") * f", {self.type}" + self.cased * ", cased"
+
+    @property
+    def kind(self) -> str:
+        """The kind of vocabulary in words."""
+        name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[self.type]
+        return f"{'cased' if self.cased else 'lower-casing'} {name}"
+
+    def trained(self, sample: list[str]) -> Tokenizer:
+        return TRAINERS[self.type](sample, self.size, cased=self.cased)
+
+    def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> Tokenizer:
+        """The tokenizer of a build: the loaded one, that of an earlier, interrupted run, or one that is trained now."""
+        if self.loaded:
+            return self.loaded
+        if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
+            return load(str(staging))
+        sample = _sample(files, form)
+        say(f"no --tokenizer given: training a {self.kind} vocabulary on {_megabytes(sample)} MB of the text")
+        trained = self.trained(sample)
+        num_tokens = trained.special.vocab_size
+        has_less = f"; the text has not enough words for {self.size:,}" * (num_tokens < self.size)
+        say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
+        return trained
 
 
 def train_tokenizer(
@@ -49,7 +117,7 @@ def train_tokenizer(
     `out` is a file or holds a tokenizer.
     """
     require_directory(str(out))
-    require_type(type)
+    vocabulary = Vocabulary(type=type, cased=cased, size=vocab_size)
     form, directory = form or TextFormat(documents="line"), Path(out)
     names = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
@@ -57,44 +125,16 @@ def train_tokenizer(
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
-        raise BuildError(
-            f"{directory} already holds a tokenizer; give another --out", "out-exists", option="out", given=directory
-        )
+        sentence = f"{directory} already holds a tokenizer; give another --out"
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     for line in selected.notes():
         say(line)
     sample = _sample(selected.files, form, progress)
-    say(f"training a {named(type, cased)} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
-    trained = TRAINERS[type](sample, vocab_size, cased=cased)
+    say(f"training a {vocabulary.kind} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
+    trained = vocabulary.trained(sample)
     make_directory(directory)
     for name, content in trained.files.items():
         write_file(directory / name, content)
-    return trained
-
-
-def require_type(type: str) -> None:
-    if type not in TOKENIZER_TYPES:
-        sentence = f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}"
-        raise UsageError(sentence, "unknown", option="type", given=type)
-
-
-def named(type: str, cased: bool) -> str:
-    """A kind of vocabulary in words."""
-    name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[type]
-    return f"{'cased' if cased else 'lower-casing'} {name}"
-
-
-def trained_tokenizer(
-    staging: Path, files: list[Input], form: TextFormat, type: str, cased: bool, vocab_size: int, say: Say
-) -> Tokenizer:
-    """The tokenizer of a build without --tokenizer: that of an earlier, interrupted run, or one that is trained now."""
-    if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
-        return load(str(staging))
-    sample = _sample(files, form)
-    say(f"no --tokenizer given: training a {named(type, cased)} vocabulary on {_megabytes(sample)} MB of the text")
-    trained = TRAINERS[type](sample, vocab_size, cased=cased)
-    num_tokens = trained.special.vocab_size
-    has_less = f"; the text has not enough words for {vocab_size:,}" * (num_tokens < vocab_size)
-    say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
     return trained
 
 
@@ -112,18 +152,17 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
     on_disk = [file.size or 0 for file in files]
     texts: list[str] = []
     sample_bytes, is_all_text, bytes_read = 0, True, 0
-    for block in read_blocks(split(files, form)):
+    for block in find_blocks(split(files, form)):
+        some = block.decode()
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
-        texts += block.data[: block.num_bytes].tobytes().decode().split("\n")
-        sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
-        progress(bytes_read, sum(on_disk))
+        texts += some.text[: some.num_bytes].tobytes().decode().split("\n")
+        sample_bytes, bytes_read = sample_bytes + some.num_bytes, block.bytes_read
+        progress(bytes_read or sample_bytes, sum(on_disk))
     if not any(texts):
         if form.maps and sample_bytes == 0:
-            sentence = (
-                "there is no text to train a vocabulary on: --map left out all documents; give one that keeps some"
-            )
+            sentence = "there is no text to train a vocabulary on: --map left out all documents; give one that does not"
             raise InputError(sentence, "bad-function", option="map", given=form.maps)
         sentence = "there is no text to train a vocabulary on: all lines are blank; give a file with text in it"
         raise InputError(sentence, "empty", option="inputs")
@@ -157,12 +196,13 @@ def _spaced_sample(
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
             is_parquet, place = (form.kind or file.kind) == "parquet", 0
-            for block in read_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
-                offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes].tobytes()
+            for block in find_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
+                some = block.decode()
+                offsets, chosen = some.offsets.tolist(), some.text[: some.num_bytes].tobytes()
                 if is_parquet:
                     rows = [pair for pair in pairwise(offsets) if is_taken((place + pair[0]) // _STRETCH_BYTES)]
                     chosen = b"".join(chosen[start:stop] for start, stop in rows)
-                    place += block.num_bytes
+                    place += some.num_bytes
                 texts += chosen.decode().split("\n")
                 sample_bytes += len(chosen)
                 progress(bytes_before + block.bytes_read, sum(on_disk))
