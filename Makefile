@@ -7,7 +7,7 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench test test-all oldest bounds campaign gpu pages docs check fix reference golden wheel
+.PHONY: help demo bench test test-all oldest bounds campaign capabilities gpu pages docs check fix reference golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -46,6 +46,10 @@ bounds: $(VENV)/.dev  ## the tests of the kernels, with every index checked
 # CAMPAIGN="--count 2000 --seed 7 --ranks 3,4 --steps 12" makes others. The directories of runs that differ stay.
 campaign: $(VENV)/.dev  ## 200 runs of options drawn at random, killed and resumed, to the same bits
 	$(BIN)/python tools/campaign.py --out $(BENCH)/campaign $(CAMPAIGN)
+
+# CAPABILITIES="--only 7,12" tries some.
+capabilities: $(VENV)/.dev  ## every line of docs/predecessors.md, at a small size
+	$(BIN)/python tools/capabilities.py $(CAPABILITIES)
 
 # What needs a GPU: its tests, then the speed of a training step. Takes the environment, if there is one, else what
 # python3 has, and installs nothing. It ends in about ten minutes; run it again for the cases that it left out.
