@@ -57,6 +57,28 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
+    yield from _of_rows(config, batches, targets, nproc)
+    shards = next(iter(datasets.values()))  # which has the tokenizer of all
+    try:
+        weights, warnings = assemble.model(config, shards, methods=methods)
+        learner = _learner(config, weights, shards, methods)
+        assemble.optimizer(config, learner, methods)
+        assemble.check_parts(config, shards, learner, batches.plan.phases, methods)
+    except BertdataError as error:
+        yield "model", (FAIL, str(error))
+        return
+    parameters, trained = _sizes(weights)
+    size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
+    yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
+    yield "devices", _devices(nproc)
+    passes = max([1, *(method.passes() for method in methods)])
+    yield "memory", _memory(config, batches.plan, weights, nproc, passes)
+    yield "disk", _disk(config, parameters, trained)
+    yield "run", _run(config, batches, shards, methods, learner)
+
+
+def _of_rows(config: Config, batches: Batches, targets: int, nproc: int) -> Iterator[tuple[str, Finding]]:
+    """The checks of what a run reads. targets: how many the first rows have."""
     loader, plan = batches.loader, batches.plan
     steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
     epochs = plan.samples() / loader.num_samples
@@ -80,30 +102,13 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         share = f"{curve.warmup_steps / curve.steps:.0%} of the time"
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
     yield "masks", (PASS, f"{targets:,} targets in the first rows")
-    for shards in datasets.values():
+    for shards in batches.datasets.values():
         if "validation" not in shards.splits:
-            where = f"{shards.path} has " * (len(datasets) > 1)
+            where = f"{shards.path} has " * (len(batches.datasets) > 1)
             yield (
                 "validation",
                 (WARN, f"{where}no validation split, so nothing is evaluated; build with --validation 0.01"),
             )
-    shards = next(iter(datasets.values()))  # which has the tokenizer of all
-    try:
-        weights, warnings = assemble.model(config, shards, methods=methods)
-        learner = _learner(config, weights, shards, methods)
-        assemble.optimizer(config, learner, methods)
-        assemble.check_parts(config, shards, learner, plan.phases, methods)
-    except BertdataError as error:
-        yield "model", (FAIL, str(error))
-        return
-    parameters, trained = _sizes(weights)
-    size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
-    yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
-    yield "devices", _devices(nproc)
-    passes = max([1, *(method.passes() for method in methods)])
-    yield "memory", _memory(config, plan, weights, nproc, passes)
-    yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config, batches, shards, methods, learner)
 
 
 def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
