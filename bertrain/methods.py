@@ -1,13 +1,13 @@
 """What a run does beside its objectives, such as to learn from a teacher: a Method, which others may write too.
 
-A method brings options, and hooks that a run calls in a fixed order. METHODS lists those that are known: a program adds
-its own, and a package names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an
-example.
+A method brings options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and a package
+names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -170,33 +170,34 @@ class Method:
 
 
 METHODS: dict[str, type[Method]] = {}
-"""Methods by name. A run calls those of packages first, in the order of their names, then those that a program adds.
-Add your own: docs/extending.md.
-"""
-_loaded: list[bool] = []
+"""Methods that a program adds, by name: docs/extending.md."""
 
 
 def known_methods() -> dict[str, type[Method]]:
-    """METHODS, with those of installed packages. Raises UsageError for an entry that is no method."""
-    if not _loaded:
-        # Not entry_points(), which asks only one of two distributions of a name, and may find an old one in a checkout.
-        entries = {each.name: each for one in distributions() for each in one.entry_points if each.group == GROUP}
-        found: dict[str, type[Method]] = {}
-        for name, entry in sorted(entries.items()):
-            try:
-                found[name] = entry.load()
-            except Exception as error:  # of a package of others
-                sentence = f"the method {name}, {entry.value}, cannot be imported ({error}); correct its package"
-                raise UsageError(sentence, "bad-entry", given=name) from None
-        own = dict(METHODS)
-        METHODS.clear()
-        METHODS.update(found | own)
-        _loaded.append(True)
-    for name, method in METHODS.items():
+    """The methods of installed packages, in the order of their names, then those of METHODS: so a run calls them.
+
+    Raises UsageError for an entry that is no method.
+    """
+    known = _of_packages() | METHODS
+    for name, method in known.items():
         if not (isinstance(method, type) and issubclass(method, Method) and issubclass(method.options_type, Options)):
             sentence = f"METHODS has {name!r}, which is no subclass of Method whose options_type is one of Options"
             raise UsageError(f"{sentence}; correct it (docs/extending.md)", "bad-entry", given=name)
-    return METHODS
+    return known
+
+
+@cache
+def _of_packages() -> dict[str, type[Method]]:
+    # Not entry_points(), which asks only one of two distributions of a name, and may find an old one in a checkout.
+    entries = {each.name: each for one in distributions() for each in one.entry_points if each.group == GROUP}
+    found: dict[str, type[Method]] = {}
+    for name, entry in sorted(entries.items()):
+        try:
+            found[name] = entry.load()
+        except Exception as error:  # of a package of others
+            sentence = f"the method {name}, {entry.value}, cannot be imported ({error}); correct its package"
+            raise UsageError(sentence, "bad-entry", given=name) from None
+    return found
 
 
 def methods_of(config: Config) -> list[Method]:

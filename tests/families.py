@@ -81,7 +81,7 @@ LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
 FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]
 """So different that they stand for all where time is short; the last is in no table."""
 LENGTHS = [13, 11, 8]  # of three documents in a row of 32
-TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES, READABLE, methods.known_methods())
+TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES, READABLE, methods.METHODS)
 """Where a program adds entries of its own."""
 
 

@@ -233,11 +233,9 @@ class Package(NamedTuple):
 def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkeypatch):
     entries = [EntryPoint(name, "test_extending:Noisy", methods.GROUP) for name in ("b", "a")]
     monkeypatch.setattr(methods, "distributions", lambda: [Package(entries), Package(entries)])
-    monkeypatch.setattr(methods, "_loaded", [])
-    METHODS.clear()
+    monkeypatch.setattr(methods, "_of_packages", methods._of_packages.__wrapped__)
     METHODS["own"] = Noisy
     assert [*methods.known_methods()] == ["a", "b", "own"]
-    monkeypatch.setattr(methods, "_loaded", [])
     entries[0] = EntryPoint("b", "no_such_module:Noisy", methods.GROUP)
     with refuses("bad-entry", given="b"):
         methods.known_methods()
