@@ -20,7 +20,7 @@ from helpers import refuses
 from hypothesis import strategies as st
 from torch.func import functional_call
 from tqdm import tqdm
-from training import ALONE, QUIET, assert_near, entries, learner, losses, refused_run, remove_after, train
+from training import QUIET, assert_near, entries, learner, learner_of, losses, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain.__main__ import main
@@ -251,9 +251,9 @@ def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(data
     options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
     found = []
     model = complete(configs, "bert")
-    inside = assemble.learner(Config.of(**options, elastic=SPACE), model, dataset, ALONE, "fp32")
+    inside = learner_of(Config.of(**options, elastic=SPACE), model, dataset)
     inside.use([sizes])
-    outside = assemble.learner(Config.of(**options), elastic.cut(model, sizes), dataset, ALONE, "fp32")
+    outside = learner_of(Config.of(**options), elastic.cut(model, sizes), dataset)
     distil = (inside.objectives["distil"], outside.objectives["distil"])
     assert distil[1].compares_attention == (method == "hidden" and heads == 4)
     if method == "hidden":

@@ -15,7 +15,7 @@ from families import model_of as built
 from helpers import json_of, refuses, succeeds, write, write_labelled
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-from training import ALONE, CPU, entries, learner, losses, remove_after, train, train_twice
+from training import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
@@ -154,7 +154,7 @@ def test_bf16_is_close_or_refused(configs, dataset, name):
             return
         assert assemble.precision(config, CPU, weights) == precision
         isolate = name in FAMILIES and FAMILIES[name].isolation is not None
-        module = assemble.learner(replace(config, isolate_documents=isolate), weights, dataset, ALONE, precision)
+        module = learner_of(replace(config, isolate_documents=isolate), weights, dataset, precision)
         _, piece = four_rows(dataset, 40, samples="packed" if isolate else "documents")
         with assemble.autocast(CPU, precision)():
             loss[precision] = module(**piece)["mlm"].sum
@@ -167,7 +167,7 @@ def test_a_teacher_that_computes_in_fp32_alone_teaches_one_that_does_not(configs
     built(configs["deberta"], dataset, seed=1).save_pretrained(tmp_path)
     config = Config.of(data=str(dataset.path), out="x", model=configs["bert"], length=32, teacher=str(tmp_path),
                     distil="logits", precision="bf16")  # fmt: skip
-    module = assemble.learner(config, built(configs["bert"], dataset), dataset, ALONE, "bf16")
+    module = learner_of(config, built(configs["bert"], dataset), dataset, "bf16")
     _, piece = four_rows(dataset)
     with assemble.autocast(CPU, "bf16")():
         assert 0 < module(**module.prepare(piece))["distil"].sum < 1e4
@@ -313,9 +313,9 @@ def test_a_family_teaches_and_learns_by_each_method_or_is_refused(configs, datas
             weights = built(configs[model], dataset)
             if method not in can:
                 with refuses("unsupported", "distil", given=method):
-                    assemble.learner(config, weights, dataset, ALONE, "fp32")
+                    learner_of(config, weights, dataset)
                 continue
-            module = assemble.learner(config, weights, dataset, ALONE, "fp32")
+            module = learner_of(config, weights, dataset)
             loss = module(**module.prepare(piece))["distil"].sum
             loss.backward()
             assert 0 < loss.item() < 1e4
@@ -330,11 +330,11 @@ def test_layers_that_share_weights_or_have_no_known_projections_are_compared_les
     given = {"data": str(dataset.path), "out": "x", "model": configs["bert"], "length": 32, "teacher": str(tmp_path)}
     shared = Config.of(**given | {"model": configs["albert"]}, distil="hidden")
     with refuses("unsupported", "distil_layers"):
-        assemble.learner(shared, built(configs["albert"], dataset), dataset, ALONE, "fp32")
+        learner_of(shared, built(configs["albert"], dataset), dataset)
     monkeypatch.setattr("bertrain.models.families._PROJECTIONS", ())
     with refuses("unsupported", "distil"):
-        assemble.learner(Config.of(**given), weights, dataset, ALONE, "fp32")
-    module = assemble.learner(Config.of(**given, distil="hidden"), weights, dataset, ALONE, "fp32")
+        learner_of(Config.of(**given), weights, dataset)
+    module = learner_of(Config.of(**given, distil="hidden"), weights, dataset)
     assert module.objectives["distil"].compares_attention is False
 
 

@@ -27,6 +27,7 @@ from transformers import CONFIG_MAPPING
 from bertrain.commands import doctor, evaluate
 from bertrain.lab import finetune
 from bertrain.lab.distillation import teacher
+from bertrain.methods import methods_of
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
@@ -74,7 +75,7 @@ def steps_of(data, out, **options):
 def step(config, dataset, device, precision, *, samples=None):
     """The losses of four rows by objective, and the whole gradient as float32 [N] on the CPU."""
     weights, _ = assemble.model(config, dataset)
-    module = assemble.learner(config, weights, dataset, World(0, 1, device), precision)
+    module = assemble.learner(config, weights, dataset, World(0, 1, device), precision, methods_of(config))
     _, piece = four_rows(dataset, 40, device=device, samples=samples or assemble.samples(config))
     with assemble.autocast(device, precision)():
         losses = module(**module.prepare(piece))

@@ -17,7 +17,7 @@ import torch
 from conftest import built
 from helpers import invoke, json_of, refuses, succeeds, waited, write
 from tqdm import tqdm
-from training import ALONE, QUIET, assert_near, changing, entries, flags, on_ranks, refused_run, train
+from training import QUIET, assert_near, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
@@ -295,7 +295,7 @@ def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
     for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
         config = Config.of(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
         weights, _ = assemble.model(config, dataset)
-        assemble.learner(config, weights, dataset, ALONE, "bf16")
+        learner_of(config, weights, dataset, "bf16")
         assert weights.config._attn_implementation == attention
 
 
@@ -303,7 +303,7 @@ def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_r
     monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
     config = Config.of(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
     weights, _ = assemble.model(config, dataset)
-    learner = assemble.learner(config, weights, dataset, ALONE, "fp32")
+    learner = learner_of(config, weights, dataset)
     assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]
 
 

@@ -18,7 +18,20 @@ from families import SMALL as FAMILIES_HERE
 from families import model_of
 from helpers import assert_goes_on, invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
-from training import QUIET, TINY, assert_near, changing, entries, flags, learner, losses, on_ranks, refused_run, train
+from training import (
+    QUIET,
+    TINY,
+    assert_near,
+    changing,
+    entries,
+    flags,
+    learner,
+    learner_of,
+    losses,
+    on_ranks,
+    refused_run,
+    train,
+)
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -591,7 +604,7 @@ def pupil(dataset, big, configs):
         more = {"teacher": str(big), "model": configs.get(kind, kind), "length": 32} | options
         config = Config.of(data=str(dataset.path), out="nowhere", **more)
         weights = weights or model_of(config.model, dataset)
-        module = assemble.learner(config, weights, dataset, training.ALONE, "fp32")
+        module = learner_of(config, weights, dataset)
         samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
         return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 from helpers import refused
 
+from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.options.config import Config
 from bertrain.pretrain import main, pretrain
-from bertrain.run import checkpoint
+from bertrain.run import assemble, checkpoint
 from bertrain.run.records import Records
 from bertrain.run.run import Run
 from bertrain.runtime.dist import World
@@ -47,6 +48,11 @@ def learner(weights, *names, isolate=False):
     """The module that is trained, for objectives by name; masked tokens without any."""
     objectives = {name: OBJECTIVES[name](weights, None) for name in names or ("mlm",)}
     return Learner(weights, objectives, isolate=isolate)
+
+
+def learner_of(config, weights, shards, precision="fp32"):
+    """The module that a run with these options trains, on one CPU."""
+    return assemble.learner(config, weights, shards, ALONE, precision, methods_of(config))
 
 
 def train_twice(data, out, *steps, **options):

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import optim
-from bertrain.methods import LearnerSetting, Method, methods_of
+from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
@@ -122,13 +122,13 @@ def model(
     phase: Phase | None = None,
     *,
     resume: Path | None = None,
-    methods: Sequence[Method] | None = None,
+    methods: Sequence[Method] = (),
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
 
-    phase: what methods change for it; None for the complete model. methods: those of the config, if they are made.
+    phase: what methods change for it; None for the complete model. methods: those of the run.
     """
-    methods, nsp = methods_of(config) if methods is None else methods, "nsp" in objectives(config)
+    nsp = "nsp" in objectives(config)
     options: dict[str, Any]
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
     source = next((given for method in methods if (given := method.source(config, resume))), None)
@@ -171,13 +171,10 @@ def learner(
     shards: bertdata.Dataset,
     ranks: World,
     precision: str,
-    methods: Sequence[Method] | None = None,
+    methods: Sequence[Method] = (),
 ) -> Learner:
-    """The module to train, on its device: the model, its objectives, and what methods add.
-
-    methods: those of the config, if they are made.
-    """
-    methods, on_gpu = methods_of(config) if methods is None else methods, ranks.device.type == "cuda"
+    """The module to train, on its device: the model, its objectives, and what the methods of the run add."""
+    on_gpu = ranks.device.type == "cuda"
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
