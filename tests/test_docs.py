@@ -55,7 +55,6 @@ from bertrain.options import flags
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
-PAGES.remove("docs/log.md")  # what was measured, with the commands of their time
 SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
 GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
 STEPS = 5
