@@ -657,10 +657,10 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
     shutil.rmtree(folder)
 
 
-# ---------------------------------------------------------------------------------------- docs/predecessors.md, a table
+# ----------------------------------------------------------------------------------- docs/howto/migrate.md, a table
 
 
-TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "predecessors.md").read_text(), re.MULTILINE))
+TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "howto" / "migrate.md").read_text(), re.MULTILINE))
 CODE = re.findall(r"`([^`]+)`", TABLE)
 COMMANDS = [span for span in CODE if span.startswith(("bertdata ", "bertrain "))]
 LOOSE = [span for span in CODE if span.startswith("--") and span != "--yes"]  # options of pretrain

@@ -1,4 +1,4 @@
-"""Tries every line of docs/predecessors.md at a small size, and checks that what the line says comes true.
+"""Tries every line of docs/howto/migrate.md at a small size, and checks that what the line says comes true.
 
     python tools/capabilities.py                 all lines, in about a minute of CPU time
     python tools/capabilities.py --only 7,12     some of them
@@ -35,7 +35,7 @@ from trials import FORKS, LIMIT_S, ROOT, TRIALS
 
 import bertdata
 
-TABLE = ROOT / "docs" / "predecessors.md"
+TABLE = ROOT / "docs" / "howto" / "migrate.md"
 POLL_S = 0.01
 IMPORTED = [
     "bertdata.cli", "bertrain.pretrain", "bertrain.commands.doctor", "bertrain.commands.evaluate",
@@ -58,7 +58,7 @@ place."""
 
 
 def lines_of(table: str) -> dict[int, str]:
-    """The numbers and names of the capabilities in docs/predecessors.md."""
+    """The numbers and names of the capabilities in docs/howto/migrate.md."""
     return {int(number): name for number, name in re.findall(r"^\| (\d+) \| ([^|]+) \|", table, re.MULTILINE)}
 
 
@@ -179,7 +179,7 @@ def try_all(numbers: list[int], folder: Path, jobs: int) -> int:
 @click.option("--only", default="", help="Numbers of lines, with commas between. Default: all.")
 @click.option("--jobs", default=os.cpu_count(), type=click.IntRange(1), help="Trials at the same time.")
 def main(only: str, jobs: int) -> None:
-    """Tries what docs/predecessors.md says, line by line."""
+    """Tries what docs/howto/migrate.md says, line by line."""
     began = time.monotonic()
     lines = lines_of(TABLE.read_text(encoding="utf-8"))
     if missing := untried(lines):

@@ -1,4 +1,4 @@
-"""The trials of tools/capabilities.py: for each line of docs/predecessors.md a function, in the order of the table.
+"""The trials of tools/capabilities.py: for each line of docs/howto/migrate.md a function, in the order of the table.
 
 A trial runs the commands that the line names on a small text and tiny models, and asserts what they promise. Its
 directory has links to the files of freeze.py and to INPUTS.
