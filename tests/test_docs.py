@@ -69,7 +69,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "aws "): "needs the command line of AWS",
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",
-    ("docs/trackers.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
+    ("docs/records.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
     ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
@@ -494,10 +494,6 @@ def _augmentation(names, said):
     assert Path("augmented.csv").read_text().startswith("sentence1,sentence2,label\nriver light,rivers,1\n")
 
 
-def _cards(names, said):
-    assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
-
-
 def _growing(names, said):
     assert "the model grows from 3 to 6 layers" in said
     assert "the model grows from 6 to 12 layers" in said
@@ -517,7 +513,8 @@ def _mixing(names, said):
         bertdata.Loader(names["books"]).load_state_dict(names["loader"].state_dict())
 
 
-def _pages(names, said):
+def _records(names, said):
+    assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
     for name in ("dataset", "run", "runs"):
         assert f"{name}.html\n" in said
         assert Path(f"{name}.html").read_text().startswith("<!doctype html>")
@@ -536,9 +533,9 @@ def _side_channels(names, said):
 
 
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
-    "docs/adapters.md": _adapters, "docs/augmentation.md": _augmentation, "docs/cards.md": _cards,
+    "docs/adapters.md": _adapters, "docs/augmentation.md": _augmentation,
     "docs/growing.md": _growing, "docs/import.md": _import, "docs/mixing.md": _mixing,
-    "docs/pages.md": _pages, "docs/search.md": _search, "docs/side-channels.md": _side_channels,
+    "docs/records.md": _records, "docs/search.md": _search, "docs/side-channels.md": _side_channels,
 }  # fmt: skip
 
 
