@@ -49,7 +49,7 @@ NOT_RUN = {
     38: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none, and "
     "transformers, which loads models",
     46: "bits=4 where bitsandbytes is not installed: only its refusal, test_adapters.py::"
-    "test_a_missing_library_is_one_sentence; docs/adapters.md says what was tried",
+    "test_a_missing_library_is_one_sentence; docs/methods.md says what was tried",
     52: "wandb and trackio: test_trackers.py::"
     "test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record",
 }
