@@ -524,7 +524,7 @@ def _records(names, said):
 
 
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
-    "docs/augmentation.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
+    "docs/finetuning.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
     "docs/mixing.md": _mixing, "docs/records.md": _records,
 }  # fmt: skip
 
