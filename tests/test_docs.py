@@ -494,8 +494,8 @@ def _import(names, said):
 
 
 def _methods(names, said):
-    assert "the model grows from 3 to 6 layers" in said
-    assert "the model grows from 6 to 12 layers" in said
+    assert "the model changes, layers 3 → 6" in said
+    assert "the model changes, layers 6 → 12" in said
     tokens = torch.arange(32).view(2, 16) % 80 + 5
     merged, beside = (names[name].eval()(input_ids=tokens).logits for name in ("merged", "beside"))
     torch.testing.assert_close(merged, beside, rtol=0, atol=1e-6)
