@@ -48,7 +48,7 @@ campaign: $(VENV)/.dev  ## 200 runs of options drawn at random, killed and resum
 	$(BIN)/python tools/campaign.py --out $(BENCH)/campaign $(CAMPAIGN)
 
 # CAPABILITIES="--only 7,12" tries some.
-capabilities: $(VENV)/.dev  ## every line of docs/predecessors.md, at a small size
+capabilities: $(VENV)/.dev  ## every line of docs/howto/migrate.md, at a small size
 	$(BIN)/python tools/capabilities.py $(CAPABILITIES)
 
 # What needs a GPU: its tests, then the speed of a training step. Takes the environment, if there is one, else what

@@ -222,7 +222,7 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
 def test_sentence_embeddings(dataset, runs, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    script, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "embeddings.md").read_text(), re.S)
+    script, *_ = re.findall(r'```python\n("""python embeddings.*?)```', (DOCS / "finetuning.md").read_text(), re.S)
     script = script.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3")
     names = {"__name__": "embeddings"}
     exec(compile(script, "x", "exec"), names)  # noqa: S102

@@ -1,4 +1,4 @@
-"""tools/capabilities.py: a line of docs/predecessors.md without a trial, a trial that fails, and all trials."""
+"""tools/capabilities.py: a line of docs/howto/migrate.md without a trial, a trial that fails, and all trials."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def test_each_line_has_a_trial():
 
 
 def test_a_line_without_a_trial_and_a_trial_without_a_line_are_errors(tmp_path, monkeypatch):
-    page = tmp_path / "predecessors.md"
+    page = tmp_path / "migrate.md"
     page.write_text(TABLE.replace("| 60 |", "| 61 |"), encoding="utf-8")
     monkeypatch.setattr(capabilities, "TABLE", page)
     done = CliRunner().invoke(capabilities.main, [])

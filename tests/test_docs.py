@@ -55,7 +55,6 @@ from bertrain.options import flags
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
-PAGES.remove("docs/log.md")  # what was measured, with the commands of their time
 SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
 GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
 STEPS = 5
@@ -70,17 +69,17 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "aws "): "needs the command line of AWS",
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",
-    ("docs/trackers.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
+    ("docs/records.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
     ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
     ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
     ("*", "bertdata bench "): "starts many processes; tests/test_cli.py runs it",
     ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
-    ("README.md", "bertrain search "): "needs a run with --elastic; docs/search.md has one",
-    ("README.md", "bertrain extract "): "needs a run with --elastic; docs/search.md has one",
-    ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
-    ("docs/growing.md", "python benchmarks/"): "takes hours",
+    ("README.md", "bertrain search "): "needs a run with --elastic; docs/methods.md has one",
+    ("README.md", "bertrain extract "): "needs a run with --elastic; docs/methods.md has one",
+    ("docs/methods.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
+    ("docs/methods.md", "python benchmarks/"): "takes hours",
     ("docs/recipes.md", "python benchmarks/"): "takes hours",
     ("*", "bertdata build gs://"): "needs Google's store",
     ("*", "bertdata build hf://"): "needs the hub",
@@ -484,29 +483,28 @@ def furnish(folder, world, text):
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-def _adapters(names, said):
-    tokens = torch.arange(32).view(2, 16) % 80 + 5
-    merged, beside = (names[name].eval()(input_ids=tokens).logits for name in ("merged", "beside"))
-    torch.testing.assert_close(merged, beside, rtol=0, atol=1e-6)
-
-
 def _augmentation(names, said):
     assert Path("distilled/seed-0/model.safetensors").exists()
     assert Path("augmented.csv").read_text().startswith("sentence1,sentence2,label\nriver light,rivers,1\n")
 
 
-def _cards(names, said):
-    assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
-
-
-def _growing(names, said):
-    assert "the model grows from 3 to 6 layers" in said
-    assert "the model grows from 6 to 12 layers" in said
-
-
 def _import(names, said):
     for ending in (".bin", ".idx"):
         assert Path(f"back/corpus{ending}").read_bytes() == Path(f"corpus{ending}").read_bytes()
+
+
+def _methods(names, said):
+    assert "the model changes, layers 3 → 6" in said
+    assert "the model changes, layers 6 → 12" in said
+    tokens = torch.arange(32).view(2, 16) % 80 + 5
+    merged, beside = (names[name].eval()(input_ids=tokens).logits for name in ("merged", "beside"))
+    torch.testing.assert_close(merged, beside, rtol=0, atol=1e-6)
+    assert Path("search/search.png").exists()
+    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)
+    rows = [tuple(line.split("\t")) for line in Path("radicals.tsv").read_text().splitlines()]
+    assert rows == [*CHINESE, ("##好", "女")]
+    assert "tokens have one of 8 radicals" in said
+    assert "9 ids have one or more of 8 structures" in said
 
 
 def _mixing(names, said):
@@ -518,28 +516,16 @@ def _mixing(names, said):
         bertdata.Loader(names["books"]).load_state_dict(names["loader"].state_dict())
 
 
-def _pages(names, said):
+def _records(names, said):
+    assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
     for name in ("dataset", "run", "runs"):
         assert f"{name}.html\n" in said
         assert Path(f"{name}.html").read_text().startswith("<!doctype html>")
 
 
-def _search(names, said):
-    assert Path("search/search.png").exists()
-    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)
-
-
-def _side_channels(names, said):
-    rows = [tuple(line.split("\t")) for line in Path("radicals.tsv").read_text().splitlines()]
-    assert rows == [*CHINESE, ("##好", "女")]
-    assert "tokens have one of 8 radicals" in said
-    assert "9 ids have one or more of 8 structures" in said
-
-
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
-    "docs/adapters.md": _adapters, "docs/augmentation.md": _augmentation, "docs/cards.md": _cards,
-    "docs/growing.md": _growing, "docs/import.md": _import, "docs/mixing.md": _mixing,
-    "docs/pages.md": _pages, "docs/search.md": _search, "docs/side-channels.md": _side_channels,
+    "docs/finetuning.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
+    "docs/mixing.md": _mixing, "docs/records.md": _records,
 }  # fmt: skip
 
 
@@ -658,10 +644,10 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
     shutil.rmtree(folder)
 
 
-# ---------------------------------------------------------------------------------------- docs/predecessors.md, a table
+# ----------------------------------------------------------------------------------- docs/howto/migrate.md, a table
 
 
-TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "predecessors.md").read_text(), re.MULTILINE))
+TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "howto" / "migrate.md").read_text(), re.MULTILINE))
 CODE = re.findall(r"`([^`]+)`", TABLE)
 COMMANDS = [span for span in CODE if span.startswith(("bertdata ", "bertrain "))]
 LOOSE = [span for span in CODE if span.startswith("--") and span != "--yes"]  # options of pretrain

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain.commands import push
 
-PAGE = (Path(__file__).parent.parent / "docs" / "cards.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "records.md").read_text()
 SENT = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 TOKEN = "hf_secret"
 

@@ -164,8 +164,8 @@ def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_p
 
 
 def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "trackers.md").read_text()
-    lines = re.findall(r"^    bertrain pretrain (.*)$", page, re.MULTILINE)
+    page = (Path(__file__).parent.parent / "docs" / "records.md").read_text()
+    lines = re.findall(r"^    bertrain pretrain (.* --log-to .*)$", page, re.MULTILINE)
     assert len(lines) == 2
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shards").symlink_to(dataset.path)

@@ -1,4 +1,4 @@
-"""Tries every line of docs/predecessors.md at a small size, and checks that what the line says comes true.
+"""Tries every line of docs/howto/migrate.md at a small size, and checks that what the line says comes true.
 
     python tools/capabilities.py                 all lines, in about a minute of CPU time
     python tools/capabilities.py --only 7,12     some of them
@@ -35,7 +35,7 @@ from trials import FORKS, LIMIT_S, ROOT, TRIALS
 
 import bertdata
 
-TABLE = ROOT / "docs" / "predecessors.md"
+TABLE = ROOT / "docs" / "howto" / "migrate.md"
 POLL_S = 0.01
 IMPORTED = [
     "bertdata.cli", "bertrain.pretrain", "bertrain.commands.doctor", "bertrain.commands.evaluate",
@@ -49,7 +49,7 @@ NOT_RUN = {
     38: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none, and "
     "transformers, which loads models",
     46: "bits=4 where bitsandbytes is not installed: only its refusal, test_adapters.py::"
-    "test_a_missing_library_is_one_sentence; docs/adapters.md says what was tried",
+    "test_a_missing_library_is_one_sentence; docs/methods.md says what was tried",
     52: "wandb and trackio: test_trackers.py::"
     "test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record",
 }
@@ -58,7 +58,7 @@ place."""
 
 
 def lines_of(table: str) -> dict[int, str]:
-    """The numbers and names of the capabilities in docs/predecessors.md."""
+    """The numbers and names of the capabilities in docs/howto/migrate.md."""
     return {int(number): name for number, name in re.findall(r"^\| (\d+) \| ([^|]+) \|", table, re.MULTILINE)}
 
 
@@ -179,7 +179,7 @@ def try_all(numbers: list[int], folder: Path, jobs: int) -> int:
 @click.option("--only", default="", help="Numbers of lines, with commas between. Default: all.")
 @click.option("--jobs", default=os.cpu_count(), type=click.IntRange(1), help="Trials at the same time.")
 def main(only: str, jobs: int) -> None:
-    """Tries what docs/predecessors.md says, line by line."""
+    """Tries what docs/howto/migrate.md says, line by line."""
     began = time.monotonic()
     lines = lines_of(TABLE.read_text(encoding="utf-8"))
     if missing := untried(lines):

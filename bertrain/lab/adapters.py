@@ -4,7 +4,7 @@
 
 peft puts the matrices into a model in place, so the model keeps its class, and all that calls it goes on as before. Two
 things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
-directory of peft's own. docs/adapters.md has the rules.
+directory of peft's own. docs/methods.md has the rules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PREFIX = "base_model.model."  # of each tensor in a file of peft's
 class AdapterOptions(Options):
     lora: str = option("")
     """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
-    bits=4 and target=PATTERN may follow (docs/adapters.md).
+    bits=4 and target=PATTERN may follow (docs/methods.md).
     """
 
 

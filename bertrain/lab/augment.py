@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 -m bertrain augment --vectors glove.6B.300d.txt --checkpoint run/ ...
 
 A word of one token is replaced by a word that the masked language model proposes in its place, a word of several tokens
-by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/augmentation.md has the rules.
+by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/finetuning.md has the rules.
 """
 
 from __future__ import annotations

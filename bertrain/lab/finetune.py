@@ -367,7 +367,7 @@ OPTIONS = (
     ),
     click.option(
         "--lora",
-        help="Train only an adapter and the head, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
+        help="Train only an adapter and the head, such as r=8,alpha=16 (docs/methods.md).  [default: off]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
     click.option("--from-scratch", is_flag=True, help="Start from random weights, for comparison."),

@@ -9,7 +9,7 @@ Only the sum is kept, as the word embeddings of the model. The gradient of a str
 gradients of its tokens. The optimizer takes its step for the vector as for any parameter, and the step is added to the
 word embeddings of these tokens. So the model is an ordinary one at any time, its output is tied to the sum where it is
 tied to the embeddings, and it takes ids alone: the structure of a token is that of the id that the model sees, [MASK]
-or a random token where the text is hidden. docs/side-channels.md has the rules.
+or a random token where the text is hidden. docs/methods.md has the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bertrain.options.fields import Excludes, Options, option
 class SideChannelOptions(Options):
     side_channel: str = option("")
     """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
-    word embeddings of tokens with a common name learn together (docs/side-channels.md).
+    word embeddings of tokens with a common name learn together (docs/methods.md).
     """
 
 

@@ -217,7 +217,7 @@ class Config(Options):
     """Steps between entries of log.jsonl."""
     log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS))
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
-    (docs/trackers.md). May be repeated.
+    (docs/records.md). May be repeated.
     """
 
     phase: tuple[Mapping[str, Any], ...] = _option(DATA, (), form="tables", in_files=True)

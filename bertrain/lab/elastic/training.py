@@ -1,4 +1,4 @@
-"""Training sub-networks of one model, which share its weights (AutoTinyBERT, Yin et al., 2021; docs/search.md)."""
+"""Training sub-networks of one model, which share its weights (AutoTinyBERT, Yin et al., 2021; docs/methods.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELASTIC = Needs("--elastic", lambda options: bool(options.elastic))
 class ElasticOptions(Options):
     elastic: str = option("")
     """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
-    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).
+    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/methods.md).
     """
     sub_networks: int = option(2, bounds=COUNT, needs=ELASTIC)
     """Number of sub-networks in a step with --elastic."""
