@@ -76,7 +76,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
     """Takes the steps of a phase, until they are taken, its time is up, or a signal comes to any rank."""
     config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
     rates, readings, is_first = Rates(run.learner.model, ranks.device, training.precision), Readings(), True
-    training.begin_phase()
+    module = training.begin_phase()
     gc.unfreeze()  # what was of the phase before
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
@@ -104,7 +104,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         training.begin_step(run.step, run.phase)
         pieces = feed.micro_batches(batch, size=size, count=number, device=ranks.device)
         for place, piece in enumerate(pieces, 1):
-            losses = training.add_gradients(piece, scale, is_last=place == number)
+            losses = training.add_gradients(module, piece, scale, is_last=place == number)
             run.sums.add(losses, piece.get("sources"))
         run.update()
 

@@ -83,10 +83,13 @@ class Training:
         self._prepare(assemble.model(self._config, self._shards, phase, methods=self._methods)[0])
         return carry(before, self.learner, old, self.optimizer)
 
-    def begin_phase(self) -> None:
-        """Called before the first step of a phase, on all ranks at the same time."""
-        self._step, self._has_laid_buckets = 0, self._ranks.world_size == 1
-        self._module = _over_ranks(self.learner) if self._ranks.world_size > 1 else self.learner
+    def begin_phase(self) -> torch.nn.Module:
+        """Called before the first step of a phase, on all ranks at the same time. Returns what its steps call.
+
+        Nothing else may hold it: after the process group has gone, DistributedDataParallel does not come to its end.
+        """
+        self._has_laid_buckets = self._ranks.world_size == 1
+        return self.learner if self._ranks.world_size == 1 else _over_ranks(self.learner)
 
     def begin_step(self, step: int, phase: Phase) -> None:
         """Called once, before the micro-batches of a step."""
@@ -99,19 +102,22 @@ class Training:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
         torch.manual_seed(bertdata.key(self._config.seed, "dropout", self._step, self._ranks.rank) >> 1)
 
-    def add_gradients(self, piece: MicroBatch, scale: torch.Tensor, *, is_last: bool) -> dict[str, LossSum]:
+    def add_gradients(
+        self, module: torch.nn.Module, piece: MicroBatch, scale: torch.Tensor, *, is_last: bool
+    ) -> dict[str, LossSum]:
         """Adds the gradients of a micro-batch, and with the last one of a step those of the other ranks.
 
-        scale: float32 [N], a factor on the loss of each objective. Returns the losses by objective.
+        module: that of the phase. scale: float32 [N], a factor on the loss of each objective. Returns the losses by
+        objective.
         """
         if not self._has_laid_buckets:
-            self._lay_buckets(piece, scale)
-        with _without_all_reduce(self._module, not is_last), self.autocast():
-            losses: dict[str, LossSum] = self._module(**self.learner.prepare(piece))
+            self._lay_buckets(module, piece, scale)
+        with _without_all_reduce(module, not is_last), self.autocast():
+            losses: dict[str, LossSum] = module(**self.learner.prepare(piece))
             self.scaler.scale(self.learner.total(losses, scale)).backward()
         return losses
 
-    def _lay_buckets(self, piece: MicroBatch, scale: torch.Tensor) -> None:
+    def _lay_buckets(self, module: torch.nn.Module, piece: MicroBatch, scale: torch.Tensor) -> None:
         """Takes a forward and a backward pass without a use of the gradients.
 
         After the first backward pass of a process DistributedDataParallel lays its buckets of gradients anew, and the
@@ -120,7 +126,7 @@ class Training:
         """
         self._has_laid_buckets = True
         with self.autocast():
-            losses = self._module(**self.learner.prepare(piece))
+            losses = module(**self.learner.prepare(piece))
             self.learner.total(losses, scale).backward()
         self.optimizer.zero_grad()
         self._seed()  # again: the pass has drawn numbers
