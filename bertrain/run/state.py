@@ -60,8 +60,16 @@ class TrainState:
 
 
 def read(path: Path) -> TrainState:
-    """The state in a checkpoint. Raises DatasetError for one of another version."""
-    saved = json.loads((path / TRAINER).read_bytes())
+    """The state in a checkpoint. Raises DatasetError for one that is damaged or of another version."""
+
+    def damaged(reason: str) -> DatasetError:
+        sentence = f"{path / TRAINER} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
+        return DatasetError(sentence, "damaged", given=str(path))
+
+    try:
+        saved = json.loads((path / TRAINER).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"it is not JSON ({error})") from None
     names = {each.name for each in fields(TrainState)}
     if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
         version = saved.get("version") if isinstance(saved, dict) else None
@@ -71,4 +79,7 @@ def read(path: Path) -> TrainState:
             f"this one reads {VERSION}; use that version, or start from its weights with --init and another --out"
         )
         raise DatasetError(sentence, "other-version", given=str(path))
+    for member, usual in asdict(TrainState()).items():
+        if type(saved[member]) is not (list if isinstance(usual, tuple) else type(usual)):
+            raise damaged(f"its {member} is {saved[member]!r:.40}")
     return TrainState(**saved)
