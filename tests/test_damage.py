@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import refused, refuses
+from helpers import invoke, refused, refuses, succeeds, write_labelled
+from safetensors.torch import load_file
 from training import QUIET, flags, train
 
 from bertdata.format.arrays import digest
@@ -106,3 +107,65 @@ def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monk
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
     checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
+
+
+@pytest.fixture
+def model(bert_run, tmp_path):
+    """A model without checkpoint.json, as others make it: a copy."""
+    directory = shutil.copytree(bert_run / "step-00000002", tmp_path / "model")
+    (directory / checkpoint.INDEX).unlink()
+    return directory
+
+
+def commands(model, dataset, out):
+    """Commands that read a model: arguments."""
+    data = write_labelled(out.parent / "data.tsv")
+    tuning = ["--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1]
+    few = ["--length", 32, "--steps", 1, "--global-batch-size", 6]
+    return {
+        "init": ["pretrain", "--data", dataset.path, "--out", out, "--init", model, *few],
+        "pretrain": ["pretrain", "--data", dataset.path, "--out", out, "--model", model, *few],
+        "doctor": ["doctor", "--data", dataset.path, "--out", out, "--init", model, *few],
+        "evaluate": ["evaluate", "--checkpoint", model, "--data", dataset.path, "--max-samples", 6],
+        "finetune": ["finetune", "--checkpoint", model, *tuning],
+        "augment": ["augment", "--checkpoint", model, "--train", data, "--out", out.with_suffix(".tsv")],
+        "teacher": ["teacher", "--model", model, "--data", dataset.path, "--out", out, "--max-samples", 6],
+        "merge": ["merge", model, f"{model}/../second", "--out", out],
+    }
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_path, name):
+    shutil.copytree(model, tmp_path / "second")
+    content = (model / name).read_bytes()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command, arguments in commands(model, dataset, tmp_path / "out").items():
+        if command == "pretrain" and name != "config.json":
+            continue
+        for what, damage in damages(content, tmp_path / "made").items():
+            (model / name).write_bytes(damage)
+            done = invoke(main, *arguments)
+            may_pass = name == "tokenizer_config.json" or (name == "config.json" and what == "object")
+            assert done.exit_code or may_pass, (command, what, done.output)
+            if done.exit_code:
+                last = (done.stdout if command == "doctor" else done.stderr).splitlines()[-1]
+                assert last.startswith("FAIL" if command == "doctor" else "Error: "), (command, what, done.output)
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            (tmp_path / "out.tsv").unlink(missing_ok=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "data.tsv"])
+
+
+@pytest.mark.parametrize("command", ["init", "evaluate", "finetune"])
+def test_weights_of_strangers_are_no_pickles(dataset, model, tmp_path, command):
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    arguments = commands(model, dataset, tmp_path / "out")[command]
+    option = {"init": "init", "evaluate": None, "finetune": "checkpoint"}[command]
+    refused(main, *arguments, kind="model-unreadable", option=option)
+
+
+@pytest.mark.parametrize("command", ["init", "pretrain", "evaluate", "finetune"])
+def test_the_attention_that_a_configuration_names_is_not_loaded(dataset, model, tmp_path, command):
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").write_text(json.dumps(config | {"attn_implementation": "org/name"}))
+    succeeds(main, *commands(model, dataset, tmp_path / "out")[command])

@@ -23,7 +23,6 @@ import torch
 import transformers
 from torch.nn import functional as F
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
 import bertdata
 from bertdata.cli import OneSentence
@@ -35,6 +34,7 @@ from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.finetune import PATIENCE, resolved
+from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
 from bertrain.models.encoder import PLACES, Encoder
@@ -112,7 +112,7 @@ class Proposer:
         self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Vectors | None
     ) -> None:
         model = build.load(directory)
-        self.tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        self.tokenizer = tokenizer_of(directory)
         size, self._longest = model.config.vocab_size, build.max_length(model.config)
         if self.tokenizer.mask_token_id is None:
             sentence = (
