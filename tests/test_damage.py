@@ -19,7 +19,7 @@ from training import QUIET, flags, train
 from bertdata.format.arrays import digest
 from bertrain import pretrain
 from bertrain.__main__ import main
-from bertrain.run import checkpoint, state
+from bertrain.run import assemble, checkpoint, state
 
 
 class Touch:
@@ -53,6 +53,18 @@ def seal(directory):
     for name in files:
         files[name] = {"bytes": (directory / name).stat().st_size, "sha256": digest(directory / name)[0]}
     index.write_text(json.dumps({"files": files}))
+
+
+def failing(monkeypatch, path):
+    """Reading a file fails for a while, as from a disk that is asked again later."""
+    read = Path.read_bytes
+
+    def call(file):
+        if file == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", call)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +108,7 @@ def test_a_state_with_a_member_of_another_type_is_damaged(averaged, tmp_path):
 def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):
     for step in (1, 2, 3, 4):
         shutil.copytree(averaged / "step-00000002", tmp_path / f"step-0000000{step}")
-    path, read = tmp_path / "step-00000001" / state.TRAINER, Path.read_bytes
-
-    def failing(file):
-        if file == path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
-        return read(file)
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    failing(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
     checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
@@ -169,3 +174,33 @@ def test_the_attention_that_a_configuration_names_is_not_loaded(dataset, model, 
     config = json.loads((model / "config.json").read_bytes())
     (model / "config.json").write_text(json.dumps(config | {"attn_implementation": "org/name"}))
     succeeds(main, *commands(model, dataset, tmp_path / "out")[command])
+
+
+def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, averaged, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(averaged, tmp_path / "run")
+    options = QUIET | {"average": 0.9}
+    train(dataset.path, out, steps=3, **options)
+    content = (out / "run.json").read_bytes()
+    assert json.loads(content)["history"]
+    with monkeypatch.context() as patched:
+        failing(patched, out / "run.json")
+        done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **options))
+    assert (done.exit_code, f"{out / 'run.json'}: " in done.stderr) == (1, True)
+    assert (out / "run.json").read_bytes() == content
+    for damage in (b"", b"[1]", b"5", b"{}", b"[" * 100_000, b"\xff", content[:99]):
+        (out / "run.json").write_bytes(damage)
+        capsys.readouterr()
+        train(dataset.path, out, steps=3, **options)
+        assert "warning: run.json was damaged" in capsys.readouterr().out
+        assert json.loads((out / "run.json").read_bytes())["history"] == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
+@pytest.mark.parametrize("command", ["doctor", "plan", "pretrain"])
+def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
+    monkeypatch.setattr(assemble, "datasets", lambda config: (_ for _ in ()).throw(error))
+    done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
+    last = done.stderr.splitlines()[-1]
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    assert (done.exit_code, last.startswith("interrupted")) == (130 if is_interrupt else 1, is_interrupt)
+    assert is_interrupt or last.startswith("Error: here: ")
