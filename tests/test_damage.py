@@ -4,6 +4,7 @@ Most are sealed: checkpoint.json states the damaged bytes, as a hostile checkpoi
 """
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import invoke, refused, refuses, succeeds, write_labelled
+from helpers import invoke, json_of, refused, refuses, succeeds, write_labelled
 from safetensors.torch import load_file
 from training import QUIET, flags, train
 
 from bertdata.format.arrays import digest
+from bertdata.format.records import canonical
 from bertrain import pretrain
 from bertrain.__main__ import main
 from bertrain.run import assemble, checkpoint, state
@@ -204,3 +206,16 @@ def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monk
     is_interrupt = isinstance(error, KeyboardInterrupt)
     assert (done.exit_code, last.startswith("interrupted")) == (130 if is_interrupt else 1, is_interrupt)
     assert is_interrupt or last.startswith("Error: here: ")
+
+
+def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, bert_run, tmp_path):
+    shards = shutil.copytree(dataset.path, tmp_path / "shards")
+    manifest = json.loads((shards / "manifest.json").read_bytes()) | {"counts": {}}
+    del manifest["checksum"]
+    sealed = manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()}
+    (shards / "manifest.json").write_text(json.dumps(sealed))
+    few = ["evaluate", "--checkpoint", bert_run, "--data", shards, "--max-samples", 6]
+    known = json_of(main, *few[:4], dataset.path, *few[5:])
+    assert json_of(main, *few) == known | {"bits_per_byte": None}
+    assert "not counted" in succeeds(main, *few).stdout
+    assert [entry for entry in train(shards, tmp_path / "run", steps=1, **QUIET) if "validation_loss" in entry]
