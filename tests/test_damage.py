@@ -8,16 +8,16 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import invoke, json_of, refused, refuses, succeeds, write_labelled
+from helpers import invoke, json_of, refused, refuses, succeeds, with_member, write_labelled
 from safetensors.torch import load_file
-from training import QUIET, flags, train
+from training import QUIET, flags, seal, train
 
-from bertdata.format.arrays import digest
 from bertdata.format.records import canonical
 from bertrain import pretrain
 from bertrain.__main__ import main
@@ -46,15 +46,6 @@ def damages(content, path):
         "deep": b"[" * 100_000,
         "pickle": pickle.dumps(Touch(path)),
     }
-
-
-def seal(directory):
-    """Makes checkpoint.json state what the files are."""
-    index = directory / checkpoint.INDEX
-    files = json.loads(index.read_bytes())["files"]
-    for name in files:
-        files[name] = {"bytes": (directory / name).stat().st_size, "sha256": digest(directory / name)[0]}
-    index.write_text(json.dumps({"files": files}))
 
 
 def failing(monkeypatch, path):
@@ -105,6 +96,37 @@ def test_a_state_with_a_member_of_another_type_is_damaged(averaged, tmp_path):
     refused(
         main, "extract", "--checkpoint", directory, "--out", tmp_path / "small", kind="damaged", option="checkpoint"
     )
+
+
+def members(value, path=()):
+    """The paths of all members of a JSON object, and of lists in it."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, member in items:
+        yield (*path, name)
+        yield from members(member, (*path, name))
+
+
+def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(dataset, averaged, tmp_path):
+    """Of each member another value, and none, in turn: a run goes on, or says what is wrong."""
+    kept = averaged / "step-00000002"
+    saved = json.loads((kept / state.TRAINER).read_bytes())
+    draw = random.Random(0)
+    for path in [path for path in members(saved) if path[0] != "versions"]:
+        for value in draw.sample(["x", -5, [], {}, None], 1):
+            changed = with_member(saved, path, value)
+            out = shutil.copytree(averaged, tmp_path / "run")
+            (out / kept.name / state.TRAINER).write_text(json.dumps(changed))
+            seal(out / kept.name)
+            done = invoke(pretrain.main, *flags(dataset.path, out, steps=2, average=0.9, **QUIET))
+            assert done.exit_code == 0 or done.stderr.splitlines()[-1].startswith("Error: "), (path, value)
+            shutil.rmtree(out)
+    for name in ("loader", "seconds"):
+        for member in saved[name]:
+            short = saved | {name: {key: value for key, value in saved[name].items() if key != member}}
+            (tmp_path / state.TRAINER).write_text(json.dumps(short))
+            if member in ("length", "samples", "seed", "shuffle", "trained"):
+                with refuses("damaged"):
+                    state.read(tmp_path)
 
 
 def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):

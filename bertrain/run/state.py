@@ -82,4 +82,21 @@ def read(path: Path) -> TrainState:
     for member, usual in asdict(TrainState()).items():
         if type(saved[member]) is not (list if isinstance(usual, tuple) else type(usual)):
             raise damaged(f"its {member} is {saved[member]!r:.40}")
+    if not _is_sound(saved):
+        raise damaged("it holds what no run writes")
     return TrainState(**saved)
+
+
+def _is_sound(saved: Mapping[str, Any]) -> bool:
+    """Whether what is read of the members of a state is there, and of the right type."""
+    counts = [saved["step"], saved["tokens"], saved["phase"] - 1, *saved["streams"].values()]
+    entries = [entry for entry in saved["read"] if isinstance(entry, dict) and isinstance(entry.get("stream"), dict)]
+    return (
+        all(type(number) is int and number >= 0 for number in counts)
+        and all(type(number) in (int, float) for number in saved["seconds"].values())
+        and "trained" in saved["seconds"]
+        and len(entries) == len(saved["read"])
+        and all(isinstance(sums, list) and len(sums) > 2 for sums in saved["since_entry"].values())
+        and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
+        and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
+    )
