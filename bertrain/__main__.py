@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 import bertdata
 from bertdata.cli import one_sentence
 from bertdata.errors import install
+from bertrain.runtime.stop import leaving_at_interrupt
 
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
@@ -45,7 +46,7 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         try:
-            with one_sentence():  # importing torch takes seconds, in which Ctrl-C may come
+            with one_sentence(), leaving_at_interrupt():  # importing torch takes seconds, in which Ctrl-C may come
                 return importlib.import_module(f"bertrain.{COMMANDS[name][0]}").main
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]

@@ -12,7 +12,7 @@ from families import fast, model_of
 from helpers import json_of, refused, refuses, succeeds, write_labelled
 from peft import PeftModel
 from safetensors.torch import load_file
-from training import SMALL, entries, last_checkpoint, learner, losses, refused_run, remove_after, train
+from training import SMALL, entries, last_checkpoint, learner, losses, refused_run, remove_after, seal, train
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from bertrain.commands import doctor, evaluate
@@ -240,3 +240,15 @@ def test_sentence_embeddings(dataset, runs, tmp_path):
     assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
     first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
     assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_damaged_adapter_is_one_sentence(dataset, runs, tmp_path, name):
+    start, adapted = runs("modernbert")
+    out = shutil.copytree(adapted, tmp_path / "run")
+    path = last_checkpoint(out) / "adapter" / name
+    content = path.read_bytes()
+    for damage in (b"", content[: len(content) // 2], b"\xff" * 99, b"[1]", b"5", b"{}", b"[" * 100_000):
+        path.write_bytes(damage)
+        seal(last_checkpoint(out))
+        refused_run(dataset.path, out, init=str(start), **LORA | {"steps": 5}, kind="damaged", given=str(path))

@@ -1,7 +1,9 @@
 """Copies of labelled rows: the right words are replaced by the right ones, nothing else changes. Teachers of tasks."""
 
 import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -206,6 +208,59 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
     calls[:] = [[]] * 3
     augmented(checkpoint, data, tmp_path / "b.tsv", "--candidates", 3)  # parts of other options are not used
     assert len(calls) == 6
+
+
+@pytest.fixture
+def interrupted(checkpoint, tmp_path, monkeypatch):
+    """The arguments of a command that has made all its parts, and was interrupted then."""
+    monkeypatch.setattr(augment, "TEXTS", 32)
+    data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(70)))
+    command = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out", tmp_path / "b.tsv"]
+    with monkeypatch.context() as patched:
+        patched.setattr(augment._Work, "write", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert invoke(augment.main, *command).exit_code == 130
+    assert len(list((tmp_path / "b.tsv.parts").glob("*.npy"))) == 3
+    return command
+
+
+def test_a_second_job_changes_nothing_of_the_first(interrupted, tmp_path, monkeypatch):
+    parts, write_out = tmp_path / "b.tsv.parts", augment._Work.write
+
+    def written(work, **options):
+        before = {path: path.read_bytes() for path in parts.iterdir()}
+        refused(augment.main, *interrupted, "--candidates", 3, kind="busy")
+        assert {path: path.read_bytes() for path in parts.iterdir()} == before
+        said = write_out(work, **options)
+        parts.mkdir()  # as a job finds it that looked for --out before
+        return said
+
+    monkeypatch.setattr(augment._Work, "write", written)
+    succeeds(augment.main, *interrupted)
+    content = (tmp_path / "b.tsv").read_bytes()
+    exists = os.path.lexists
+    looked = iter([False])  # the first look is before the other job has ended
+    monkeypatch.setattr(os.path, "lexists", lambda path: next(looked, exists(path)))
+    refused(augment.main, *interrupted, "--candidates", 3, kind="out-exists", option="out")
+    assert (tmp_path / "b.tsv").read_bytes() == content
+
+
+def test_a_damaged_part_is_made_again(interrupted, tmp_path):
+    part, made_of = tmp_path / "b.tsv.parts" / "000001.npy", tmp_path / "b.tsv.parts" / "of"
+    whole = part.read_bytes()
+    kept = shutil.copytree(part.parent, tmp_path / "kept")
+    succeeds(augment.main, *interrupted)
+    content = (tmp_path / "b.tsv").read_bytes()
+    for damage in (b"", whole[:-1], whole[:99], b"\xff" * 999, b"[", (kept / "000002.npy").read_bytes()):
+        (tmp_path / "b.tsv").unlink()
+        shutil.copytree(kept, part.parent)
+        part.write_bytes(damage)
+        succeeds(augment.main, *interrupted)
+        assert (tmp_path / "b.tsv").read_bytes() == content
+    (tmp_path / "b.tsv").unlink()
+    shutil.copytree(kept, part.parent)
+    made_of.write_bytes(b"\xff")
+    succeeds(augment.main, *interrupted)
+    assert (tmp_path / "b.tsv").read_bytes() == content
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Sub-networks: what they have of the model, how they learn, what is written of them, and the search among them."""
 
+import errno
 import io
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -387,6 +389,38 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     shutil.rmtree(sorted((tmp_path / "longer").glob("step-*"))[-1])
     given = ["search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out]
     refused(*given, kind="other-settings", option="out")
+
+
+def measurements(out, settings, measure=None):
+    return search.Measurements(out, settings, measure, measure, measure)
+
+
+def test_no_trial_is_lost_where_a_file_of_a_search_is_damaged(tmp_path, monkeypatch):
+    settings, trials = {"split": "validation", "length": 32}, tmp_path / "trials.jsonl"
+    known = measurements(tmp_path, settings)
+    for layers in (1, 2, 3):
+        known._keep(Sizes(layers, 16, 2, 16), {"parameters": 9, "latency_ms": 1.5} | {"loss": 2.0, "accuracy": 0.5})
+    content = trials.read_bytes()
+    for damage in (b"", b"{", b"[1]", b"5", b"\xff", b"[" * 100_000, None):
+        (tmp_path / "search.json").unlink() if damage is None else (tmp_path / "search.json").write_bytes(damage)
+        with refuses("damaged", "out"):
+            measurements(tmp_path, settings)
+    (tmp_path / "search.json").write_text(json.dumps(settings | {"colour": "red"}))
+    with refuses("other-settings", "out"):
+        measurements(tmp_path, settings)
+    (tmp_path / "search.json").write_text(json.dumps(settings))
+    with monkeypatch.context() as patched:
+        failure = OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / "search.json"))
+        patched.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(failure))
+        with pytest.raises(OSError, match="search.json"):
+            measurements(tmp_path, settings)
+    assert trials.read_bytes() == content
+    first, second, third = content.splitlines(keepends=True)
+    number = third.replace(b"2.0", b'"2"')
+    for damage in (b"\xff\n", b"[1]\n", b"{}\n", b"5\n", b"[" * 100_000 + b"\n", second[:9] + b"\n", number):
+        trials.write_bytes(first + damage + third)
+        assert [sizes.layers for sizes in measurements(tmp_path, settings).entries] == [1, 3]
+        assert trials.read_bytes() == first + third
 
 
 def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path, monkeypatch):

@@ -188,13 +188,15 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     whole = content(out)
     assert push.files_of(seed)[1] == ["checkpoint.json", "seed.json"]  # which stay here
     weights = whole["seed-0/model.safetensors"]
-    damages = {
-        "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1]),
-        "tokenizer.json": whole["seed-0/tokenizer.json"][:-1],
-        "seed.json": b"{}",
-        "checkpoint.json": None,  # as if it was never written
-    }
-    for turn, (name, damage) in enumerate(damages.items(), start=1):
+    damages = [
+        ("model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1])),
+        ("tokenizer.json", whole["seed-0/tokenizer.json"][:-1]),
+        ("seed.json", b"{}"),
+        ("seed.json", b"[" * 100_000),
+        ("checkpoint.json", b"[" * 100_000),
+        ("checkpoint.json", None),  # as if it was never written
+    ]
+    for turn, (name, damage) in enumerate(damages, start=1):
         (seed / name).unlink()
         if damage is not None:
             (seed / name).write_bytes(damage)

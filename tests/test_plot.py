@@ -228,8 +228,19 @@ def test_a_full_disk_is_named_with_the_file(finished, tmp_path, full_disk, optio
 @pytest.mark.parametrize(
     "content",
     ["{", "[]", "{}", '{"runs": [{"seed": 0}]}', '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
-     '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}', "[" * 100_000],
+     '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}', "[" * 100_000, "5", '{"runs": [5]}',
+     '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}'],
 )  # fmt: skip
 def test_a_damaged_result_is_one_sentence(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     refused(plot.main, tmp_path, "--out", tmp_path / "x.png", kind="not-a-run", option="runs")
+
+
+@pytest.mark.parametrize(("option", "name"), [("--html", "x.html"), ("--out", "x.png")])
+def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option, name):
+    run = shutil.copytree(finished, tmp_path / "run")
+    with open(run / "log.jsonl", "a") as file:
+        file.write("[" * 100_000 + "\n" + json.dumps({"step": 7, "loss": "x", "lr": [], "validation_loss": {}}) + "\n")
+    for content in ("[" * 100_000, "", "5"):
+        (run / "run.json").write_text(content)
+        succeeds(plot.main, run, option, tmp_path / name)

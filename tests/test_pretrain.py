@@ -10,9 +10,9 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-from conftest import built
+from conftest import SPECIALS, built
 from families import fast
-from helpers import invoke, json_of, refused, refuses, succeeds
+from helpers import invoke, json_of, refused, refuses, succeeds, write
 from training import (
     QUIET,
     TINY,
@@ -20,6 +20,7 @@ from training import (
     changing,
     entries,
     flags,
+    last_checkpoint,
     losses,
     refused_run,
     remove_after,
@@ -32,6 +33,7 @@ import bertdata
 from bertdata.look.trace import stream_of
 from bertdata.tokenize.load import load
 from bertdata.write import build
+from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
 from bertrain.run import checkpoint
@@ -268,6 +270,18 @@ def test_one_short_document_trains(shards_of, tmp_path):
 def test_rows_with_nothing_to_predict_are_refused(shards_of, tmp_path):
     options = {"mlm_probability": 0.05, "kind": "too-short-to-mask", "option": "mlm_probability"}
     refused_run(shards_of("stone"), tmp_path / "run", **options, says="samples 1, ranks 1, batch 6")
+
+
+@pytest.mark.parametrize("start", ["init", "branch"])
+def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_tokenizer(finished, tmp_path, start):
+    """Nothing of such a dataset can be predicted, as nearly all of its tokens are [UNK]."""
+    vocabulary = write(tmp_path / "vocab.txt", *SPECIALS, "水")
+    shards = built(tmp_path, "the stone\n\nthe river\n\n" * 20, tokenizer=str(vocabulary), validation=0).path
+    given = last_checkpoint(finished)
+    refused_run(shards, tmp_path / "run", **{start: given, "model": ""}, kind="tokenizer-differs")
+    done = invoke(doctor_main, *flags(shards, tmp_path / "run", **{start: given, "model": ""}))
+    assert (done.exit_code, "the tokenizer of " in done.stdout) == (1, True)
+    refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
 
 def test_wrong_options_end_in_one_sentence(dataset, tmp_path):

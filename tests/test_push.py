@@ -1,6 +1,7 @@
 """bertrain push, through huggingface_hub itself, to a hub on a port of this machine."""
 
 import base64
+import hashlib
 import json
 import re
 import shlex
@@ -183,6 +184,30 @@ def test_what_is_no_complete_checkpoint_or_no_name_is_refused(hub, run, tmp_path
     refused(tmp_path / "run", "org/name", kind="damaged", option="checkpoint")
     for name in ("name", "a/b/c", "org/na me", "org/-name"):
         assert refused(run, name, kind="malformed", option="repository").given == name
+    assert hub.commits == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.json", "config.json"])
+def test_what_a_link_leads_to_is_not_sent(hub, run, tmp_path, name):
+    directory = shutil.copytree(run / "step-00000002", tmp_path / "model")
+    if name != "README.md":
+        (directory / "checkpoint.json").unlink()
+    (tmp_path / "secret").write_bytes((directory / "config.json").read_bytes())
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(tmp_path / "secret")
+    assert refused(directory, "org/name", kind="wrong-file-type", option="checkpoint").given == str(directory / name)
+    assert hub.commits == []
+
+
+def test_no_name_in_checkpoint_json_leads_out_of_the_directory(hub, run, tmp_path):
+    directory = shutil.copytree(run / "step-00000002", tmp_path / "model")
+    secret, index = tmp_path / "secret", directory / "checkpoint.json"
+    secret.write_bytes(b"known")
+    known = {"bytes": 5, "sha256": hashlib.sha256(b"known").hexdigest()}
+    stated = json.loads(index.read_bytes())["files"]
+    for name in ("../secret", str(secret)):
+        index.write_text(json.dumps({"files": stated | {name: known}}))
+        refused(directory, "org/name", kind="wrong-file-type", option="checkpoint")
     assert hub.commits == []
 
 

@@ -645,7 +645,7 @@ def examine(data, out, **options):
 def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
     code, lines = examine(dataset.path, tmp_path / "run", global_batch_size=6, nproc=2)
     assert code == 0
-    checks = ["shards", "samples", "batch", "warm-up", "masks", "model", "devices", "memory", "disk", "run"]
+    checks = ["shards", "samples", "batch", "warm-up", "model", "masks", "devices", "memory", "disk", "run"]
     assert list(lines) == checks
     assert all(line.startswith(("PASS", "WARN  devices")) for line in lines.values())
     assert not (tmp_path / "run").exists()
@@ -658,7 +658,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "idle"),
         ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "multiple"),
         ({"steps": 10, "warmup_steps": 50}, "warm-up", "WARN", "--warmup-steps 50"),
-        ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "samples", "FAIL", "0.01 "),
+        ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "masks", "FAIL", "0.01 "),
         ({"model": "bert-huge"}, "model", "FAIL", "bert-huge"),
         ({"model": "bert-tiny", "micro_batch_size": 10**9, "global_batch_size": 10**10}, "memory", "FAIL",
          "--micro-batch-size"),

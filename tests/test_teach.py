@@ -288,6 +288,9 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     monkeypatch.setattr(teacher, "MOST_UNITS", 2)
     more = ["--max-samples", 100, "--unit-samples", 49]
     assert "at least 50" in is_refused(*more, kind="out-of-range", option="unit_samples").sentence
+    monkeypatch.setattr(teacher, "LIMIT_BYTES", 1000)
+    is_refused(*more, kind="missing", option="yes")
+    is_refused(*more, "--yes", kind="out-of-range", option="unit_samples")
     little = [*few, "--mlm-probability", 0.001]
     is_refused(*little, kind="too-short-to-mask", option="mlm_probability")
     assert not logits.exists()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import refused
 
+from bertdata.format.arrays import digest
 from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.options.config import Config
@@ -211,3 +212,12 @@ def remove_after(run, step):
     for path in run.glob("step-*"):
         if path.name > f"step-{step:08d}":
             shutil.rmtree(path)
+
+
+def seal(directory):
+    """Makes checkpoint.json state what the files are."""
+    index = directory / checkpoint.INDEX
+    files = json.loads(index.read_bytes())["files"]
+    for name in files:
+        files[name] = {"bytes": (directory / name).stat().st_size, "sha256": digest(directory / name)[0]}
+    index.write_text(json.dumps({"files": files}))

@@ -69,7 +69,7 @@ def _load_directory(path: Path) -> Tokenizer:
         if (path / name).is_file():
             try:
                 config |= json.loads((path / name).read_bytes())
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 raise TokenizerError(
                     f"{path / name} is not a JSON object; correct it or remove it",
                     "tokenizer-unreadable",
@@ -109,7 +109,7 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
     settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     try:
         is_json = isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         is_json = False
     try:
         if is_json:

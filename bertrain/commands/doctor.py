@@ -53,14 +53,14 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         assemble.check_names(config)
         methods = methods_of(config)
         batches = Batches(config, datasets, methods=methods, world_size=nproc)
-        targets = batches.first_targets()
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
-    yield from _of_rows(config, batches, targets, nproc)
+    yield from _of_rows(config, batches, nproc)
     shards = next(iter(datasets.values()))  # which has the tokenizer of all
     try:
-        weights, warnings = assemble.model(config, shards, methods=methods)
+        branch = checkpoint.to_branch(Path(config.branch)) if config.branch else None
+        weights, warnings = assemble.model(config, shards, resume=branch, methods=methods)
         learner = _learner(config, weights, shards, methods)
         assemble.optimizer(config, learner, methods)
         assemble.check_parts(config, shards, learner, batches.plan.phases, methods)
@@ -70,6 +70,12 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     parameters, trained = _sizes(weights)
     size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
     yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
+    try:
+        targets = batches.first_targets()  # after the model, which refuses another tokenizer, whose tokens are unknown
+    except BertdataError as error:
+        yield "masks", (FAIL, str(error))
+        return
+    yield "masks", (PASS, f"{targets:,} targets in the first rows")
     yield "devices", _devices(nproc)
     passes = max([1, *(method.passes() for method in methods)])
     yield "memory", _memory(config, batches.plan, weights, nproc, passes)
@@ -77,8 +83,8 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "run", _run(config, batches, shards, methods, learner)
 
 
-def _of_rows(config: Config, batches: Batches, targets: int, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """The checks of what a run reads. targets: how many the first rows have."""
+def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str, Finding]]:
+    """The checks of what a run reads, but of its masks."""
     loader, plan = batches.loader, batches.plan
     steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
     epochs = plan.samples() / loader.num_samples
@@ -101,7 +107,6 @@ def _of_rows(config: Config, batches: Batches, targets: int, nproc: int) -> Iter
     if plan.seconds:
         share = f"{curve.warmup_steps / curve.steps:.0%} of the time"
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
-    yield "masks", (PASS, f"{targets:,} targets in the first rows")
     for shards in batches.datasets.values():
         if "validation" not in shards.splits:
             where = f"{shards.path} has " * (len(batches.datasets) > 1)

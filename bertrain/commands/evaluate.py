@@ -72,6 +72,7 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
+    unknown = result["loss"] is not None and result["bits_per_byte"] is None
     rows = [
         (
             "loss",
@@ -80,7 +81,10 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
         ),
         ("accuracy", number(result["accuracy"], ".2%")),
         ("perplexity", number(result["mlm_ppl"], ",.2f")),
-        ("bits per byte", number(result["bits_per_byte"], ".4f")),
+        (
+            "bits per byte",
+            number(result["bits_per_byte"], ".4f") + " (the bytes of the text were not counted)" * unknown,
+        ),
         (
             "measured on",
             f"{result['targets']:,} masked tokens of {result['samples']:,} samples of {length}, split "

@@ -68,9 +68,9 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
             continue
         (log, _), label = entries(run), _drawable(run)
         for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
-            points = [(e["step"], e[name]) for e in log if e.get(name) is not None]
+            points = [(e["step"], e[name]) for e in log if _is_number(e.get(name))]
             line = axis.plot(*zip(*points, strict=True), label=label, linewidth=1)[0] if points else None
-            points = [(e["step"], e[held_out]) for e in log if held_out and e.get(held_out) is not None]
+            points = [(e["step"], e[held_out]) for e in log if held_out and _is_number(e.get(held_out))]
             if points:
                 color = line.get_color() if line else None
                 axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{label}, validation")
@@ -88,6 +88,10 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
     click.echo(out)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
 def _drawable(path: Path) -> str:
     """A path as matplotlib can draw it; a byte that is not UTF-8 is a ?."""
     return str(path).encode(errors="replace").decode()
@@ -100,10 +104,12 @@ def _draw_tuning(axes: Any, directory: Path) -> None:
         is_suite = "suite" in result
         for run in [] if is_suite else result["runs"]:
             name = next(iter(run["dev"]))
-            points = [(point["epoch"], point["train_loss"], point["dev"][name]) for point in run["curve"]]
+            points = [
+                (int(point["epoch"]), float(point["train_loss"]), float(point["dev"][name])) for point in run["curve"]
+            ]
             epochs, losses, scores = zip(*points, strict=True)
             curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", epochs, losses, scores))
-    except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
         sentence = f"{path} is not as bertrain finetune writes it; run finetune again"
         raise UsageError(sentence, "not-a-run", option="runs", given=str(directory)) from None
     if is_suite:

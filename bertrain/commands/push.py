@@ -31,6 +31,7 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
     """The files to send of a directory with a model, and those of a run that stay here: names, sorted.
 
     Of a checkpoint those that its checkpoint.json names, and its card; so nothing that somebody has put beside them.
+    Raises UsageError if there are no weights, or if a name leads out of the directory.
     """
     if (directory / checkpoint.INDEX).exists():
         names = {checkpoint.INDEX, *json.loads((directory / checkpoint.INDEX).read_bytes())["files"]}
@@ -40,6 +41,10 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
     if not any(Path(name).match(WEIGHTS) for name in names):
         sentence = f"{directory} has no weights as safetensors; give a run or a checkpoint"
         raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
+    for name in sorted(names):
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            sentence = f"{directory / name} leads out of the directory; replace the link by the file itself"
+            raise UsageError(sentence, "wrong-file-type", option="checkpoint", given=str(directory / name))
     return sorted(names - STATE), sorted(names & STATE)
 
 

@@ -81,7 +81,7 @@ def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             log.append(entry)
@@ -151,7 +151,7 @@ def _about(path: Path) -> dict[str, Any]:
     """run.json, as far as it is there and complete."""
     try:
         about = json.loads((path / "run.json").read_text(errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     about = about if isinstance(about, dict) else {}
     return {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}

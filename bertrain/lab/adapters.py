@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from bertdata import key
-from bertdata.errors import UsageError, install
+from bertdata.errors import DatasetError, UsageError, install
 from bertrain.methods import Method
 from bertrain.models import build
 from bertrain.models.families import layers_of
@@ -227,9 +228,12 @@ def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: 
 def read(model: PreTrainedModel, directory: Path) -> None:
     """Gives an adapter that `add` has put into a model the weights that `save` wrote.
 
-    Raises UsageError if they are of other sizes.
+    Raises UsageError if they are of other sizes, and DatasetError if they cannot be read.
     """
-    weights = load_file(directory / ADAPTER / WEIGHTS)
+    try:
+        weights = load_file(directory / ADAPTER / WEIGHTS)
+    except SafetensorError as error:
+        raise _damaged(directory / ADAPTER / WEIGHTS, error) from None
     own = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
     try:
         _peft().set_peft_model_state_dict(model, own)
@@ -243,8 +247,16 @@ def read(model: PreTrainedModel, directory: Path) -> None:
 
 def start_of(directory: Path, given: str) -> str:
     """The weights that the adapter of a checkpoint was put on, if that directory still exists; else `given`."""
-    known = json.loads((directory / ADAPTER / CONFIG).read_bytes())["base_model_name_or_path"]
-    return known if Path(known).is_dir() else given
+    path = directory / ADAPTER / CONFIG
+    try:
+        known = json.loads(path.read_bytes())["base_model_name_or_path"]
+        return known if Path(known).is_dir() else given
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> DatasetError:
+    return DatasetError(f"{path} is damaged: {error}; give another --out", "damaged", given=str(path))
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

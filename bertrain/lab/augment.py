@@ -9,8 +9,10 @@ by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,22 +25,23 @@ import torch
 import transformers
 from torch.nn import functional as F
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import InputError, UsageError
-from bertdata.files import make_directory, write_file
+from bertdata.files import write_file
 from bertdata.read.words import continuing
 from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.finetune import PATIENCE, resolved
+from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.options.config import pick
+from bertrain.run import checkpoint
 from bertrain.runtime.dist import World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
@@ -112,7 +115,7 @@ class Proposer:
         self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Vectors | None
     ) -> None:
         model = build.load(directory)
-        self.tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        self.tokenizer = tokenizer_of(directory)
         size, self._longest = model.config.vocab_size, build.max_length(model.config)
         if self.tokenizer.mask_token_id is None:
             sentence = (
@@ -275,10 +278,7 @@ class _Work:
                 f"--out {out} must end as --train {train} does, {Path(train).suffix}, as it is of the same format"
             )
             raise UsageError(sentence, "malformed", option="out", given=out)
-        if self.out.exists():
-            raise UsageError(
-                f"--out {out} exists; give a new file, or remove the old one", "out-exists", option="out", given=out
-            )
+        self._refuse_out()
         columns = {"text": kind.columns.text, "other": kind.columns.other, "label": kind.columns.label}
         self.table = tables.table(train, columns, unlabelled=getattr(kind, "unlabelled", False))
         self.roles = [role for role in tables.TEXTS if role in self.table.columns]
@@ -300,22 +300,40 @@ class _Work:
         self.proposer.digest.update("\0".join(self.texts).encode(errors="replace"))
         self.parts = self.out.with_name(self.out.name + ".parts")
 
+    def _refuse_out(self) -> None:
+        if os.path.lexists(self.out):
+            sentence = f"--out {self.out} exists; give a new file, or remove the old one"
+            raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
+
     def clear(self) -> None:
-        """Makes the directory for parts. Removes parts of other options, files or weights."""
-        made_of = self.parts / "of"
-        make_directory(self.parts)
-        if not made_of.exists() or made_of.read_text() != self.proposer.digest.hexdigest():
+        """Removes parts of other options, files or weights from the directory for parts, whose lock is held."""
+        self._refuse_out()  # which a job that held the lock before may have written
+        made_of, digest = self.parts / "of", self.proposer.digest.hexdigest().encode()
+        if not made_of.exists() or made_of.read_bytes() != digest:
             for path in self.parts.glob("*.npy"):
                 path.unlink()
-            write_file(made_of, self.proposer.digest.hexdigest().encode())
+            write_file(made_of, digest)
 
     def _part(self, number: int) -> Path:
         return self.parts / f"{number:06d}.npy"
 
+    def _is_made(self, number: int) -> bool:
+        """Whether a part is there, with proposals for as many words as its texts have."""
+        first, end = TEXTS * number, min(TEXTS * (number + 1), len(self.texts))
+        try:
+            part = np.lib.format.open_memmap(self._part(number), mode="r")
+        except FileNotFoundError:
+            return False
+        except OSError:  # which may pass
+            raise
+        except Exception:  # what numpy makes of any bytes
+            return False
+        return part.dtype == np.int32 and part.ndim == 2 and len(part) == self.ends[end] - self.ends[first]
+
     def propose(self, ranks: World) -> None:
         """Makes the parts that are missing; ranks share them out."""
         count = -(-len(self.texts) // TEXTS)
-        mine = [number for number in range(ranks.rank, count, ranks.world_size) if not self._part(number).exists()]
+        mine = [number for number in range(ranks.rank, count, ranks.world_size) if not self._is_made(number)]
         firsts = [(TEXTS * number, min(TEXTS * (number + 1), len(self.texts))) for number in mine]
         total = sum(int(self.ends[end] - self.ends[first]) for first, end in firsts)
         hidden = None if ranks.rank == 0 else True
@@ -399,9 +417,10 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     --out has each row of --train, followed by its copies, with the same label and other columns.
     """
     transformers.utils.logging.set_verbosity_error()
-    with world(PATIENCE) as ranks:
+    with world(PATIENCE) as ranks, contextlib.ExitStack() as stack:
         directory = ranks.from_first(lambda: resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(work.parts)))
         ranks.on_first(work.clear)
         ranks.together(lambda: work.propose(ranks))
         ranks.on_first(lambda: click.echo(work.write(copies=copies, share=share, seed=seed)))

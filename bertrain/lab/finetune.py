@@ -138,7 +138,7 @@ def refuse_results(out: Path, suite: str | None) -> None:
     """Raises UsageError if result.json in --out is of another command. suite: its name; None: of finetune."""
     try:
         before = json.loads((out / RESULT).read_bytes()).get("suite")
-    except (FileNotFoundError, ValueError, AttributeError):
+    except (FileNotFoundError, ValueError, AttributeError, RecursionError):
         return
     if before != suite:
         command = f"suite {before}" if before else "finetune"

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from bertdata.errors import UsageError
 from bertrain.lab.tasks import Task
-from bertrain.models.build import max_length, may_be_on_hub, needed
+from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
 ROWS = 64  # of a batch that is scored
-FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)  # of transformers, for what it cannot load
 
 
 class Reader(NamedTuple):
@@ -50,7 +48,9 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
     labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
         model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
-    except FAILURES as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of transformers, for files of any bytes
         raise _unloadable(directory, error) from None
     encoder = f"{model.base_model_prefix}."
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
@@ -67,17 +67,15 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
 
 
 def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model with a head for a task, and what transformers says about its loading. Raises one of FAILURES."""
-    return task.head.from_pretrained(
-        directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options
-    )
+    """A model with a head for a task, and what transformers says about its loading. Raises anything for damage."""
+    return task.head.from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options)
 
 
 def _config(directory: Path | str) -> Any:
     """The configuration of a checkpoint. Raises UsageError if there is none that can be read."""
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except FAILURES as error:
+    except Exception as error:  # of transformers, for a file of any bytes
         raise _unloadable(directory, error) from None
 
 
@@ -117,7 +115,7 @@ def tokenizer_of(directory: Path | str) -> Any:
     """The tokenizer of a checkpoint. Raises UsageError if there is none that can be read."""
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of transformers and tokenizers, for files of any bytes
         reason = str(error).strip().partition("\n")[0].rstrip(": ")
         sentence = (
             f"{directory} has no tokenizer that can be read ({reason}); put the tokenizer.json and "
@@ -130,7 +128,9 @@ def teacher(directory: str, task: Task) -> Reader:
     """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others."""
     try:
         model, info = _with_head(directory, task)
-    except FAILURES as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of transformers, for files of any bytes
         reason = str(error).partition("\n")[0]
         sentence = (
             f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"

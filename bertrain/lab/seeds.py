@@ -111,10 +111,10 @@ def finished(out: Path, seed: int) -> dict[str, Any] | None:
 
 def _kept(directory: Path) -> dict[str, Any] | None:
     """What seed.json says of a seed; None if that is damaged, or not there. Raises OSError if it cannot be read now."""
-    damaged = ValueError, KeyError, TypeError, AttributeError
+    damaged = ValueError, KeyError, TypeError, AttributeError, RecursionError
     try:
         kept = json.loads((directory / SEED).read_bytes())
-        is_whole = kept["of"][f"{_CONTENT}--checkpoint"] and kept["run"]
+        is_whole = kept["of"][f"{_CONTENT}--checkpoint"] and kept["run"]["best_epoch"] and kept["run"]["dev"]
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *damaged):
         return None
     return kept if is_whole else None

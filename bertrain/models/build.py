@@ -19,7 +19,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     StrictDataclassError,
 )
-from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -43,6 +42,10 @@ SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as p
 HUB_TIMEOUT_S = 10
 MISSPELT = 0.85  # how alike two names of settings are, by difflib, if one is probably the other
 COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own
+HARMLESS: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": None}
+"""Options of from_pretrained for models of strangers: none of their code, no pickle, and no kernel for attention from
+the hub, which config.json can name.
+"""
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
@@ -68,6 +71,7 @@ def build(
         config = preset(name, special, length=length)
     else:
         config, values = _read_config(name)
+        config._attn_implementation = None  # noqa: SLF001  (as HARMLESS has it)
         _check_is_encoder(config, name, "model")
         warnings += [f"--model {name}: {fault}" for fault in _misspelt(config, values)]
         if changes := _fit(config, values, special, length=length, nsp=nsp, name=name):
@@ -95,7 +99,7 @@ def build(
 def identity(name: str) -> str:
     """What --model or --init names, for comparison: the digest of a configuration, wherever it is; else the name.
 
-    Presets and names on the hub are compared by name.
+    Presets and names on the hub are compared by name. Raises OSError for a file that cannot be read.
     """
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if name in PRESETS or not path.is_file():
@@ -103,7 +107,7 @@ def identity(name: str) -> str:
     try:
         values = json.loads(path.read_bytes())
         content = {key: value for key, value in values.items() if key not in _OF_FILES}
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return name  # what reads it says what is wrong
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"a configuration of SHA-256 {digest[:16]}"
@@ -348,18 +352,18 @@ def _from_pretrained(
     spec: Path | str, *, nsp: bool, local_files_only: bool, option: str | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model, and what transformers says about its loading. option: what it was given for, if that is known."""
-    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": local_files_only}
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     given = _spelled(str(spec), option)
     try:
-        config = AutoConfig.from_pretrained(spec, **options)
+        config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
         _check_is_encoder(config, str(spec), option)
         auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
         with _without_warnings():
-            model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more)
-    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        if isinstance(error, UsageError):
-            raise
+            model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more, **HARMLESS)
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:  # of transformers, for files of any bytes
         reason = str(error).partition("\n")[0]
         sentence = (
             f"{given} holds no masked language model that transformers can load ({reason}); give another checkpoint"
@@ -414,8 +418,10 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
         try:
             own = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
             same = give_same_ids(own, shards.tokenizer_file(TOKENIZER))
-        except TokenizerError:  # weights alone: only the vocabulary's size can be compared
-            same = True
+        except TokenizerError:
+            if path.exists():  # and damaged
+                raise
+            same = True  # weights alone: only the vocabulary's size can be compared
     if not same:
         sentence = (
             f"the tokenizer of {directory} is not the one that {shards.path} was built with; use shards built with "

@@ -230,11 +230,13 @@ def remove_others(target: Path, *, keep: int) -> None:
 
 
 def _stays(path: Path) -> bool:
-    """Whether a checkpoint is a milestone of --save-at."""
+    """Whether a checkpoint is a milestone of --save-at, or may be one, as its state cannot be read."""
     try:
         return bool(state.read(path).milestones)
-    except (OSError, ValueError, DatasetError):
+    except FileNotFoundError:
         return False
+    except (OSError, DatasetError):
+        return True
 
 
 def versions() -> dict[str, str]:
@@ -291,7 +293,7 @@ def fault_of(path: Path) -> str | None:
             "unreadable",
             given=str(path),
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{INDEX} is not readable"
     return None
 
@@ -308,19 +310,37 @@ def made_with(config: Config) -> dict[str, str | None]:
     }
 
 
+def _loaded(path: Path, *members: str) -> dict[str, Any]:
+    """What torch.save wrote: a dictionary with these members. Never unpickles: weights_only.
+
+    Raises DatasetError for anything else, and OSError if it cannot be read.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if not (isinstance(saved, dict) and saved.keys() >= {*members}):
+            raise ValueError(f"it is not a dictionary with {' and '.join(members) or 'tensors'}")
+    except OSError:
+        raise
+    except Exception as error:  # what torch makes of any bytes
+        reason = str(error).partition("\n")[0].rstrip(".")
+        sentence = f"{path} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
+        raise DatasetError(sentence, "damaged", given=str(path)) from None
+    return saved
+
+
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
     """Loads the optimizer's moments and the parameters of objectives; its settings stay those of this run.
 
-    Never unpickles: weights_only. Raises DatasetError if they are of other parameters.
+    Raises DatasetError if they are of other parameters, or damaged.
     """
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         if learner.objective_parameters():
-            beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
+            beside = _loaded(path / BESIDE)
             if beside.keys() != learner.objective_parameters().keys():
                 raise ValueError(f"objectives had {', '.join(beside)}")
             learner.load_state_dict(beside, strict=False)
-        optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+        optimizer.load_state_dict(_loaded(path / OPTIMIZER, "state", "param_groups"))
     except (ValueError, RuntimeError, FileNotFoundError) as error:
         reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
         reason = reason.partition("\n")[0].rstrip(".")
@@ -334,10 +354,13 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 
 
 def read_average(path: Path, average: Average) -> None:
-    """Loads the mean of the weights, if the checkpoint has one. Raises DatasetError if it is of other weights."""
+    """Loads the mean of the weights, if the checkpoint has one.
+
+    Raises DatasetError if it is of other weights, or damaged.
+    """
     if (path / AVERAGE_FILE).exists():
         try:
-            average.load_state_dict(torch.load(path / AVERAGE_FILE, map_location="cpu", weights_only=True))
+            average.load_state_dict(_loaded(path / AVERAGE_FILE, "count", "means"))
         except ValueError as error:
             raise DatasetError(
                 f"{path / AVERAGE_FILE}: {error}; give another --out", "other-settings", option="out"

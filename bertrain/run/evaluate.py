@@ -44,9 +44,10 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    Also bits_per_byte (bits a token × tokens a byte of the dataset), and the token predicted most often and its share
-    of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
-    asked on all ranks after each batch; where it is true the result is None. progress: show a bar on rank 0.
+    Also bits_per_byte (bits a token × tokens a byte of the dataset; None where its bytes are not known), and the token
+    predicted most often and its share of all predictions. All ranks must call it; each takes its part, and all get the
+    same result. interrupted: asked on all ranks after each batch; where it is true the result is None. progress:
+    show a bar on rank 0.
     """
     loader = bertdata.Loader(
         shards,
@@ -94,8 +95,8 @@ def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:
     """What follows from sums over all ranks: of losses, right predictions, targets and samples."""
     sum_of_losses, num_correct, num_targets, num_samples = totals
     loss = sum_of_losses / num_targets if num_targets else None
-    text_bytes, counts = shards.manifest.counts["text_bytes"], shards.manifest.counts["documents"]
-    tokens = shards.num_tokens - counts * (shards.special_tokens.separator is not None)
+    text_bytes = shards.manifest.counts.get("text_bytes")  # which other programs need not count
+    tokens = shards.num_tokens - shards.num_documents * (shards.special_tokens.separator is not None)
     return {
         "loss": loss,
         "accuracy": num_correct / num_targets if num_targets else None,

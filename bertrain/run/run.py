@@ -46,7 +46,6 @@ class Run:
         self.methods = methods.methods_of(config)
         options = {"rank": ranks.rank, "world_size": ranks.world_size}
         self.batches = Batches(config, self.datasets, methods=self.methods, **options)
-        self.batches.first_targets()  # which fails where there are none
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
         begun = self._resume()
@@ -55,6 +54,7 @@ class Run:
             config, self.shards, self.phase, resume=self.begun_from, methods=self.methods
         )
         self.warnings += warnings
+        self.batches.first_targets()  # which fails where there are none, as where the model has another tokenizer
         self.training = Training(config, self.shards, ranks, self.methods, weights)
         self.clock = Clock(begun.seconds, compiles=self.training.compiles or ranks.device.type == "cuda")
         self._load(begun)

@@ -60,8 +60,16 @@ class TrainState:
 
 
 def read(path: Path) -> TrainState:
-    """The state in a checkpoint. Raises DatasetError for one of another version."""
-    saved = json.loads((path / TRAINER).read_bytes())
+    """The state in a checkpoint. Raises DatasetError for one that is damaged or of another version."""
+
+    def damaged(reason: str) -> DatasetError:
+        sentence = f"{path / TRAINER} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
+        return DatasetError(sentence, "damaged", given=str(path))
+
+    try:
+        saved = json.loads((path / TRAINER).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"it is not JSON ({error})") from None
     names = {each.name for each in fields(TrainState)}
     if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
         version = saved.get("version") if isinstance(saved, dict) else None
@@ -71,4 +79,24 @@ def read(path: Path) -> TrainState:
             f"this one reads {VERSION}; use that version, or start from its weights with --init and another --out"
         )
         raise DatasetError(sentence, "other-version", given=str(path))
+    for member, usual in asdict(TrainState()).items():
+        if type(saved[member]) is not (list if isinstance(usual, tuple) else type(usual)):
+            raise damaged(f"its {member} is {saved[member]!r:.40}")
+    if not _is_sound(saved):
+        raise damaged("it holds what no run writes")
     return TrainState(**saved)
+
+
+def _is_sound(saved: Mapping[str, Any]) -> bool:
+    """Whether what is read of the members of a state is there, and of the right type."""
+    counts = [saved["step"], saved["tokens"], saved["phase"] - 1, *saved["streams"].values()]
+    entries = [entry for entry in saved["read"] if isinstance(entry, dict) and isinstance(entry.get("stream"), dict)]
+    return (
+        all(type(number) is int and number >= 0 for number in counts)
+        and all(type(number) in (int, float) for number in saved["seconds"].values())
+        and "trained" in saved["seconds"]
+        and len(entries) == len(saved["read"])
+        and all(isinstance(sums, list) and len(sums) > 2 for sums in saved["since_entry"].values())
+        and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
+        and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
+    )

@@ -157,11 +157,14 @@ class Watch(contextlib.ExitStack):
             self.say(line)
 
     def _history(self, step: int) -> list[dict[str, Any]]:
-        """The history in run.json, with what this start changes. Says each change."""
+        """The history in run.json, with what this start changes. Says each change, and that a damaged one is lost."""
         try:
             before = json.loads((self.out / "run.json").read_bytes())
             options, history = dict(before["config"]), list(before.get("history", []))
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.warn("run.json was damaged, so the history of the changes of options begins anew")
             return []
         defaults = {name: option.default for name, option in all_options().items()}
         was, now = (json.loads(json.dumps(defaults | given)) for given in (options, self.config.flat()))

@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +25,29 @@ def answer_at_start() -> None:
             print("interrupted before the run began; run the same command again", file=sys.stderr)  # noqa: T201
 
     sys.excepthook = answer
+
+
+@contextlib.contextmanager
+def leaving_at_interrupt() -> Iterator[None]:
+    """Ends the process at once on Ctrl-C, while nothing but imports is done.
+
+    A KeyboardInterrupt would not do: torch imports numpy from C++, which swallows it, and goes on with half of numpy.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, b"interrupted; run the same command again\n")
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Signals:

@@ -155,7 +155,8 @@ def start(names: Sequence[str], out: Path, options: dict[str, Any], *, step: int
     """
     if not names:
         return []
-    identity, *known = (out / ID).read_text().split() if (out / ID).exists() else [secrets.token_hex(4)]
+    words = (out / ID).read_text(errors="replace").split() if (out / ID).exists() else []
+    identity, *known = words or [secrets.token_hex(4)]
     write_file(out / ID, " ".join([identity, *sorted({*known, *names})]).encode())
     record = Record(out, options, identity, step)
     has = {name: range(step + 1, logged) for name in known if name != "tensorboard"}

@@ -72,6 +72,14 @@ def _student(options: dict[str, Any], given: set[str]) -> Config:
     return Config(**values)
 
 
+def _require_yes(num_bytes: int, yes: bool) -> None:
+    if num_bytes > LIMIT_BYTES and not yes:
+        sentence = (
+            f"{num_bytes:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples"
+        )
+        raise UsageError(sentence, "missing", option="yes")
+
+
 class _Work:
     """The student's stream, the teacher, and the header that names both; on this rank."""
 
@@ -87,7 +95,8 @@ class _Work:
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         self.header = self._header(weights, options)
         units = answers.num_units(self.header)
-        if units > MOST_UNITS:
+        if units > MOST_UNITS:  # so nothing of it is there
+            _require_yes(answers.num_bytes(self.header | {"unit_samples": self.header["samples"]}), options["yes"])
             least = -(-self.header["samples"] // MOST_UNITS)
             sentence = (
                 f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
@@ -185,11 +194,7 @@ class _Work:
                 "samples, or --yes"
             )
             raise UsageError(sentence, "unwritable", option="out", given=str(self.out))
-        if left > LIMIT_BYTES and not yes:
-            sentence = (
-                f"{left:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples"
-            )
-            raise UsageError(sentence, "missing", option="yes")
+        _require_yes(left, yes)
 
     def _seconds_a_sample(self) -> float:
         rows = min(self.header["batch_samples"], self.header["samples"])

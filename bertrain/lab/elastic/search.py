@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
+from bertdata.errors import DatasetError, UsageError
 from bertdata.files import naming, write_file
 from bertrain.commands.evaluate import opened
 from bertrain.commands.plot import drawing
@@ -147,7 +147,8 @@ def _synchronize(device: torch.device) -> None:
 class Measurements:
     """Latency, loss and accuracy of sub-networks, each measured once, and kept in trials.jsonl.
 
-    settings: what the numbers depend on. Raises UsageError if those in the directory were made with others.
+    settings: what the numbers depend on. Raises UsageError if those in the directory were made with others, and
+    DatasetError if search.json does not say with which.
     """
 
     def __init__(
@@ -161,30 +162,40 @@ class Measurements:
         """make: a sub-network. latency: of one, in ms. judge: its "loss" and "accuracy"."""
         self._path, self._make, self._latency, self._judge = out / TRIALS, make, latency, judge
         self.entries: dict[Sizes, dict[str, Any]] = {}
-        try:
-            before = json.loads((out / SETTINGS).read_bytes())
-        except (OSError, ValueError):
-            before = None
-        before = before if isinstance(before, dict) else None
-        if before is not None and before != settings:
-            name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
-            difference = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
-            sentence = f"--out {out} holds a search {difference}; or give another --out"
-            raise UsageError(sentence, "other-settings", option="out", given=str(out))
-        if before is not None and self._path.exists():
+        if self._path.exists():
+            self._require_same(out, settings)
             self._read(self._path.read_text(errors="replace"))
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries.values())
         write_file(self._path, lines.encode())
+
+    def _require_same(self, out: Path, settings: Mapping[str, Any]) -> None:
+        try:
+            before = dict(json.loads((out / SETTINGS).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
+            sentence = (
+                f"{out / SETTINGS} is not as bertrain search wrote it, so nobody knows what the trials beside it "
+                "depend on; put it back, or give another --out"
+            )
+            raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
+        if before != settings:
+            name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
+            words = DIFFERENCES.get(name, "of another version of bertrain, with other settings; use that version")
+            difference = words.format(before=before.get(name), now=settings.get(name))
+            sentence = f"--out {out} holds a search {difference}; or give another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(out))
 
     def _read(self, text: str) -> None:
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
                 sizes = Sizes(*(entry[name] for name in Sizes._fields))
-            except (ValueError, KeyError, TypeError):  # cut off as the process died, or damaged as the power failed
-                break
-            self.entries[sizes] = entry
+                measured = ("parameters", "latency_ms", *(("loss", "accuracy") if "loss" in entry else ()))
+                is_whole = all(type(number) in (int, float) for number in (*sizes, *map(entry.get, measured)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue  # cut off as the process died, or damaged as the power failed
+            if is_whole:
+                self.entries[sizes] = entry
 
     def latency(self, sizes: Sizes) -> float:
         if sizes not in self.entries:

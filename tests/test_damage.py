@@ -1,0 +1,256 @@
+"""Damaged files where commands of bertrain read them: each ends in one sentence, and nothing that was finished is lost.
+
+Most are sealed: checkpoint.json states the damaged bytes, as a hostile checkpoint would.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import invoke, json_of, refused, refuses, succeeds, with_member, write_labelled
+from safetensors.torch import load_file
+from training import QUIET, flags, seal, train
+
+from bertdata.format.records import canonical
+from bertrain import pretrain
+from bertrain.__main__ import main
+from bertrain.run import assemble, checkpoint, state
+
+
+class Touch:
+    """What a pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def damages(content, path):
+    """What a file may hold in place of its content. path: what a pickle would make."""
+    return {
+        "empty": b"",
+        "cut": content[: len(content) // 2],
+        "noise": bytes(range(255, 0, -1)) * 9,
+        "list": b"[1]",
+        "number": b"5",
+        "object": b"{}",
+        "deep": b"[" * 100_000,
+        "pickle": pickle.dumps(Touch(path)),
+    }
+
+
+def failing(monkeypatch, path):
+    """Reading a file fails for a while, as from a disk that is asked again later."""
+    read = Path.read_bytes
+
+    def call(file):
+        if file == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", call)
+
+
+@pytest.fixture(scope="module")
+def averaged(dataset, once):
+    """A run of two steps whose last checkpoint has all files that there can be. Tests must not change it."""
+    options = QUIET | {"steps": 2, "average": 0.9}
+    return once("averaged", lambda folder: train(dataset.path, folder / "run", **options)) / "run"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "average.pt", "trainer.json"])
+def test_a_damaged_state_ends_a_run_and_is_not_unpickled(dataset, averaged, tmp_path, name):
+    out = shutil.copytree(averaged, tmp_path / "run")
+    path = out / "step-00000002" / name
+    made = damages(path.read_bytes(), tmp_path / "made")
+    for what, damage in made.items():
+        path.write_bytes(damage)
+        seal(path.parent)
+        kind = "other-version" if name == "trainer.json" and what in ("list", "number", "object") else "damaged"
+        given = ... if kind == "other-version" or name == "trainer.json" else str(path)
+        refused(pretrain.main, *flags(dataset.path, out, steps=3, average=0.9, **QUIET), kind=kind, given=given)
+    for value in ([1], 5, {}):
+        torch.save(value, path)
+        seal(path.parent)
+        refused(pretrain.main, *flags(dataset.path, out, steps=3, average=0.9, **QUIET), kind="damaged")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run"]
+    assert path.parent.is_dir()
+
+
+def test_a_state_with_a_member_of_another_type_is_damaged(averaged, tmp_path):
+    directory = shutil.copytree(averaged / "step-00000002", tmp_path / "step")
+    saved = json.loads((directory / state.TRAINER).read_bytes())
+    for name in saved:
+        (directory / state.TRAINER).write_text(json.dumps(saved | {name: "x" if name != "version" else 2}))
+        with refuses("damaged" if name != "version" else "other-version"):
+            state.read(directory)
+    refused(
+        main, "extract", "--checkpoint", directory, "--out", tmp_path / "small", kind="damaged", option="checkpoint"
+    )
+
+
+def members(value, path=()):
+    """The paths of all members of a JSON object, and of lists in it."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, member in items:
+        yield (*path, name)
+        yield from members(member, (*path, name))
+
+
+def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(dataset, averaged, tmp_path):
+    """Of each member another value, and none, in turn: a run goes on, or says what is wrong."""
+    kept = averaged / "step-00000002"
+    saved = json.loads((kept / state.TRAINER).read_bytes())
+    draw = random.Random(0)
+    for path in [path for path in members(saved) if path[0] != "versions"]:
+        for value in draw.sample(["x", -5, [], {}, None], 1):
+            changed = with_member(saved, path, value)
+            out = shutil.copytree(averaged, tmp_path / "run")
+            (out / kept.name / state.TRAINER).write_text(json.dumps(changed))
+            seal(out / kept.name)
+            done = invoke(pretrain.main, *flags(dataset.path, out, steps=2, average=0.9, **QUIET))
+            assert done.exit_code == 0 or done.stderr.splitlines()[-1].startswith("Error: "), (path, value)
+            shutil.rmtree(out)
+    for name in ("loader", "seconds"):
+        for member in saved[name]:
+            short = saved | {name: {key: value for key, value in saved[name].items() if key != member}}
+            (tmp_path / state.TRAINER).write_text(json.dumps(short))
+            if member in ("length", "samples", "seed", "shuffle", "trained"):
+                with refuses("damaged"):
+                    state.read(tmp_path)
+
+
+def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):
+    for step in (1, 2, 3, 4):
+        shutil.copytree(averaged / "step-00000002", tmp_path / f"step-0000000{step}")
+    failing(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
+    (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
+    checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
+
+
+@pytest.fixture
+def model(bert_run, tmp_path):
+    """A model without checkpoint.json, as others make it: a copy."""
+    directory = shutil.copytree(bert_run / "step-00000002", tmp_path / "model")
+    (directory / checkpoint.INDEX).unlink()
+    return directory
+
+
+def commands(model, dataset, out):
+    """Commands that read a model: arguments."""
+    data = write_labelled(out.parent / "data.tsv")
+    tuning = ["--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1]
+    few = ["--length", 32, "--steps", 1, "--global-batch-size", 6]
+    return {
+        "init": ["pretrain", "--data", dataset.path, "--out", out, "--init", model, *few],
+        "pretrain": ["pretrain", "--data", dataset.path, "--out", out, "--model", model, *few],
+        "doctor": ["doctor", "--data", dataset.path, "--out", out, "--init", model, *few],
+        "evaluate": ["evaluate", "--checkpoint", model, "--data", dataset.path, "--max-samples", 6],
+        "finetune": ["finetune", "--checkpoint", model, *tuning],
+        "augment": ["augment", "--checkpoint", model, "--train", data, "--out", out.with_suffix(".tsv")],
+        "teacher": ["teacher", "--model", model, "--data", dataset.path, "--out", out, "--max-samples", 6],
+        "merge": ["merge", model, f"{model}/../second", "--out", out],
+    }
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_path, name):
+    shutil.copytree(model, tmp_path / "second")
+    content = (model / name).read_bytes()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command, arguments in commands(model, dataset, tmp_path / "out").items():
+        if command == "pretrain" and name != "config.json":
+            continue
+        for what, damage in damages(content, tmp_path / "made").items():
+            (model / name).write_bytes(damage)
+            done = invoke(main, *arguments)
+            may_pass = name == "tokenizer_config.json" or (name == "config.json" and what == "object")
+            assert done.exit_code or may_pass, (command, what, done.output)
+            if done.exit_code:
+                last = (done.stdout if command == "doctor" else done.stderr).splitlines()[-1]
+                assert last.startswith("FAIL" if command == "doctor" else "Error: "), (command, what, done.output)
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            (tmp_path / "out.tsv").unlink(missing_ok=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "data.tsv"])
+
+
+@pytest.mark.parametrize("command", ["init", "evaluate", "finetune"])
+def test_weights_of_strangers_are_no_pickles(dataset, model, tmp_path, command):
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    arguments = commands(model, dataset, tmp_path / "out")[command]
+    option = {"init": "init", "evaluate": None, "finetune": "checkpoint"}[command]
+    refused(main, *arguments, kind="model-unreadable", option=option)
+
+
+@pytest.mark.parametrize("command", ["init", "pretrain", "evaluate", "finetune"])
+def test_the_attention_that_a_configuration_names_is_not_loaded(dataset, model, tmp_path, command):
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").write_text(json.dumps(config | {"attn_implementation": "org/name"}))
+    succeeds(main, *commands(model, dataset, tmp_path / "out")[command])
+
+
+def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, averaged, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(averaged, tmp_path / "run")
+    options = QUIET | {"average": 0.9}
+    train(dataset.path, out, steps=3, **options)
+    content = (out / "run.json").read_bytes()
+    assert json.loads(content)["history"]
+    with monkeypatch.context() as patched:
+        failing(patched, out / "run.json")
+        done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **options))
+    assert (done.exit_code, f"{out / 'run.json'}: " in done.stderr) == (1, True)
+    assert (out / "run.json").read_bytes() == content
+    for damage in (b"", b"[1]", b"5", b"{}", b"[" * 100_000, b"\xff", content[:99]):
+        (out / "run.json").write_bytes(damage)
+        capsys.readouterr()
+        train(dataset.path, out, steps=3, **options)
+        assert "warning: run.json was damaged" in capsys.readouterr().out
+        assert json.loads((out / "run.json").read_bytes())["history"] == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
+@pytest.mark.parametrize("command", ["doctor", "plan", "pretrain"])
+def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
+    monkeypatch.setattr(assemble, "datasets", lambda config: (_ for _ in ()).throw(error))
+    done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
+    last = done.stderr.splitlines()[-1]
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    assert (done.exit_code, last.startswith("interrupted")) == (130 if is_interrupt else 1, is_interrupt)
+    assert is_interrupt or last.startswith("Error: here: ")
+
+
+def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, bert_run, tmp_path):
+    shards = shutil.copytree(dataset.path, tmp_path / "shards")
+    manifest = json.loads((shards / "manifest.json").read_bytes()) | {"counts": {}}
+    del manifest["checksum"]
+    sealed = manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()}
+    (shards / "manifest.json").write_text(json.dumps(sealed))
+    few = ["evaluate", "--checkpoint", bert_run, "--data", shards, "--max-samples", 6]
+    known = json_of(main, *few[:4], dataset.path, *few[5:])
+    assert json_of(main, *few) == known | {"bits_per_byte": None}
+    assert "not counted" in succeeds(main, *few).stdout
+    assert [entry for entry in train(shards, tmp_path / "run", steps=1, **QUIET) if "validation_loss" in entry]
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_at_once(tmp_path):
+    """Also where the import of a library swallows a KeyboardInterrupt, as torch does around that of numpy."""
+    interrupt = "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    swallows = f"import os, signal, time\ntry: {interrupt}\nexcept BaseException: pass\n"
+    (tmp_path / "torch.py").write_text(swallows + "raise ModuleNotFoundError('half imported')\n")
+    command = [sys.executable, "-m", "bertrain", "evaluate"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (130, 1), done.stderr
