@@ -19,7 +19,7 @@ from bertdata.errors import UsageError
 from bertrain.options.config import Config
 from bertrain.run import checkpoint, state
 from bertrain.run.batches import Batches
-from bertrain.run.run import Run
+from bertrain.run.training import Training
 
 TOOL = Path(__file__).parent.parent / "tools" / "campaign.py"
 sys.path.append(str(TOOL.parent))
@@ -84,8 +84,9 @@ FAULTS = [shift_position, forget_moments, forget_mean, forget_sums, keep_later_e
 def test_a_fault_of_resuming_is_found(dataset, tmp_path, monkeypatch, fault):
     options = campaign.BASE | {"data": [str(dataset.path)], "model": TINY, "steps": 12, "log_every": 3, "average": 0.8}
     stops = [campaign.Stop(campaign.SIGKILL, None, 3, 0.0), campaign.Stop(campaign.SIGKILL, 0, 4, 0.0)]
-    begin_step = Run.begin_step
-    monkeypatch.setattr(Run, "begin_step", lambda run: [time.sleep(0.05), begin_step(run)])  # so that no stop is late
+    begin = Training.begin_step
+    slow = lambda training, step, phase: [time.sleep(0.05), begin(training, step, phase)]  # noqa: E731  (no stop is late)
+    monkeypatch.setattr(Training, "begin_step", slow)
     if fault:
         fault(monkeypatch)
     verdict = campaign.made(campaign.Run(options, 1, tuple(stops)), tmp_path, tmp_path / "made")
