@@ -150,6 +150,19 @@ def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any
     return table
 
 
+def step(optimizer: torch.optim.Optimizer, skipped: torch.Tensor) -> None:
+    """Takes a step of an optimizer, or leaves parameters and state as they are. The host does not wait to know which.
+
+    skipped: float32 [], 1 for a step that changes nothing, else 0. An optimizer says as torch's do, by
+    _step_supports_amp_scaling, that it follows `found_inf` itself; for others the host waits.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not skipped:
+        optimizer.step()
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Gives every group the learning rate `rate` times its rate_scale."""
     for group in optimizer.param_groups:

@@ -28,6 +28,8 @@ from bertrain.run.state import TrainState
 from bertrain.runtime.dist import World
 from bertrain.runtime.feed import MicroBatch
 
+PATIENCE = 10  # steps in a row that may be skipped
+
 
 class Training:
     """A learner, its optimizer, the scaler of fp16, and the mean of its weights, if a run has one."""
@@ -48,6 +50,10 @@ class Training:
         self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         self.rate, self._norm = 0.0, torch.zeros(())
+        self.skipped = torch.zeros((), device=device)
+        """float32 []: 1 if the last step was skipped, as a loss or the norm was not finite, else 0."""
+        self.in_a_row = torch.zeros(1, dtype=torch.float64, device=device)
+        """float64 [1]: how many of the last steps were skipped, without one between them that was taken."""
         self._prepare(weights)
 
     def _prepare(self, weights: PreTrainedModel) -> None:
@@ -108,7 +114,8 @@ class Training:
             self._lay_buckets(piece, scale)
         with _without_all_reduce(self._module, not is_last), self.autocast():
             losses: dict[str, LossSum] = self._module(**self.learner.prepare(piece))
-            self.scaler.scale(self.learner.total(losses, scale)).backward()
+            total = self.scaler.scale(self.learner.total(losses, scale))
+            total.backward(1 + 0 * total.detach())  # a loss that is not finite gives such gradients, to all ranks
         return losses
 
     def _lay_buckets(self, piece: MicroBatch, scale: torch.Tensor) -> None:
@@ -126,19 +133,24 @@ class Training:
         self._seed()  # again: the pass has drawn numbers
 
     def update(self, rate: float) -> None:
-        """Clips the gradients and takes an optimizer step."""
+        """Clips the gradients and takes an optimizer step; skips it on all ranks if their norm is not finite.
+
+        A skipped step changes no weight, no state of the optimizer, and no mean of weights. The host does not wait.
+        """
         self.rate = rate
         self.scaler.unscale_(self.optimizer)
         self._norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
+        self.skipped = 1 - self._norm.isfinite().float()
+        self.in_a_row = (self.in_a_row + 1) * self.skipped
         optim.set_learning_rate(self.optimizer, rate)
-        self.scaler.step(self.optimizer)
+        optim.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
 
     def norm(self) -> float | None:
-        """The gradient's norm, for which the host waits; None where fp16 has overflowed, for then a step is skipped."""
+        """The gradient's norm, for which the host waits; None where it is not finite, for then a step is skipped."""
         norm = float(self._norm)
-        return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
+        return norm if math.isfinite(norm) else None
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""
