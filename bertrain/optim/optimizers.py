@@ -17,6 +17,7 @@ from bertrain.options.config import Config
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
 
+    config: whose precision is resolved; auto counts as fp32.
     Raises UsageError for an entry that gives no optimizer.
     """
     optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
@@ -48,7 +49,6 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     others = parameter_groups(module, config.weight_decay)
     for group in others:
         group["params"] = [parameter for parameter in group["params"] if parameter not in theirs]
-    half = torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else False
     return Muon(
         matrices,
         others,
@@ -57,7 +57,7 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         rate_scale=config.muon_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
-        dtype=torch.bfloat16 if (half and config.precision != "fp32") or config.precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class Training:
         if self.compiles:
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
-        self.optimizer = assemble.optimizer(config, self.learner, self._methods)
+        resolved = replace(config, precision=self.precision)
+        self.optimizer = assemble.optimizer(resolved, self.learner, self._methods)
         self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
         """The parameters that train in a phase that trains all."""
         self.average = Average(self.learner) if config.average else None
@@ -112,8 +114,12 @@ class Training:
         """
         if not self._has_laid_buckets:
             self._lay_buckets(piece, scale)
-        with _without_all_reduce(self._module, not is_last), self.autocast():
-            losses: dict[str, LossSum] = self._module(**self.learner.prepare(piece))
+        prepared = self.learner.prepare(
+            piece
+        )  # not in the autocast of gradients, whose copies of weights would have none
+        with _without_all_reduce(self._module, not is_last):
+            with self.autocast():
+                losses: dict[str, LossSum] = self._module(**prepared)
             total = self.scaler.scale(self.learner.total(losses, scale))
             total.backward(1 + 0 * total.detach())  # a loss that is not finite gives such gradients, to all ranks
         return losses
@@ -126,9 +132,10 @@ class Training:
         run that was stopped adds in the same order as one that was not.
         """
         self._has_laid_buckets = True
+        prepared = self.learner.prepare(piece)
         with self.autocast():
-            losses = self._module(**self.learner.prepare(piece))
-            self.learner.total(losses, scale).backward()
+            losses = self._module(**prepared)
+        self.learner.total(losses, scale).backward()
         self.optimizer.zero_grad()
         self._seed()  # again: the pass has drawn numbers
 
