@@ -178,7 +178,8 @@ def learner(
     methods: those of the config, if they are made.
     """
     methods, on_gpu = methods_of(config) if methods is None else methods, ranks.device.type == "cuda"
-    build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+    if config.attention == "auto":
+        build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)

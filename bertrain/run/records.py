@@ -37,6 +37,7 @@ class Records:
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,
             "precision": run.training.precision,
+            "attention": run.training.attention,
         }
         if run.config.lr_scale:
             facts["lr_scale"] = run.training.scaled_rates()

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertrain import optim
 from bertrain.methods import Carry, Method
-from bertrain.models import rotary
+from bertrain.models import attention, rotary
 from bertrain.models.build import recompute_activations
 from bertrain.objectives import Learner, LossSum
 from bertrain.optim.average import Average
@@ -62,6 +62,11 @@ class Training:
         if config.gradient_checkpointing:
             recompute_activations(weights)
         self.learner = assemble.learner(config, weights, self._shards, self._ranks, self.precision, self._methods)
+        device, choice = self._ranks.device, config.attention
+        attention.require(choice, self.learner, device, self.autocast)
+        self.attention = attention.kernels(choice, self.learner, device)
+        """The kernels of attention that may run."""
+        self._limited = attention.limited(self.attention)
         if self.compiles:
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
@@ -117,7 +122,7 @@ class Training:
         prepared = self.learner.prepare(
             piece
         )  # not in the autocast of gradients, whose copies of weights would have none
-        with _without_all_reduce(self._module, not is_last):
+        with _without_all_reduce(self._module, not is_last), self._limited():
             with self.autocast():
                 losses: dict[str, LossSum] = self._module(**prepared)
             total = self.scaler.scale(self.learner.total(losses, scale))
@@ -133,9 +138,10 @@ class Training:
         """
         self._has_laid_buckets = True
         prepared = self.learner.prepare(piece)
-        with self.autocast():
-            losses = self._module(**prepared)
-        self.learner.total(losses, scale).backward()
+        with self._limited():
+            with self.autocast():
+                losses = self._module(**prepared)
+            self.learner.total(losses, scale).backward()
         self.optimizer.zero_grad()
         self._seed()  # again: the pass has drawn numbers
 

@@ -123,7 +123,8 @@ class Watch(contextlib.ExitStack):
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
             f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
-            f"{ranks}, {facts['precision']}, {num_samples:,} samples an epoch{resumed}"
+            f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
+            f"{num_samples:,} samples an epoch{resumed}"
         )
         reference = (
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
