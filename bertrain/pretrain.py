@@ -63,6 +63,7 @@ def pretrain(config: Config) -> None:
             except KeyboardInterrupt:  # the second Ctrl-C
                 run.watch.say(f"Interrupted at step {run.step}. {records.describe_newest()}")
                 sys.exit(130)
+        run.training.end()
         if ranks.rank == 0:
             if signals.stopped:
                 by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped

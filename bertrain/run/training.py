@@ -160,6 +160,13 @@ class Training:
         self.scaler.update()
         self.optimizer.zero_grad()
 
+    def end(self) -> None:
+        """Lets go of what exchanges gradients. Called before the process group ends.
+
+        If that were the last to hold the group, its end would wait for a thread that waits for Python's lock.
+        """
+        del self._module
+
     def norm(self) -> float | None:
         """The gradient's norm, for which the host waits; None where it is not finite, for then a step is skipped."""
         norm = float(self._norm)
