@@ -66,7 +66,7 @@ def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any], skippe
         [state[parameter][name] for parameter in parameters] for name in ("step", "exp_avg", "exp_avg_sq")
     )
     beta1, beta2 = group["betas"]
-    torch._foreach_add_(steps, (~skipped).float())
+    torch._foreach_add_(steps, [(~skipped).float()] * len(steps))
     commit(means, torch._foreach_lerp(means, gradients, 1 - beta1), skipped)
     new_squares = torch._foreach_mul(squares, beta2)
     torch._foreach_addcmul_(new_squares, gradients, gradients, 1 - beta2)
