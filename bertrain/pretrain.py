@@ -32,6 +32,7 @@ from bertrain.run import checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.records import Records
 from bertrain.run.run import Run
+from bertrain.run.training import PATIENCE
 from bertrain.run.validation import Validation
 from bertrain.runtime import feed
 from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
@@ -107,10 +108,11 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             losses = training.add_gradients(module, piece, scale, is_last=place == number)
             run.sums.add(losses, piece.get("sources"))
         run.update()
+        run.sums.end_step(training.skipped, ranks)
 
         rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)
-        num_signals, seconds = readings.read(signals_and_time)
+        num_signals, seconds, in_a_row = readings.read(torch.cat([signals_and_time, training.in_a_row]))
         run.spent = max(run.spent, seconds)
         run.clock.lap_of_step(loader.length)
         if is_first:
@@ -120,7 +122,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         if num_signals:
             signals.stop()
         is_last = run.phase_is_done or bool(signals.stopped)
-        if is_last or run.step % config.log_every == 0:
+        if is_last or run.step % config.log_every == 0 or in_a_row >= PATIENCE:
             records.log(rates, is_last=is_last)
         if is_last or run.milestones.passed or run.step % config.save_every == 0:
             records.save(required=run.is_done or bool(signals.stopped))

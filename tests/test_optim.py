@@ -22,7 +22,7 @@ from bertrain.optim import learning_rate, muon
 from bertrain.optim.lamb import Lamb
 from bertrain.optim.stable import StableAdamW
 from bertrain.options.config import Config
-from bertrain.run import checkpoint, run
+from bertrain.run import assemble, checkpoint, run
 
 
 def rates(schedule, steps, warmup_steps):
@@ -220,6 +220,15 @@ def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, 
     assert_near(together, alone, "loss_before", "loss_after", "layers", rel=5e-4)
 
 
+@pytest.mark.parametrize(("resolved", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_muon_computes_in_the_precision_that_auto_becomes(dataset, tmp_path, monkeypatch, resolved, dtype):
+    monkeypatch.setattr(assemble, "precision", lambda *_: resolved)
+    seen, plain = set(), muon.orthogonal
+    monkeypatch.setattr(muon, "orthogonal", lambda matrices, dtype: seen.add(dtype) or plain(matrices, dtype))
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET, optimizer="muon")
+    assert seen == {dtype}
+
+
 @pytest.mark.slow
 def test_muon_computes_in_bf16(dataset, tmp_path):
     plain, bf16 = (
@@ -341,4 +350,4 @@ def test_a_step_of_lost_gradients_changes_nothing(kind):
         scaler.step(made)
         scaler.update()
         made.zero_grad()
-        assert bool(made.state[weight]) == torch.any(weight != 1) == (factor == 1.0)
+        assert made.state[weight]["step"] == torch.any(weight != 1) == (factor == 1.0)

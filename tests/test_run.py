@@ -27,11 +27,17 @@ from training import (
     flags,
     last_checkpoint,
     losses,
-    refused_run,
     remove_after,
     train,
 )
-from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForPreTraining,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+)
 
 import bertdata
 from bertdata import Masking
@@ -42,13 +48,14 @@ from bertdata.write import build
 from bertrain import pretrain
 from bertrain.commands import doctor, evaluate
 from bertrain.models import build as model
+from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
 from bertrain.run import checkpoint, phases, rates, state, validation, watch, writer
 from bertrain.run import evaluate as evaluation
 from bertrain.run import run as runs
 from bertrain.run.run import Run
 from bertrain.run.schedule import Plan
-from bertrain.runtime import clock, feed, stop
+from bertrain.runtime import clock, dist, feed, stop
 
 
 def steps_of(log):
@@ -378,19 +385,13 @@ def test_without_out_a_run_has_a_directory_of_its_model_and_day(dataset, tmp_pat
 
 
 def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
-    """The scale is lowered and training goes on; without a scaler the same gradient ends the run."""
-    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**127))
+    """The scale is lowered and training goes on, and the log counts the step as any that is skipped."""
+    begins = functools.partial(torch.amp.GradScaler, init_scale=2.0**127, backoff_factor=2.0**-112)
+    monkeypatch.setattr(torch.amp, "GradScaler", begins)
     log = steps_of(train(dataset.path, tmp_path / "run", steps=4, precision="fp16", **QUIET))
-    assert log[0]["grad_norm"] is None
-    assert all(math.isfinite(entry["loss"]) for entry in log)
-
-
-def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path, monkeypatch):
-    norms = iter([torch.tensor(1.0)] * 3 + [torch.tensor(float("nan"))] * 9)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *a, **k: next(norms))
-    options = QUIET | {"steps": 8, "log_every": 100, "save_every": 2}
-    refused_run(dataset.path, tmp_path / "run", kind="not-finite", option="lr", **options)
-    assert [path.name for path in sorted((tmp_path / "run").glob("step-*"))] == ["step-00000002"]
+    assert [entry.get("skipped") for entry in log] == [1, None, None, None]
+    assert (log[0]["loss"], log[0]["grad_norm"]) == (None, None)
+    assert all(math.isfinite(entry["loss"]) for entry in log[1:])
 
 
 def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path):
@@ -720,6 +721,54 @@ def test_the_doctor_counts_the_memory_of_each_sub_network():
         _, estimate = doctor._memory(Config.of(data="x", out="y"), shape, weights, 1, passes)
         needed.append(float(re.search(r"([\d.]+) GB", estimate)[1]))
     assert needed[1:] == pytest.approx([2 * needed[0], 3 * needed[0]], rel=0.01)
+
+
+def as_on_gpus(monkeypatch, *free, bf16=True):
+    """torch says what it would say on a machine with GPUs, each with so much memory free of 80 GB."""
+    answers = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(free),
+        "is_bf16_supported": lambda **_: bf16,
+        "mem_get_info": lambda number: (free[number], 80 * 10**9),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+
+
+def test_the_doctor_compares_with_the_memory_that_is_free_on_every_gpu(monkeypatch):
+    weights = SimpleNamespace(config=BertConfig(), parameters=list)
+    shape = Plan.of(Config.of(data="x", global_batch_size=64), OF_100, world_size=1)
+
+    def verdict(nproc, **options):
+        return doctor._memory(Config.of(data="x", out="y", **options), shape, weights, nproc, 1)[0]
+
+    as_on_gpus(monkeypatch, 80 * 10**9, 10**9)
+    assert verdict(1) == "PASS"
+    assert verdict(2) == "FAIL"
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_the_doctor_counts_numbers_of_the_precision_that_a_run_would_have(monkeypatch, bf16):
+    shape = Plan.of(Config.of(data="x", micro_batch_size=999, global_batch_size=999), OF_100, world_size=1)
+    as_on_gpus(monkeypatch, 80 * 10**9, bf16=bf16)
+
+    def needed(model, **options):
+        weights = SimpleNamespace(config=CONFIG_MAPPING[model](), parameters=list)
+        estimate = doctor._memory(Config.of(data="x", out="y", **options), shape, weights, 1, 1)[1]
+        return float(re.search(r"([\d.]+) GB", estimate)[1])
+
+    assert needed("bert") < needed("bert", precision="fp32")
+    only_fp32 = next(name for name, family in FAMILIES.items() if not family.half)
+    assert needed(only_fp32) == needed(only_fp32, precision="fp32")
+
+
+@pytest.mark.parametrize("environment", [{"LOCAL_WORLD_SIZE": "3"}, {"LOCAL_RANK": "2"}])
+def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
+    as_on_gpus(monkeypatch, 1, 1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with refuses("out-of-range", "nproc_per_node", given=3), dist.world():
+        pass
 
 
 @pytest.mark.slow

@@ -158,7 +158,8 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, pa
     (parameters, trained), shape, on_gpu = _sizes(weights), weights.config, torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
-    size = 2 if on_gpu and config.precision != "fp32" else 4
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    size = 4 if assemble.precision(config, device, weights) == "fp32" else 2
     length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
     tokens = plan.micro_batch_size * length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
@@ -170,12 +171,13 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, pa
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
     copied = 4 * parameters + (8 + mean) * trained
     if on_gpu:
-        free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
+        used = range(min(nproc, torch.cuda.device_count()))
+        free, where = min(torch.cuda.mem_get_info(number)[0] for number in used), "a GPU"
     else:
         needed, where = needed * nproc + copied, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"
+    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB free"
     if needed > free:
         return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
     return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)

@@ -451,7 +451,7 @@ def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str
 
 
 def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length: int) -> None:
-    """Sets plain products where they are faster than torch's kernel: bf16 on CPUs, rows of at most 512 tokens."""
+    """Sets plain products where they are faster than torch's kernels: bf16 on CPUs, rows of at most 512 tokens."""
     if bf16 and not on_gpu and length <= SHORT:
         model.set_attn_implementation("eager")
 

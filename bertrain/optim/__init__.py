@@ -8,6 +8,7 @@ from bertrain.optim.optimizers import (
     scaled_rates,
     set_learning_rate,
     set_weight_decay,
+    step,
 )
 from bertrain.optim.schedules import SCHEDULES, learning_rate
 
@@ -21,4 +22,5 @@ __all__ = [
     "scaled_rates",
     "set_learning_rate",
     "set_weight_decay",
+    "step",
 ]

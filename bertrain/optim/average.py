@@ -17,16 +17,23 @@ class Average:
     def __init__(self, module: torch.nn.Module) -> None:
         self._weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self._means: dict[str, torch.Tensor] = {}
-        self.count = 0
+        self._count = torch.zeros((), dtype=torch.float64)
+
+    @property
+    def count(self) -> int:
+        """How many weights are in the mean; the host waits for the device."""
+        return int(self._count)
 
     @torch.no_grad()
-    def add(self) -> None:
-        """Takes the weights as they are into the mean."""
-        self.count += 1
-        if self.count == 1:
+    def add(self, skipped: torch.Tensor | None = None) -> None:
+        """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays."""
+        weights: list[torch.Tensor] = [*self._weights.values()]
+        taken = 1 - (torch.zeros((), device=weights[0].device) if skipped is None else skipped).double()
+        self._count = self._count.to(taken.device) + taken
+        if not self._means:
             self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        else:
-            torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 / self.count)
+        share: Any = (taken / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
+        torch._foreach_lerp_(list(self._means.values()), weights, [share] * len(weights))
 
     @contextlib.contextmanager
     @torch.no_grad()
@@ -56,5 +63,5 @@ class Average:
         """Raises ValueError if the means are of other weights."""
         if state["means"].keys() != self._weights.keys():
             raise ValueError("the means are of other weights")
-        self.count = state["count"]
+        self._count = torch.tensor(state["count"], dtype=torch.float64)
         self._means = {name: state["means"][name].to(weight.device) for name, weight in self._weights.items()}

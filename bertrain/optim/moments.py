@@ -1,11 +1,13 @@
 """Adam's moments (Kingma and Ba, 2015), for optimizers that change the size of each tensor's step.
 
-The tensors of a group go through each operation together, and the host never waits for the device.
+The tensors of a group go through each operation together, and the host never waits for the device: also not to know
+whether a step is skipped (`commit`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ class Moments(NamedTuple):
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor]
     means: list[torch.Tensor]  # of the gradients, times `biases`
-    biases: list[float]
+    biases: list[torch.Tensor]  # float64 [] each
     roots: list[torch.Tensor]  # of the mean squares of the gradients, whose bias is corrected; no part of the state
 
     def updates(self, *, weight_decay: float, eps: float) -> list[torch.Tensor]:
@@ -30,11 +32,26 @@ class Moments(NamedTuple):
         return list(updates)
 
 
-def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any]) -> Moments | None:
+def is_skipped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """bool []: whether a step changes nothing, as `found_inf` of the optimizer says (see `optim.step`)."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:  # it is called by itself
+        return torch.zeros((), dtype=torch.bool, device=optimizer.param_groups[0]["params"][0].device)
+    return found_inf != 0
+
+
+def commit(tensors: Iterable[torch.Tensor], values: Iterable[torch.Tensor], skipped: torch.Tensor) -> None:
+    """Gives each tensor its new value; where `skipped`, bool [], is true it stays as it was, to the bit."""
+    for tensor, value in zip(tensors, values, strict=True):
+        torch.where(skipped, tensor, value, out=tensor)  # one kernel for each tensor
+
+
+def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any], skipped: torch.Tensor) -> Moments | None:
     """Takes the gradients of a group into the state; None if no parameter has one.
 
-    The state of a parameter is that of torch.optim.AdamW: "step", on the host, "exp_avg" and "exp_avg_sq". Parameters
-    without a gradient are passed over, so each counts its own steps.
+    The state of a parameter is that of a fused torch.optim.AdamW: "step", float32 on its device, "exp_avg" and
+    "exp_avg_sq". Parameters without a gradient are passed over, so each counts its own steps. skipped: bool []; where
+    it is true the state stays as it was, and what is returned means nothing.
     """
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     if not parameters:
@@ -43,16 +60,18 @@ def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any]) -> Mom
         if not state[parameter]:
             zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             state[parameter].update({"step": torch.tensor(0.0), **zeros})
+        state[parameter]["step"] = state[parameter]["step"].to(parameter.device)  # a checkpoint may have it elsewhere
     gradients = [parameter.grad for parameter in parameters]
     steps, means, squares = (
         [state[parameter][name] for parameter in parameters] for name in ("step", "exp_avg", "exp_avg_sq")
     )
     beta1, beta2 = group["betas"]
-    torch._foreach_add_(steps, 1)
-    torch._foreach_lerp_(means, gradients, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-    counts = [step.item() for step in steps]
-    roots = list(torch._foreach_div(squares, [1 - beta2**count for count in counts]))
+    torch._foreach_add_(steps, [(~skipped).float()] * len(steps))
+    commit(means, torch._foreach_lerp(means, gradients, 1 - beta1), skipped)
+    new_squares = torch._foreach_mul(squares, beta2)
+    torch._foreach_addcmul_(new_squares, gradients, gradients, 1 - beta2)
+    commit(squares, new_squares, skipped)
+    counts = torch.stack(steps).double()
+    roots = list(torch._foreach_div(squares, list((1 - beta2**counts).unbind())))
     torch._foreach_sqrt_(roots)
-    return Moments(parameters, gradients, means, [1 - beta1**count for count in counts], roots)
+    return Moments(parameters, gradients, means, list((1 - beta1**counts).unbind()), roots)

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertrain.models.families import FUSED, layers_of
+from bertrain.optim.moments import commit, is_skipped
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of an odd polynomial that moves singular values towards 1
 ITERATIONS = 5
@@ -45,6 +46,8 @@ class Muon(torch.optim.Optimizer):
     where a layer holds queries, keys and values in one. others: groups for AdamW. dtype: of the iterations. All ranks
     must have the same gradients; they end with the same weights.
     """
+
+    _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
 
     def __init__(
         self,
@@ -82,12 +85,14 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
         self._adamw.param_groups = [group for group in self.param_groups if "momentum" not in group]
+        self._adamw.found_inf = getattr(self, "found_inf", None)  # type: ignore[attr-defined]
         self._adamw.step()
+        skipped = is_skipped(self)
         for group in self.param_groups:
             if "momentum" in group:
-                self._step_matrices(group)
+                self._step_matrices(group, skipped)
 
-    def _step_matrices(self, group: dict[str, Any]) -> None:
+    def _step_matrices(self, group: dict[str, Any], skipped: torch.Tensor) -> None:
         pairs = [(parameter, self._parts[parameter]) for parameter in group["params"] if parameter.grad is not None]
         for (rows, columns), same in groupby(pairs, key=lambda pair: _shape(*pair)):
             some = list(same)
@@ -96,16 +101,17 @@ class Muon(torch.optim.Optimizer):
                 if "momentum" not in self.state[parameter]:
                     self.state[parameter]["momentum"] = torch.zeros_like(parameter)
             momenta = [self.state[parameter]["momentum"] for parameter, _ in some]
-            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            commit(momenta, torch._foreach_lerp(momenta, gradients, 1 - group["momentum"]), skipped)
             updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
             pieces = [update.view(parts, -1, update.shape[1]) for update, (_, parts) in zip(updates, some, strict=True)]
             stacked = torch.cat([piece if piece.shape[1] == rows else piece.mT for piece in pieces])
             orthogonals = self._orthogonal(stacked).split([parts for _, parts in some])
             factor = -group["lr"] * RMS * columns**0.5
             for (parameter, parts), piece in zip(some, orthogonals, strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix = parameter.view(parts, -1, parameter.shape[1])
+                value = parameter * (1 - group["lr"] * group["weight_decay"])
+                matrix = value.view(parts, -1, parameter.shape[1])
                 matrix.add_(piece if matrix.shape[1] == rows else piece.mT, alpha=factor)
+                commit([parameter], [value], skipped)
 
     def _orthogonal(self, matrices: torch.Tensor) -> torch.Tensor:
         """`orthogonal`, of which each rank does its share."""

@@ -17,6 +17,7 @@ from bertrain.options.config import Config
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
 
+    config: whose precision is resolved; auto counts as fp32.
     Raises UsageError for an entry that gives no optimizer.
     """
     optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
@@ -48,7 +49,6 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     others = parameter_groups(module, config.weight_decay)
     for group in others:
         group["params"] = [parameter for parameter in group["params"] if parameter not in theirs]
-    half = torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else False
     return Muon(
         matrices,
         others,
@@ -57,7 +57,7 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         rate_scale=config.muon_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
-        dtype=torch.bfloat16 if (half and config.precision != "fp32") or config.precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32,
     )
 
 
@@ -148,6 +148,19 @@ def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any
         own = [sizes[name] for name, deciding in indices.items() if deciding == index]
         table.append({"pattern": pattern.pattern, "factor": factor, "tensors": len(own), "parameters": sum(own)})
     return table
+
+
+def step(optimizer: torch.optim.Optimizer, skipped: torch.Tensor) -> None:
+    """Takes a step of an optimizer, or leaves parameters and state as they are. The host does not wait to know which.
+
+    skipped: float32 [], 1 for a step that changes nothing, else 0. An optimizer says as torch's do, by
+    _step_supports_amp_scaling, that it follows `found_inf` itself; for others the host waits.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not skipped:
+        optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

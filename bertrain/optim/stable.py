@@ -11,23 +11,27 @@ from typing import Any
 
 import torch
 
-from bertrain.optim.moments import Moments, advance
+from bertrain.optim.moments import Moments, advance, commit, is_skipped
 
 
 class StableAdamW(torch.optim.Optimizer):
     """groups: as for torch.optim.AdamW. The state of a parameter is AdamW's, too."""
+
+    _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
 
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
+        skipped = is_skipped(self)
         for group in self.param_groups:
-            if moments := advance(self.state, group):
+            if moments := advance(self.state, group, skipped):
                 divisors = _divisors(moments, group["eps"])
                 updates = moments.updates(weight_decay=group["weight_decay"], eps=group["eps"])
                 torch._foreach_div_(updates, divisors)  # one kernel for each tensor
-                torch._foreach_add_(moments.parameters, updates, alpha=-group["lr"])
+                values = torch._foreach_add(moments.parameters, updates, alpha=-group["lr"])
+                commit(moments.parameters, values, skipped)
 
 
 def _divisors(moments: Moments, eps: float) -> list[torch.Tensor]:

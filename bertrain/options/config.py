@@ -37,6 +37,7 @@ from bertrain.options.fields import (
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
 MICRO_BATCH_SIZE = 64  # the default is at most this
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
@@ -195,6 +196,10 @@ class Config(Options):
     """Random seed for data order and masks. Default: the same as --seed."""
     precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
+    attention: str = _option(HARDWARE, "auto", type=click.Choice(ATTENTION))
+    """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. flash
+    takes no masks, and flash and cudnn no fp32, on GPUs; CPUs have flash and math.
+    """
     compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
     """Use torch.compile. auto: on GPUs."""
     gradient_checkpointing: bool = _option(HARDWARE, False)

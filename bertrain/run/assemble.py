@@ -175,7 +175,8 @@ def learner(
 ) -> Learner:
     """The module to train, on its device: the model, its objectives, and what the methods of the run add."""
     on_gpu = ranks.device.type == "cuda"
-    build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+    if config.attention == "auto":
+        build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)

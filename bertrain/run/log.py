@@ -103,6 +103,7 @@ class Log:
 
 
 _LOSS, _CORRECT, _COUNT, _SOURCES = 0, 1, 2, slice(3, None)  # the columns of Sums
+_SKIPPED = ".skipped"  # beside the names of objectives, none of which has a dot
 
 
 class Sums:
@@ -116,9 +117,13 @@ class Sums:
         self._names, self._sources = list(names), list(sources)
         self._numbers = torch.arange(len(sources), device=device)[:, None]
         self._values = torch.zeros((len(names), 3 + 2 * len(sources)), dtype=torch.float64, device=device)
+        self._before = self._values  # without the step under way
+        self._skipped = torch.zeros(1 + len(names), dtype=torch.float64, device=device)
+        """Skipped steps, counted on rank 0, and on each rank those in which each loss was not finite."""
 
     def add_counts(self, counts: torch.Tensor) -> None:
-        """counts float64 [N]: what this rank's sums are over."""
+        """Begins a step. counts float64 [N]: what this rank's sums are over."""
+        self._before = self._values.clone()
         self._values[:, _COUNT] += counts
 
     def add(self, losses: Mapping[str, LossSum], sources: torch.Tensor | None = None) -> None:
@@ -130,10 +135,20 @@ class Sums:
             if sources is not None and rows is not None:
                 row[_SOURCES] += ((sources == self._numbers).double() @ rows.double()).flatten()
 
+    def end_step(self, skipped: torch.Tensor, ranks: World) -> None:
+        """Leaves out what was added since `add_counts` if the step was skipped.
+
+        skipped: float32 [], 1 for a step that was, else 0.
+        """
+        self._skipped[0] += skipped * (ranks.rank == 0)
+        self._skipped[1:] += ~self._values[:, _LOSS].isfinite()
+        torch.where(skipped != 0, self._before, self._values, out=self._values)
+
     def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
 
-        In a mix also the mean losses of each source, in `sources`. The sums begin again at 0.
+        In a mix also the mean losses of each source, in `sources`. If steps were skipped, `skipped` says how many, and
+        `not_finite` which of the losses were the cause. The sums begin again at 0.
         """
         means: dict[str, Any] = {}
         by_source: dict[str, dict[str, float | None]] = {source: {} for source in self._sources}
@@ -142,20 +157,29 @@ class Sums:
             means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
             for source, of_source, number in zip(self._sources, parts[::2], parts[1::2], strict=True):
                 by_source[source][loss_name] = of_source / number if number else None
+        steps, *wild = ranks.sum(self._skipped).tolist()
         self._values.zero_()
+        self._skipped.zero_()
+        if steps:
+            names = [log_names[name][0] for name, times in zip(self._names, wild, strict=True) if times]
+            means |= {"skipped": int(steps), "not_finite": names or ["grad_norm"]}
         return means | ({"sources": by_source} if by_source else {})
 
     def gather(self, ranks: World) -> None:
         """Moves the sums of all ranks to rank 0, which saves them."""
         ranks.sum(self._values).mul_(ranks.rank == 0)
+        ranks.sum(self._skipped).mul_(ranks.rank == 0)
 
     def state(self) -> dict[str, list[float]]:
-        return dict(zip(self._names, self._values.tolist(), strict=True))
+        skipped = {_SKIPPED: self._skipped.tolist()} if self._skipped[0] else {}
+        return dict(zip(self._names, self._values.tolist(), strict=True)) | skipped
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continues from a state."""
         for row, name in zip(self._values, self._names, strict=True):
             row += torch.tensor(state.get(name, [0.0] * row.numel()), dtype=torch.float64).to(row.device)
+        if _SKIPPED in state:
+            self._skipped += torch.tensor(state[_SKIPPED], dtype=torch.float64).to(self._skipped.device)
 
 
 def reference_losses(sources: Sources, split: str) -> dict[str, float]:

@@ -11,7 +11,9 @@ from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run
 from bertrain.run.state import TrainState
+from bertrain.run.training import PATIENCE
 from bertrain.run.validation import EVALUATED_SAMPLES
+from bertrain.run.watch import TrainingError
 from bertrain.run.writer import Writer
 
 
@@ -35,6 +37,7 @@ class Records:
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,
             "precision": run.training.precision,
+            "attention": run.training.attention,
         }
         if run.config.lr_scale:
             facts["lr_scale"] = run.training.scaled_rates()
@@ -62,7 +65,7 @@ class Records:
         return run.watch.last_evaluation.get("step", 0)
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
-        """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
+        """Writes an entry of the log. Called on every rank; all stop together if too many steps were skipped."""
         run = self._run
         means = run.sums.take(run.ranks, run.learner.log_names())
         tokens, epochs = run.batches.source_tokens(), run.batches.epochs()
@@ -86,6 +89,22 @@ class Records:
             self.writer.poll()
 
         run.ranks.together(show)
+        # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
+        patience = PATIENCE if run.training.scaler.is_enabled() else min(PATIENCE, run.plan.steps)
+        if (in_a_row := int(run.training.in_a_row)) >= patience:
+            run.ranks.on_first(lambda: self._give_up(in_a_row, entry["not_finite"]))
+
+    def _give_up(self, in_a_row: int, losses: list[str]) -> None:
+        """Raises TrainingError. On rank 0."""
+        config = self._run.config
+        self.writer.wait()
+        saved = f"continue from {self.saved}, the newest checkpoint" if self.saved else "begin again"
+        fp16 = ", or give another --precision than fp16" * (self._run.training.precision == "fp16")
+        sentence = (
+            f"the last {in_a_row} steps up to step {self._run.step} were skipped, as {' and '.join(losses)} was not "
+            f"finite; lower --lr {config.lr} or lengthen --warmup{fp16}, and {saved}"
+        )
+        raise TrainingError(sentence, "not-finite", option="lr", given=config.lr)
 
     def reserve(self) -> None:
         """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
@@ -100,7 +119,6 @@ class Records:
         full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
         run = self._run
-        run.ranks.together(lambda: run.watch.require_finite(run.step, None, run.training.norm()))
         run.end_of_steps()
         run.sums.gather(run.ranks)
         run.take_last()

@@ -178,7 +178,7 @@ class Run:
         self.tokens += self.loader.global_batch_size * self.loader.length
         self.milestones.advance(self.tokens)
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.training.average.add()
+            self.training.average.add(self.training.skipped)
         self.watch.advance()
 
     def end_of_steps(self) -> None:

@@ -96,7 +96,7 @@ def _is_sound(saved: Mapping[str, Any]) -> bool:
         and all(type(number) in (int, float) for number in saved["seconds"].values())
         and "trained" in saved["seconds"]
         and len(entries) == len(saved["read"])
-        and all(isinstance(sums, list) and len(sums) > 2 for sums in saved["since_entry"].values())
+        and all(isinstance(sums, list) and len(sums) > 1 for sums in saved["since_entry"].values())
         and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
         and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
     )

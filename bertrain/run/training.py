@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertrain import optim
 from bertrain.methods import Carry, Method
-from bertrain.models import rotary
+from bertrain.models import attention, rotary
 from bertrain.models.build import recompute_activations
 from bertrain.objectives import Learner, LossSum
 from bertrain.optim.average import Average
@@ -27,6 +28,8 @@ from bertrain.run.phases import Phase
 from bertrain.run.state import TrainState
 from bertrain.runtime.dist import World
 from bertrain.runtime.feed import MicroBatch
+
+PATIENCE = 10  # steps in a row that may be skipped
 
 
 class Training:
@@ -48,6 +51,10 @@ class Training:
         self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         self.rate, self._norm = 0.0, torch.zeros(())
+        self.skipped = torch.zeros((), device=device)
+        """float32 []: 1 if the last step was skipped, as a loss or the norm was not finite, else 0."""
+        self.in_a_row = torch.zeros(1, dtype=torch.float64, device=device)
+        """float64 [1]: how many of the last steps were skipped, without one between them that was taken."""
         self._prepare(weights)
 
     def _prepare(self, weights: PreTrainedModel) -> None:
@@ -55,10 +62,16 @@ class Training:
         if config.gradient_checkpointing:
             recompute_activations(weights)
         self.learner = assemble.learner(config, weights, self._shards, self._ranks, self.precision, self._methods)
+        device, choice = self._ranks.device, config.attention
+        attention.require(choice, self.learner, device, self.autocast)
+        self.attention = attention.kernels(choice, self.learner, device)
+        """The kernels of attention that may run."""
+        self._limited = attention.limited(self.attention)
         if self.compiles:
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
-        self.optimizer = assemble.optimizer(config, self.learner, self._methods)
+        resolved = replace(config, precision=self.precision)
+        self.optimizer = assemble.optimizer(resolved, self.learner, self._methods)
         self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
         """The parameters that train in a phase that trains all."""
         self.average = Average(self.learner) if config.average else None
@@ -112,9 +125,12 @@ class Training:
         """
         if not self._has_laid_buckets:
             self._lay_buckets(module, piece, scale)
-        with _without_all_reduce(module, not is_last), self.autocast():
-            losses: dict[str, LossSum] = module(**self.learner.prepare(piece))
-            self.scaler.scale(self.learner.total(losses, scale)).backward()
+        prepared = self.learner.prepare(piece)  # not in the autocast of gradients: its copies of weights have none
+        with _without_all_reduce(module, not is_last), self._limited():
+            with self.autocast():
+                losses: dict[str, LossSum] = module(**prepared)
+            total = self.scaler.scale(self.learner.total(losses, scale))
+            total.backward(1 + 0 * total.detach())  # a loss that is not finite gives such gradients, to all ranks
         return losses
 
     def _lay_buckets(self, module: torch.nn.Module, piece: MicroBatch, scale: torch.Tensor) -> None:
@@ -125,26 +141,33 @@ class Training:
         run that was stopped adds in the same order as one that was not.
         """
         self._has_laid_buckets = True
-        with self.autocast():
-            losses = module(**self.learner.prepare(piece))
+        prepared = self.learner.prepare(piece)
+        with self._limited():
+            with self.autocast():
+                losses = module(**prepared)
             self.learner.total(losses, scale).backward()
         self.optimizer.zero_grad()
         self._seed()  # again: the pass has drawn numbers
 
     def update(self, rate: float) -> None:
-        """Clips the gradients and takes an optimizer step."""
+        """Clips the gradients and takes an optimizer step; skips it on all ranks if their norm is not finite.
+
+        A skipped step changes no weight, no state of the optimizer, and no mean of weights. The host does not wait.
+        """
         self.rate = rate
         self.scaler.unscale_(self.optimizer)
         self._norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
+        self.skipped = 1 - self._norm.isfinite().float()
+        self.in_a_row = (self.in_a_row + 1) * self.skipped
         optim.set_learning_rate(self.optimizer, rate)
-        self.scaler.step(self.optimizer)
+        optim.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
 
     def norm(self) -> float | None:
-        """The gradient's norm, for which the host waits; None where fp16 has overflowed, for then a step is skipped."""
+        """The gradient's norm, for which the host waits; None where it is not finite, for then a step is skipped."""
         norm = float(self._norm)
-        return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
+        return norm if math.isfinite(norm) else None
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import time
@@ -124,7 +123,8 @@ class Watch(contextlib.ExitStack):
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
             f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
-            f"{ranks}, {facts['precision']}, {num_samples:,} samples an epoch{resumed}"
+            f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
+            f"{num_samples:,} samples an epoch{resumed}"
         )
         reference = (
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
@@ -219,13 +219,17 @@ class Watch(contextlib.ExitStack):
             self._keep(entry)
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
-        """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
-        step, loss = entry["step"], entry["loss"]
-        others = {name: value for name, value in entry.items() if name.endswith("_loss")}
-        self.require_finite(step, loss, entry["grad_norm"], others=others)
+        """Keeps and shows what happened since the last entry."""
         if not self.is_first:
             return
+        step, loss = entry["step"], entry["loss"]
         self._keep(entry)
+        if "skipped" in entry:
+            self._warn_once(
+                "skipped",
+                f"{' and '.join(entry['not_finite'])} was not finite, so {entry['skipped']} of the steps up to step "
+                f"{step} changed nothing; log.jsonl counts such steps as skipped",
+            )
         if (
             self._is_mlm
             and step >= PLATEAU_STEPS
@@ -250,23 +254,6 @@ class Watch(contextlib.ExitStack):
             self._last_line = time.perf_counter()
             total = "" if self.plan.seconds else f"/{self.plan.steps}"
             self.say(f"step {step}{total}: {line}, {entry['seconds']:.0f} s")
-
-    def require_finite(
-        self, step: int, loss: float | None, norm: float | None, *, others: Mapping[str, float | None] | None = None
-    ) -> None:
-        """Raises TrainingError if one is not. None: not known, or a step that fp16 skips.
-
-        others: losses beside the first one, by their names in the log.
-        """
-        numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
-        wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
-        if wild:
-            fp16 = ", or give another --precision than fp16" if self.config.precision == "fp16" else ""
-            sentence = (
-                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen "
-                f"--warmup{fp16}, and run again from the newest checkpoint"
-            )
-            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
 
     def evaluation(
         self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float

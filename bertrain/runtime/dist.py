@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -108,7 +108,8 @@ class Readings:
 def world(patience: timedelta = timedelta(seconds=COMPILES_S)) -> Iterator[World]:
     """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun.
 
-    patience: how long a rank waits for the others, which may be compiling, before it gives them up.
+    patience: how long a rank waits for the others, which may be compiling, before it gives them up. Raises UsageError
+    on a machine with fewer GPUs than processes.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # die with the launcher, so that a killed job leaves no writer behind
@@ -117,7 +118,9 @@ def world(patience: timedelta = timedelta(seconds=COMPILES_S)) -> Iterator[World
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        _require_gpus(max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
@@ -128,6 +131,16 @@ def world(patience: timedelta = timedelta(seconds=COMPILES_S)) -> Iterator[World
     yield World(rank, world_size, device)
     if dist.is_initialized():  # not after an error: on GPUs this waits for ranks that may be waiting for this one
         dist.destroy_process_group()
+
+
+def _require_gpus(processes: int) -> None:
+    """Raises UsageError if the processes of this machine are more than its GPUs."""
+    if processes > (count := torch.cuda.device_count()):
+        sentence = (
+            f"{counted(processes, 'rank')} were started on a machine with {counted(count, 'GPU')}, and each needs one "
+            f"of its own; give torchrun --nproc-per-node {count}"
+        )
+        raise UsageError(sentence, "out-of-range", option="nproc_per_node", given=processes)
 
 
 def _keep_freed_memory() -> None:

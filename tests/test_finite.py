@@ -1,0 +1,265 @@
+"""A step whose loss or gradient is not finite changes nothing, is counted, and ends a run after ten in a row."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training import (
+    QUIET,
+    TINY,
+    flags,
+    last_checkpoint,
+    on_ranks,
+    refused_run,
+    remove_after,
+    train,
+    train_twice,
+)
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from bertrain import optim
+from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.optim.average import Average
+from bertrain.options.config import Config
+from bertrain.run import run
+from bertrain.run.training import PATIENCE, Training
+
+WILD = torch.ones(())
+OPTIMIZERS = ["adamw", "muon", "stableadamw", "lamb", "sgd"]
+
+
+class Module(torch.nn.Module):
+    """A model where a Learner has it, as Muon looks for its layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY))
+
+    def give_gradients(self, seed, *, value=None):
+        generator = torch.Generator().manual_seed(seed)
+        for number, parameter in enumerate(self.parameters()):
+            parameter.grad = torch.randn(parameter.shape, generator=generator) if number % 7 else None
+            if value is not None and number % 2 and parameter.grad is not None:
+                parameter.grad.view(-1)[0] = value
+
+
+@pytest.fixture
+def sgd(monkeypatch):
+    """An optimizer of others that knows nothing of steps that are skipped."""
+    monkeypatch.setitem(
+        optim.OPTIMIZERS, "sgd", lambda module, config: torch.optim.SGD(module.parameters(), momentum=0.9)
+    )
+
+
+def tensors_of(optimizer):
+    """All that a step may change: parameters, and their state by name."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        [parameter.detach(), *(value for _, value in sorted(optimizer.state[parameter].items()))]
+        for parameter in parameters
+    ]
+
+
+def assert_same(one, other):
+    for left, right in zip(one, other, strict=True):
+        assert len(left) == len(right)
+        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_step_changes_no_bit(name, value, sgd):
+    module = Module()
+    optimizer = optim.build(module, Config.of(data="x", out="y", optimizer=name))
+    optim.set_learning_rate(optimizer, 0.01)
+    for seed in range(2):
+        module.give_gradients(seed)
+        optim.step(optimizer, torch.zeros(()))
+    before = copy.deepcopy(tensors_of(optimizer))
+    module.give_gradients(2, value=value)
+    optim.step(optimizer, WILD)
+    assert_same(tensors_of(optimizer), before)
+    module.give_gradients(3)
+    optim.step(optimizer, torch.zeros(()))
+    with pytest.raises(AssertionError):
+        assert_same(tensors_of(optimizer), before)
+    assert all(tensor.isfinite().all() for tensors in tensors_of(optimizer) for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_follows_a_skipped_step_is_as_without_it(name, sgd):
+    """Also where the first step of all is skipped, which makes the state."""
+    ends = []
+    for skipped in ((), (0,), (1, 2)):
+        module = Module()
+        optimizer = optim.build(module, Config.of(data="x", out="y", optimizer=name))
+        optim.set_learning_rate(optimizer, 0.01)
+        for seed in range(3):
+            if seed in skipped:
+                module.give_gradients(99, value=math.nan)
+                optim.step(optimizer, WILD)
+            module.give_gradients(seed)
+            optim.step(optimizer, torch.zeros(()))
+        ends.append(tensors_of(optimizer))
+    assert_same(ends[0], ends[1])
+    assert_same(ends[0], ends[2])
+
+
+def test_the_mean_of_weights_leaves_a_skipped_step_out():
+    module = torch.nn.Linear(3, 2)
+    one, other = Average(module), Average(module)
+    for step, skipped in enumerate([1, 0, 0, 1, 0]):
+        module.weight.data.fill_(step)
+        one.add(torch.tensor(float(skipped)))
+        if not skipped:
+            other.add()
+    assert one.count == other.count == 3
+    assert one.state_dict()["means"]["weight"].tolist() == other.state_dict()["means"]["weight"].tolist()
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+
+
+def wild_at(monkeypatch, *steps, rank=None):
+    """Makes the losses of some steps, numbered from 1, NaN on their way to the gradients: on one rank, or on all."""
+    plain = Training.add_gradients
+
+    def add_gradients(self, module, piece, scale, *, is_last):
+        is_wild = self._step + 1 in steps and rank in (None, self._ranks.rank)
+        return plain(self, module, piece, scale * (math.nan if is_wild else 1), is_last=is_last)
+
+    monkeypatch.setattr(Training, "add_gradients", add_gradients)
+
+
+def state_after(out, step):
+    """The weights of a checkpoint, its moments, and the mean of the weights."""
+    folder = out / f"step-{step:08d}"
+    found = load_file(folder / "model.safetensors")
+    state = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
+    found |= {f"{number}.{name}": value for number, of_one in state.items() for name, value in of_one.items()}
+    if (folder / "average.pt").exists():
+        average = torch.load(folder / "average.pt", weights_only=True)
+        found |= average["means"] | {"count": torch.tensor(average["count"])}
+    return found
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+RUNS = {
+    "adamw": {"average": 0.9, "micro_batch_size": 4},
+    "muon": {"optimizer": "muon", "average": 0.9},
+    "stableadamw": {"optimizer": "stableadamw"},
+    "lamb": {"optimizer": "lamb"},
+    "fp16": {"precision": "fp16"},
+    "side channel": {"side_channel": "names"},
+    "side channel, muon": {"side_channel": "names", "optimizer": "muon"},
+    "lora": {"lora": "r=2,alpha=6"},
+    "lora, muon": {"lora": "r=2,alpha=6", "optimizer": "muon"},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_after_a_skipped_step(dataset, bert_run, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(run, "EVERY", 1)
+    wild_at(monkeypatch, 3)
+    options = QUIET | RUNS[name] | {"steps": 5, "save_every": 1}
+    if "side_channel" in options:
+        (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
+        options["side_channel"] = str(tmp_path / "names.tsv")
+    if "lora" in options:
+        options["init"] = str(bert_run)
+    log = train(dataset.path, tmp_path / "run", **options)
+    states = [state_after(tmp_path / "run", step) for step in range(1, 6)]
+    changed = [not equal(one, other) for one, other in zip(states, states[1:], strict=False)]
+    assert changed == [True, False, True, True]
+    assert all(value.isfinite().all() for value in states[-1].values())
+    entry = next(entry for entry in log if entry["step"] == 3 and "grad_norm" in entry)
+    assert (entry["skipped"], entry["not_finite"]) == (1, ["grad_norm"])
+    assert (entry["loss"], entry["grad_norm"]) == (None, None)
+    assert [entry["step"] for entry in log if "skipped" in entry] == [3]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_skip_together(dataset, tmp_path, monkeypatch, rank):
+    wild_at(monkeypatch, 3, rank=rank)
+    options = QUIET | {"steps": 5, "save_every": 1, "micro_batch_size": 2, "global_batch_size": 8, "log_every": 5}
+    log = train(dataset.path, tmp_path / "run", ranks=2, **options)
+    states = [state_after(tmp_path / "run", step) for step in range(1, 6)]
+    assert equal(states[1], states[2])
+    assert not equal(states[2], states[3])
+    entry = next(entry for entry in log if "grad_norm" in entry)
+    assert entry["skipped"] == 1
+    assert math.isfinite(entry["loss"])
+    wild_at(monkeypatch, 3)
+    alone = train(dataset.path, tmp_path / "alone", **options)
+    other = next(entry for entry in alone if "grad_norm" in entry)
+    assert entry["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_the_log_has_the_mean_of_what_was_learned(dataset, tmp_path, monkeypatch):
+    """Sums leave out the losses of skipped steps, and their count, also across a checkpoint."""
+    options = QUIET | {"steps": 6, "save_every": 1}
+    plain = train(dataset.path, tmp_path / "plain", **options)
+    expected = [entry["loss"] for entry in plain if "grad_norm" in entry][:2]
+    wild_at(monkeypatch, 3, 4)
+    log = train_twice(dataset.path, tmp_path / "run", 5, 3, 2, **options | {"log_every": 4})
+    first = next(entry for entry in log if "grad_norm" in entry)
+    assert first["skipped"] == 2
+    assert first["loss"] == pytest.approx(sum(expected) / 2, rel=0.01)
+
+
+def test_the_sums_of_a_skipped_step_are_kept_in_a_checkpoint(dataset, tmp_path, monkeypatch):
+    wild_at(monkeypatch, 2)
+    options, out = QUIET | {"steps": 4, "save_every": 1, "log_every": 4}, tmp_path / "run"
+    log = train(dataset.path, out, **options)
+    remove_after(out, 3)
+    again = train(dataset.path, out, **options)
+    entries = [next(entry for entry in one if "grad_norm" in entry) for one in (log, again)]
+    assert [(entry["skipped"], entry["not_finite"]) for entry in entries] == [(1, ["grad_norm"])] * 2
+    assert entries[0]["loss"] == entries[1]["loss"]
+    saved = json.loads((out / "step-00000003" / "trainer.json").read_text())
+    assert saved["since_entry"][".skipped"] == [1.0, 0.0]
+
+
+class Wild(Objective):
+    """A loss that is infinite, though its gradient is not."""
+
+    def count(self, batch):
+        return len(batch.sample_ids)
+
+    def forward(self, encoder, outputs, piece):
+        return LossSum(outputs.logits.mean() + math.inf, torch.tensor(0))
+
+
+def test_an_infinite_loss_of_finite_gradients_is_skipped_too(dataset, tmp_path):
+    OBJECTIVES["wild"] = Wild
+    refusal = refused_run(
+        dataset.path, tmp_path / "run", **QUIET | {"objective": "mlm+wild", "steps": 3}, kind="not-finite", option="lr"
+    )
+    assert "wild_loss" in refusal.sentence
+
+
+@pytest.mark.parametrize("log_every", [1, 1000])
+def test_ten_skipped_steps_in_a_row_end_a_run(dataset, tmp_path, monkeypatch, log_every):
+    """Nine do not. The sentence names the newest checkpoint, whose weights are finite."""
+    wild_at(monkeypatch, *range(3, 3 + PATIENCE - 1), *range(14, 40))
+    out = tmp_path / "run"
+    options = QUIET | {"steps": 40, "save_every": 12, "log_every": log_every}
+    refusal = refused_run(dataset.path, out, kind="not-finite", option="lr", **options)
+    assert str(last_checkpoint(out)) in refusal.sentence
+    assert last_checkpoint(out).name == "step-00000012"
+    assert all(value.isfinite().all() for value in state_after(out, 12).values())
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["step"] == 13 + PATIENCE
+
+
+def test_two_ranks_end_together(dataset, tmp_path, monkeypatch):
+    wild_at(monkeypatch, *range(2, 40), rank=1)
+    options = QUIET | {"steps": 40, "global_batch_size": 4}
+    on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **options), code=1)

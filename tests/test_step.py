@@ -1,0 +1,321 @@
+"""What one step does on any device: where it computes in half precision, by which kernels, and that it never waits."""
+
+import functools
+import json
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+from training import QUIET, TINY, assert_near, changing, refused_run, train
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from bertrain.models import attention
+from bertrain.models.encoder import Encoder
+from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.run.records import Records
+from bertrain.run.run import Run
+from bertrain.runtime.dist import Readings
+
+SEEN = {}
+
+
+def in_half():
+    return torch.is_autocast_enabled("cpu")
+
+
+class Watching(Objective):
+    """Keeps whether autocast was on in each part of a step."""
+
+    def count(self, batch):
+        return len(batch.sample_ids)
+
+    def prepare(self, piece):
+        SEEN["prepare"] = in_half()
+        return piece
+
+    def forward(self, encoder, outputs, piece):
+        SEEN["forward"] = in_half()
+        outputs.logits.register_hook(lambda gradient: SEEN.update(backward=in_half()))
+        return LossSum(outputs.logits.float().square().mean(), torch.tensor(0))
+
+
+def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path):
+    """Neither the backward pass, as torch advises, nor what a teacher computes without gradients."""
+    OBJECTIVES["watching"] = Watching
+    SEEN.clear()
+    options = QUIET | {"objective": "mlm+watching", "precision": "bf16", "steps": 1, "micro_batch_size": 2}
+    train(dataset.path, tmp_path / "run", **options)
+    assert SEEN == {"prepare": False, "forward": True, "backward": False}
+
+
+# --------------------------------------------------------------------------------------------------------- --attention
+
+
+def enabled():
+    """The kernels that torch may choose among, by name."""
+    answers = {
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math": torch.backends.cuda.math_sdp_enabled(),
+    }
+    return tuple(name for name, is_enabled in answers.items() if is_enabled)
+
+
+@pytest.mark.parametrize(
+    ("choice", "version", "expected"),
+    [
+        ("auto", "2.13.0+cu130", ("flash", "efficient", "math")),
+        ("auto", "2.6.0", ("flash", "efficient", "math")),
+        ("auto", "2.14.0a0+git1", ("flash", "cudnn", "efficient", "math")),
+        ("auto", "3.0.1", ("flash", "cudnn", "efficient", "math")),
+        ("cudnn", "2.13.0", ("cudnn",)),
+        ("math", "2.13.0", ("math",)),
+    ],
+)
+def test_kernels_on_gpus(monkeypatch, choice, version, expected):
+    """auto leaves cuDNN out where it has known faults; what is asked for is given."""
+    monkeypatch.setattr(torch, "__version__", version)
+    encoder = Encoder(AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY)))
+    names = attention.kernels(choice, encoder, torch.device("cuda"))
+    assert names == expected
+    before = enabled()
+    with attention.limited(names)():
+        assert enabled() == expected
+    assert enabled() == before
+
+
+@pytest.mark.parametrize("choice", ["auto", "flash", "math"])
+@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"isolate_documents": True}], ids=str)
+def test_a_step_has_the_kernels_that_are_asked_for(dataset, tmp_path, monkeypatch, choice, more):
+    """In the forward pass and in the backward pass; the evaluation and what comes after have all of them."""
+    seen, plain = set(), torch.nn.functional.scaled_dot_product_attention
+
+    def attend(*arguments, **options):
+        seen.add((torch.is_grad_enabled(), enabled()))
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    before, expected = enabled(), ("flash", "math") if choice == "auto" else (choice,)
+    train(dataset.path, tmp_path / "run", **QUIET | {"steps": 2, "attention": choice, **more})
+    assert seen == {(True, expected), (False, before)}
+    assert enabled() == before
+    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
+    assert tuple(resolved["attention"]) == expected
+
+
+def test_kernels_learn_the_same(dataset, tmp_path):
+    logs = [
+        train(dataset.path, tmp_path / choice, **QUIET | {"steps": 3, "attention": choice, "precision": precision})
+        for choice, precision in (("flash", "fp32"), ("math", "fp32"), ("flash", "bf16"))
+    ]
+    assert_near(logs[0], logs[1], rel=1e-4)
+    assert_near(logs[0], logs[2], rel=2e-2)
+
+
+@pytest.mark.parametrize("choice", ["cudnn", "efficient"])
+def test_a_kernel_that_cannot_run_is_one_sentence(dataset, tmp_path, choice):
+    options = QUIET | {"steps": 2, "attention": choice}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given=choice)
+
+
+def test_a_model_that_attends_by_itself_has_no_choice(dataset, configs, tmp_path):
+    options = QUIET | {"steps": 2, "model": str(configs["deberta"]), "attention": "math"}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given="math")
+    train(dataset.path, tmp_path / "run", **options | {"attention": "auto"})
+    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
+    assert resolved["attention"] == ["eager"]
+
+
+# ------------------------------------------------------------------------------------------------- waits for the device
+
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal"}
+"""Operations for which the host must wait for a GPU, as it needs what is in a tensor: item, bool, float and int of one,
+and shapes that follow from numbers."""
+
+
+class Waits(TorchDispatchMode):
+    """Lists what would make the host wait for a GPU, in the steps of a run but the first, without entries of the log.
+
+    What a step gives to `Readings`, which reads it one step late on GPUs, is not counted.
+    """
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.found, self.steps, self._counts = [], 0, False
+        begin = Run.next_batch
+
+        def next_batch(run):
+            self._counts = run.step > 0  # the first step makes room for checkpoints
+            self.steps += self._counts
+            return begin(run)
+
+        def quietly(plain):
+            def call(*arguments, **options):
+                self._counts = False
+                return plain(*arguments, **options)
+
+            return call
+
+        monkeypatch.setattr(Run, "next_batch", next_batch)
+        for name in ("log", "save", "reserve"):
+            monkeypatch.setattr(Records, name, quietly(getattr(Records, name)))
+        monkeypatch.setattr(Readings, "read", lambda self, numbers: [0.0] * len(numbers))
+        for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
+            plain = getattr(torch.Tensor, name)
+            monkeypatch.setattr(torch.Tensor, name, self._listed(name, plain))
+
+    def _listed(self, name, plain):
+        def call(*arguments, **options):
+            self.found += [name] * self._counts
+            return plain(*arguments, **options)
+
+        return call
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in arguments[1]
+        )
+        if self._counts and (name in WAITING or by_mask or str(function) == "aten.repeat_interleave.Tensor"):
+            self.found.append(name)
+        return function(*arguments, **(options or {}))
+
+
+STEPS = {
+    "adamw": {"average": 0.9, "micro_batch_size": 4},
+    "modernbert": {"model": "modernbert-tiny", "gradient_checkpointing": True},
+    "packed": {"model": "modernbert-tiny", "isolate_documents": True},
+    "muon": {"optimizer": "muon", "model": "modernbert-tiny"},
+    "stableadamw": {"optimizer": "stableadamw"},
+    "lamb": {"optimizer": "lamb"},
+    "fp16": {"precision": "fp16"},
+    "fp16, muon": {"precision": "fp16", "optimizer": "muon"},
+    "side channel": {"side_channel": True},
+    "teacher": {"teacher": True, "distil": "logits"},
+    "grown": {"phase": changing(0.5, layers=(1, None))},
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_no_step_waits_for_the_device(dataset, bert_run, tmp_path, monkeypatch, name):
+    options = QUIET | {"steps": 7, "log_every": 100} | STEPS[name]
+    if "side_channel" in options:
+        (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
+        options["side_channel"] = str(tmp_path / "names.tsv")
+    if "teacher" in options:
+        options["teacher"] = str(bert_run)
+    with Waits(monkeypatch) as waits:
+        train(dataset.path, tmp_path / "run", **options)
+    assert waits.steps == 6
+    assert waits.found == []
+
+
+class Reading(Objective):
+    """Looks at its loss in the step."""
+
+    def count(self, batch):
+        return len(batch.sample_ids)
+
+    def forward(self, encoder, outputs, piece):
+        loss = outputs.logits.square().mean()
+        return LossSum(loss if loss > 0 else -loss, torch.tensor(0))
+
+
+def test_a_step_that_waits_is_found(dataset, tmp_path, monkeypatch):
+    OBJECTIVES["reading"] = Reading
+    with Waits(monkeypatch) as waits:
+        train(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "log_every": 100, "objective": "mlm+reading"})
+    assert waits.found == ["_local_scalar_dense"] * 2
+
+
+# ----------------------------------------------------------------------------------------------------- masks and graphs
+
+LENGTH = 44  # no other size of the models here
+
+
+class Squares(TorchDispatchMode):
+    """Counts the tensors of [..., T, T] that operations give."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        given = function(*arguments, **(options or {}))
+        for tensor in given if isinstance(given, tuple) else (given,):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-2:] == (LENGTH, LENGTH):
+                self.found.append(function.overloadpacket.__name__)
+        return given
+
+
+def masks_of(monkeypatch, module, **piece):
+    """The mask that each call of attention got, and the operations that gave a square of a row."""
+    masks, plain = [], torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, key, value, attn_mask=None, **options):
+        masks.append(attn_mask)
+        return plain(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    with Squares() as squares:
+        logits = module.logits(**piece)
+        logits.sum().backward()
+    return masks, squares.found
+
+
+def full_rows(config):
+    ids = torch.arange(2 * LENGTH).view(2, LENGTH) % config.vocab_size
+    return {"input_ids": ids, "masked_positions": torch.arange(4).expand(2, 4)}
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "electra", "distilbert", "esm"])
+def test_full_rows_need_no_mask(configs, monkeypatch, name):
+    config = AutoConfig.from_pretrained(
+        configs[name], vocab_size=99, pad_token_id=1, mask_token_id=4, max_position_embeddings=LENGTH + 8
+    )
+    module = Encoder(AutoModelForMaskedLM.from_config(config))
+    masks, squares = masks_of(monkeypatch, module, **full_rows(config))
+    assert masks == [None] * config.num_hidden_layers
+    assert squares == []
+
+
+def test_only_local_layers_have_a_mask(configs, monkeypatch):
+    """The mask of all of them is made once; where the window is longer than a row there is none."""
+    for window in (16, 4 * LENGTH):
+        sizes = {"vocab_size": 99, "pad_token_id": 1, "local_attention": window}
+        config = AutoConfig.from_pretrained(configs["modernbert"], **sizes)
+        module = Encoder(AutoModelForMaskedLM.from_config(config))
+        masks, squares = masks_of(monkeypatch, module, **full_rows(config))
+        local = [kind == "sliding_attention" and window < LENGTH for kind in config.layer_types]
+        assert [mask is not None for mask in masks] == local
+        assert len({id(mask) for mask in masks if mask is not None}) == any(local)
+        assert bool(squares) == any(local)
+
+
+def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
+    """Whatever is masked, and for all passes of a step. The compiler of kernels is left out, as it takes long.
+
+    In a process of its own: one that has compiled is not safe to fork, as tests of several ranks do.
+    """
+    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    counters.clear()  # of the tests before
+    found, finish = tmp_path / "counters.json", Records.finish
+    monkeypatch.setattr(
+        Records, "finish", lambda records: (found.write_text(json.dumps(counters["stats"])), finish(records))
+    )
+    options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
+    train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
+    assert json.loads(found.read_text())["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_two_compiled_ranks_that_accumulate_learn_what_one_does(dataset, tmp_path, monkeypatch):
+    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    options = QUIET | {"steps": 4, "global_batch_size": 7, "gradient_checkpointing": True}
+    one = train(dataset.path, tmp_path / "one", **options)
+    two = train(dataset.path, tmp_path / "two", ranks=2, **options, micro_batch_size=2, compile="on")
+    assert_near(one, two, rel=1e-4)
