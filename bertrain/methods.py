@@ -1,4 +1,4 @@
-"""What a run does beside its objectives, such as to learn from a teacher: a Method, which others may write too.
+"""What a run does beside its objectives: a Method, which others may write too.
 
 A method brings options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and a package
 names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.

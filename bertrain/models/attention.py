@@ -1,9 +1,9 @@
 """Which kernels of torch's scaled dot-product attention a training step may run.
 
 On GPUs torch chooses among four kernels by shapes, masks and number formats. The choice must be the same in the forward
-pass and in the backward pass, which computes the former again with --gradient-checkpointing. Evaluation and teachers,
-which have no backward pass, leave the choice to torch. Documents in packed rows (isolation.py) have a kernel of their
-own on GPUs, which the choice does not touch.
+pass and in the backward pass, which computes the former again with --gradient-checkpointing. An evaluation has no
+backward pass, and leaves the choice to torch. Documents in packed rows (isolation.py) have a kernel of their own on
+GPUs, which the choice does not touch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Config → the parts of a run: loader, model, learner. Pre-training, the doctor and the teacher all use it."""
+"""A Config → the parts of a run: loader, model, learner. A run and several commands use it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
-        …                           what methods export, such as adapter/
+        …                           what methods export
         README.md                   a model card, of which no other file knows: it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
     run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt

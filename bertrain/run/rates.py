@@ -110,7 +110,7 @@ def _rows(module: Module) -> int:
 
 def _weights(module: Module, runs: Mapping[int, int]) -> float:
     """How many weights one token is multiplied by in a module. runs: how often it runs, by id; else once."""
-    own = dict(module.named_parameters(recurse=False)).get("weight")  # one beside an adapter shows that of a part
+    own = dict(module.named_parameters(recurse=False)).get("weight")  # a wrapper shows that of the part inside
     number = own.numel() if own is not None and own.dim() > 1 and not isinstance(module, Embedding) else 0
     return runs.get(id(module), 1) * (number + sum(_weights(part, runs) for part in module.children()))
 
