@@ -1,5 +1,7 @@
 """Packed documents do not see each other; and transformers alone would let them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,19 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
     assert feed.cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
     loss = learner(model, isolate=True)(**filler)["mlm"]
     assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
+
+
+@BERT
+def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(model, dataset, monkeypatch):
+    """With padding or without, as each set of names would be a graph of its own. The mask changes no logits."""
+    monkeypatch.setattr(feed, "has_kernel", lambda device: True)
+    batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
+    full = dataclasses.replace(batch, attention_mask=None)
+    pieces = [piece for one in (batch, full) for piece in feed.micro_batches(one, size=4, count=2, device=CPU)]
+    assert len({tuple(sorted(piece)) for piece in pieces}) == 1
+    assert [bool(piece["attention_mask"].all()) for piece in pieces] == [batch.attention_mask is None, True, True, True]
+    logits = [learner(model, isolate=True).logits(**piece) for piece in (pieces[0], pieces[2])]
+    assert torch.equal(*logits)
 
 
 @BERT

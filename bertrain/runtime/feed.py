@@ -24,7 +24,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
 
     A rank may have one row less than another. A micro-batch after its last row is one row without targets, whose
     sample_ids is −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on
-    GPUs whose attention kernel needs them.
+    GPUs whose attention kernel needs them, and with an attention_mask there, whether a row has padding or not.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     for number in range(count):
@@ -39,6 +39,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             piece.pop("attention_mask", None)
         if "position_ids" in piece and has_kernel(device):
             piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
+            piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # with and without: two graphs
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 
