@@ -114,6 +114,19 @@ def test_a_step_of_a_preset_is_that_of_the_cpu(dataset, name, samples, precision
     compare(step(config, dataset, DEVICE, precision, samples=samples), expected, precision)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["modernbert", "ultrabert"])
+def test_windows_of_local_layers_are_those_of_the_cpu(configs, dataset, monkeypatch, name, precision):
+    """In half precision they are computed by the kernel for sequences of unequal length."""
+    calls, kernel = [], torch.nn.attention.varlen.varlen_attn
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
+    config = Config.of(data=str(dataset.path), out="x", model=configs[name], length=32)
+    expected = step(config, dataset, CPU, "fp32")
+    assert calls == []
+    compare(step(config, dataset, DEVICE, precision), expected, precision)
+    assert bool(calls) == (precision != "fp32" and feed.has_kernel(DEVICE))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", [name for name in KNOWN if FAMILIES[name].isolation == "kernel"])
 def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, name, precision):

@@ -2,8 +2,8 @@
 
 On GPUs torch chooses among four kernels by shapes, masks and number formats. The choice must be the same in the forward
 pass and in the backward pass, which computes the former again with --gradient-checkpointing. An evaluation has no
-backward pass, and leaves the choice to torch. Documents in packed rows (isolation.py) have a kernel of their own on
-GPUs, which the choice does not touch.
+backward pass, and leaves the choice to torch. Documents in packed rows and windows of local layers (isolation.py) have
+a kernel of their own on GPUs, which the choice does not touch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROBED = 64  # tokens of the row that shows whether a kernel can run
 def kernels(choice: str, encoder: Encoder, device: torch.device) -> tuple[str, ...]:
     """The kernels that --attention lets a model run; what transformers calls its attention if it has no such kernel."""
     own = str(encoder.model.config._attn_implementation)  # noqa: SLF001
-    if own not in ("sdpa", isolation.NAME):
+    if own not in ("sdpa", isolation.NAME, isolation.WINDOWED):
         return (own,)
     if choice != "auto":
         return (choice,)

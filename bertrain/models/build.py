@@ -33,6 +33,7 @@ from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
+from bertrain.models import isolation
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 
@@ -454,6 +455,17 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
     """Sets plain products where they are faster than torch's kernels: bf16 on CPUs, rows of at most 512 tokens."""
     if bf16 and not on_gpu and length <= SHORT:
         model.set_attn_implementation("eager")
+
+
+def choose_windows(model: PreTrainedModel) -> None:
+    """Lets layers that attend to a window compute it without a mask of all pairs of tokens, where they can.
+
+    For GPUs in half precision, which have a kernel for it.
+    """
+    is_local = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
+    can = family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa"  # noqa: SLF001
+    if is_local and can:
+        model.set_attn_implementation(isolation.WINDOWED)
 
 
 def check_runs(model: PreTrainedModel, *, length: int) -> None:

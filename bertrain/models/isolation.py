@@ -1,9 +1,12 @@
-"""Attention that stays inside a document, for rows of packed documents.
+"""Attention that stays inside a document, for rows of packed documents, or inside a window, for other rows.
 
-transformers calls an attention function by name, so ours is registered beside its own. It has no mask function for our
-name, so it makes no mask. On CUDA, in half precision, the documents go to torch's kernel for sequences of unequal
-length, elsewhere to scaled dot-product attention with a mask of the tokens that share a document. (position_ids alone
-isolate nothing: without flash attention transformers does not look at them.)
+transformers calls an attention function by name, so ours are registered beside its own. It has no mask function for
+packed rows, so it makes no mask. On CUDA, in half precision, the documents go to torch's kernel for sequences of
+unequal length, elsewhere to scaled dot-product attention with a mask of the tokens that share a document. (position_ids
+alone isolate nothing: without flash attention transformers does not look at them.)
+
+Other rows need this on GPUs alone, for layers that attend to a window: each row is a document of that kernel, which
+computes the window without a mask of all pairs of tokens.
 
 Families that compute attention themselves take a mask of all pairs of tokens instead ("mask" in the table of families).
 """
@@ -15,8 +18,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "bertrain_isolated"
+NAME, WINDOWED = "bertrain_isolated", "bertrain_windowed"
+"""What transformers calls the attention of packed rows, and that of other rows with windows."""
 
 
 def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> dict[str, Any]:
@@ -82,4 +88,35 @@ def attend(
     return attended.transpose(1, 2).contiguous(), None
 
 
+def attend_in_windows(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """As `attend`, for rows that are not packed. Only a window in rows without padding is computed otherwise."""
+    rows, length = query.shape[0], query.shape[2]
+    if attention_mask is not None or sliding_window is None or sliding_window >= length:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+    documents = {
+        "document_ids": torch.zeros((rows, length), dtype=torch.int64, device=query.device),
+        "cu_seqlens": torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=query.device),
+        "max_seqlen": length,
+    }
+    return attend(module, query, key, value, None, sliding_window=sliding_window, **others | documents)
+
+
+def mask_of_padding(*, attention_mask: torch.Tensor | None = None, **others: Any) -> torch.Tensor | None:
+    """The mask that transformers makes for a layer, bool [B, 1, T, T]; None for rows without padding.
+
+    attention_mask bool [B, T]: False in padding.
+    """
+    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **others)
+
+
 AttentionInterface.register(NAME, attend)
+AttentionInterface.register(WINDOWED, attend_in_windows)
+AttentionMaskInterface.register(WINDOWED, mask_of_padding)

@@ -24,6 +24,7 @@ from bertrain.options.fields import flag
 from bertrain.run import checkpoint, rates
 from bertrain.run.log import Sources
 from bertrain.run.phases import Phase, masking_of
+from bertrain.runtime import feed
 from bertrain.runtime.dist import World
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -177,6 +178,8 @@ def learner(
     on_gpu = ranks.device.type == "cuda"
     if config.attention == "auto":
         build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+    if precision != "fp32" and feed.has_kernel(ranks.device):
+        build.choose_windows(weights)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)
