@@ -12,19 +12,22 @@ plain      transformers' model with labels for all places and an attention mask,
 packed     the step of bertrain with --isolate-documents, compiled; its MFU counts attention over whole rows
 eager      the step of bertrain, not compiled
 
-Each case that is done is a line of --out at once, and is not run again, so the command can be stopped and repeated. It
-begins no case that may take longer than what is left of --seconds. --quick: tiny models on any device, to see that the
-script works.
+Each way has a case before any has a second one. Each case that is done is a line of --out at once, and is not run
+again, so the command can be stopped and repeated. It begins no case that may take longer than what is left of
+--seconds. --quick: tiny models on any device, to see that the script works.
 """
 
 # ruff: noqa: E402  (bertdata need not be installed)
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ import bertdata
 from bertdata.torch import tensors
 from bertdata.write import build
 from bertrain import optim
+from bertrain.models import attention
 from bertrain.models import build as model
 from bertrain.objectives import Learner, MaskedTokens
 from bertrain.options.config import Config
@@ -49,9 +53,15 @@ from bertrain.runtime import feed
 ROWS = {32: 4, 128: 256, 512: 64, 1024: 32}  # of a step, by length
 GRID = [("bert-base", 128), ("modernbert-base", 1024), ("modernbert-base", 128), ("bert-base", 512),
         ("bert-large", 128), ("modernbert-base", 512), ("bert-large", 512)]  # fmt: skip
-WAYS = {"compiled": GRID, "pretrain": GRID[:2], "plain": GRID, "packed": GRID, "eager": GRID}  # what matters most first
-QUICK = {way: [("bert-tiny", 32), ("modernbert-tiny", 32)] for way in ("pretrain", "plain", "packed", "eager")}
+WAYS = {"compiled": GRID, "pretrain": GRID[:2], "packed": GRID, "plain": GRID, "eager": GRID}  # what matters most first
+QUICK = {way: [("bert-tiny", 32), ("modernbert-tiny", 32)] for way in ("pretrain", "packed", "plain", "eager")}
 LONGEST_S = {"compiled": 100, "packed": 100, "pretrain": 100}  # of a case, at a guess; others 30
+
+
+def in_order(ways: dict[str, list[tuple[str, int]]]) -> list[list[Any]]:
+    """The cases, [model, length, way] each: the first one of each way, then the second ones."""
+    turns = itertools.zip_longest(*([[name, length, way] for name, length in grid] for way, grid in ways.items()))
+    return [case for turn in turns for case in turn if case]
 
 
 def make_shards(place: Path, num_tokens: int) -> bertdata.Dataset:
@@ -66,16 +76,24 @@ def make_shards(place: Path, num_tokens: int) -> bertdata.Dataset:
     return bertdata.open(place / "shards")
 
 
+def kernels_of(way: str, module: Any, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """A function that makes the context of a step: which kernels of attention may run."""
+    return contextlib.nullcontext if way == "plain" else attention.limited(attention.kernels("auto", module, device))
+
+
 def measure(
     shards: bertdata.Dataset, name: str, length: int, way: str, *, rows: int, seconds: float, device: torch.device
 ) -> dict[str, Any]:
     """Tokens a second of whole steps, what share of the time waits for data, MFU and peak memory."""
     weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
+    if way in ("compiled", "eager") and feed.has_kernel(device):
+        model.choose_windows(weights)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "packed") and device.type == "cuda":
         module.compile(fullgraph=True, dynamic=False)
+    limited = kernels_of(way, module, device)
     config = Config.of(data=str(shards.path), out="none")
     optimizer = optim.build(weights, config)
     waited = 0.0
@@ -85,14 +103,15 @@ def measure(
         start = time.perf_counter()
         batch = next(loader)
         waited += time.perf_counter() - start
-        with torch.autocast(device.type, torch.bfloat16):
-            if way == "plain":
-                given = {key: feed.to_device(tensor, device) for key, tensor in tensors(batch).items()}
-                loss = module(**given).loss
-            else:
-                piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
-                loss = module(**piece)["mlm"].sum / (rows * loader.num_slots)
-        loss.backward()
+        with limited():
+            with torch.autocast(device.type, torch.bfloat16):
+                if way == "plain":
+                    given = {key: feed.to_device(tensor, device) for key, tensor in tensors(batch).items()}
+                    loss = module(**given).loss
+                else:
+                    piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
+                    loss = module(**piece)["mlm"].sum / (rows * loader.num_slots)
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(weights.parameters(), config.clip_norm)
         optim.set_learning_rate(optimizer, 1e-4)
         optimizer.step()
@@ -174,8 +193,7 @@ def main(out: Path, seconds: float, each: float, quick: bool) -> None:
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else "none"
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = [line["case"] for line in lines if line["GPU"] == gpu]
-    cases = [[name, length, way] for way, grid in (QUICK if quick else WAYS).items() for name, length in grid]
-    cases = [each_case for each_case in cases if each_case not in done]
+    cases = [each_case for each_case in in_order(QUICK if quick else WAYS) if each_case not in done]
     left_out = []
     with tempfile.TemporaryDirectory() as scratch:
         shards = make_shards(Path(scratch), 100_000 if quick else 4_000_000) if cases else None
