@@ -7,7 +7,7 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench test test-all oldest bounds campaign capabilities gpu pages docs check fix reference golden wheel
+.PHONY: help demo bench test test-all oldest bounds campaign capabilities gpu gpu-dry pages docs check fix reference golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,7 +28,7 @@ bench: $(VENV)/.train  ## ours beside other libraries: writes benchmarks/results
 
 # The quick tests. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not dry"
 
 test-all: $(VENV)/.dev  ## all tests that need no GPU
 	$(PYTEST)
@@ -63,6 +63,10 @@ gpu:  ## the tests and measurements that need a GPU
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
+
+# Before a GPU is rented: the same path as far as a CPU can follow it. docs/gpu.md says what that shows.
+gpu-dry: $(VENV)/.dev  ## what a CPU can show of the path on GPUs, in some minutes
+	$(PYTEST) -m "not gpu" tests/test_gpu_dry.py tests/test_step.py tests/test_finite.py
 
 # Pages in a real browser. playwright drives the Chromium that is installed, and downloads none.
 pages: $(VENV)/.dev  ## the pages of --html in Chromium: uses every control, makes pictures for docs/
