@@ -28,7 +28,6 @@ COMMANDS = {
     "search": ("lab.elastic.search", "Find the best sub-network of an elastic run within a latency limit."),
     "extract": ("lab.elastic.extract", "Write a sub-network as a separate checkpoint."),
     "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),
-    "push": ("commands.push", "Send a checkpoint to the Hugging Face hub."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
     "doctor": ("commands.doctor", "Check data, model, memory and disk before a long run."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),

@@ -65,7 +65,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "pipx install "): "needs a package index",
     ("*", "python3 -m venv "): "takes minutes, with the installation that follows",
     ("*", "hf download "): "needs the hub",
-    ("*", "bertrain push "): "needs the hub; tests/test_push.py",
+    ("*", "hf upload "): "needs the hub; tests/test_card.py",
     ("*", "aws "): "needs the command line of AWS",
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",

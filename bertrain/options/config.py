@@ -274,6 +274,19 @@ class Config(Options):
         del found["methods"]
         return found
 
+    def differing(self) -> dict[str, Any]:
+        """Options, as the command line has them, that have another value than the default.
+
+        Without those of records, and without the directories of paths, which are nobody else's business.
+        """
+        flat, options = self.flat(), all_options()
+        found = {name: value for name, value in flat.items() if value != options[name].default}
+        return {
+            flag(name): Path(value).name if Path(str(value)).is_absolute() else value
+            for name, value in found.items()
+            if options[name].metadata.get("group") != CHECKPOINTS and name not in ("data", "phase")
+        }
+
     def _check_excludes(self, pair: Excludes, both_given: bool) -> None:
         if both_given:
             in_files = [all_options()[name].metadata.get("in_files") for name in pair[:2]]
