@@ -138,8 +138,8 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     "--score",
     type=click.Choice(pairs.SCORES),
     default="word-l2r",
-    help="How a token of a pair is scored. pll: only this token is masked. word-l2r: the rest of its word is masked "
-    "too.",
+    help="How a sentence of a pair is scored. sum: each token is masked in turn, and its log-probabilities are added "
+    "up. mean: the same for each token. word-l2r: the sum, and the rest of a word is masked with its token.",
 )
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option(
