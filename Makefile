@@ -7,7 +7,8 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench test test-all oldest bounds campaign capabilities gpu gpu-dry pages docs check fix reference golden wheel
+.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities gpu gpu-dry pages docs check fix reference golden \
+    wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -22,9 +23,12 @@ demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
 # BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
 BENCH ?= .bench
 
-bench: $(VENV)/.train  ## ours beside other libraries: writes benchmarks/results/comparison.* and README's table
+bench: $(VENV)/.train  ## ours beside other libraries: writes benchmarks/results/comparison.*
 	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) \
 	    $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(BENCH_OPTIONS)
+
+proof: $(VENV)/.train  ## the table of README, from committed results; RUN=1 repeats what takes minutes
+	$(BIN)/python benchmarks/proof.py $(if $(RUN),--run)
 
 # The quick tests. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests

@@ -23,6 +23,7 @@ from typing import Any
 import click
 from common import losses_of, machine
 from recipes import result_of, run, with_phases
+from transformers import PreTrainedConfig
 
 import bertdata
 from bertrain.models import build
@@ -68,7 +69,11 @@ def prepare(corpus: str, out: Path) -> tuple[Path, Path]:
 def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
     """Operations of a forward pass through the first layers alone, for each token."""
     special = bertdata.open(shards).special_tokens
-    model, _ = build.build(str(config), special, length=LENGTH, seed=0, layers=layers)
+
+    def shorten(config: PreTrainedConfig) -> None:
+        config.num_hidden_layers = layers
+
+    model, _ = build.build(str(config), special, length=LENGTH, seed=0, configure=shorten)
     return Operations.of(model).of_step(rows=1, length=LENGTH, slots=0) / LENGTH / 3
 
 

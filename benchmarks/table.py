@@ -6,7 +6,7 @@
 The directory gets the corpus, the vocabulary, the shards, the environments of other libraries, and measured.jsonl, with
 one line for each question. A question that has a line of the same commit, text, settings and machine is not measured
 again, so a run that was stopped goes on; but with changes that are not committed, all is measured. The results are
-benchmarks/results/comparison.json, .md and .png, and a part of README.md.
+benchmarks/results/comparison.json, .md and .png, and a part of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -378,22 +378,21 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme(data: dict[str, Any]) -> str:
-    """What README.md holds between its two comments: no ratio of a run that had other programs beside it."""
+def page(data: dict[str, Any]) -> str:
+    """What docs/benchmarks.md holds between its two comments: no ratio of a run that had other programs beside it."""
     stamped = data["stamp"]
     cpu = stamped["machine"]
     if stamped["other programs ran"]:
         return (
             f"The newest run of `make bench` ({stamped['date']}) had other programs beside it; its figures are in\n"
-            "[benchmarks/results/comparison.md](benchmarks/results/comparison.md)."
+            "`benchmarks/results/comparison.md`."
         )
     lines = [
         f"`make bench` measured this on {stamped['date']}: commit {stamped['commit']}, "
         f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, "
         f"{counted(stamped['rounds'], 'round')}.",
         "4.9 means that ours is 4.9 times as fast (or small); below 1 the other library is better.",
-        "[docs/benchmarks.md](docs/benchmarks.md) says how each is measured, and",
-        "[benchmarks/results/comparison.md](benchmarks/results/comparison.md) has all figures.",
+        "`benchmarks/results/comparison.md` has all figures.",
         "",
         "| what | ours beside each library | how |",
         "|---|---|---|",
@@ -447,9 +446,9 @@ def write(data: dict[str, Any]) -> None:
     OUT.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     OUT.with_suffix(".md").write_text(markdown(data))
     plot(data, OUT.with_suffix(".png"))
-    path = ROOT / "README.md"
+    path = ROOT / "docs" / "benchmarks.md"
     before, rest = path.read_text().split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{readme(data)}\n{END}{rest.split(END)[1]}")
+    path.write_text(f"{before}{BEGIN}\n{page(data)}\n{END}{rest.split(END)[1]}")
     print(f"{OUT.with_suffix('.md')}\n\n{markdown(data)}")
 
 

@@ -51,6 +51,9 @@ class Masking:
         "bernoulli" selects each place independently, as transformers' collator does.
         "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019).
         "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
+        "uniform" selects a share of the row that is drawn anew for each row, and all selected places become [MASK]; the
+            batch has a weight for each row (masked diffusion: LLaDA, Nie et al., 2025). probability, min_targets and
+            the fractions have no effect.
 
     All but "bernoulli" select at most `quota(n)` places of a row with n filled places. All selected places are
     targets. The share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the
@@ -101,7 +104,7 @@ class Masking:
         >>> Masking().quota(128), Masking(max_targets=20).quota(512)
         (19, 20)
         """
-        share = self.probability * filled
+        share = filled if self.policy == "uniform" else self.probability * filled
         number = {"nearest": math.floor(share + 0.5), "even": round(share), "floor": math.floor(share)}[self.rounding]
         places = max(0, filled - 2)
         return min(max(number, self.min_targets), places if self.max_targets is None else self.max_targets, places)
@@ -117,7 +120,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rows of one step for one rank. All arrays are int64, except a teacher's, which have the dtype of the cache.
+    """The rows of one step for one rank. Arrays are int64, except weights and a teacher's, which say their dtype.
 
     Every array is contiguous and new: the caller may keep it and change it.
     """
@@ -130,6 +133,7 @@ class Batch:
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
+    weights: NDArray[np.float32] | None = None  # [B]: of each row's loss; None unless the masking policy is "uniform"
     sources: NDArray[np.int64] | None = None  # [B]: number of the dataset of each row, from 0; None: there is one
     # The next three are None without a teacher's cache.
     teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: the most probable ids

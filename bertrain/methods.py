@@ -158,7 +158,10 @@ class Method:
         return state
 
     def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Writes further files into the directory of a checkpoint. Called after `plain_weights`, as that is."""
+        """Writes further files into the directory of a checkpoint. Called after `plain_weights`, as that is.
+
+        state: also has the tensors of objectives, by their names in beside.pt.
+        """
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
         """For run.json, where they are under the method's name: values of JSON. Called on rank 0."""

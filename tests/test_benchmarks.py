@@ -1,4 +1,4 @@
-"""The table says what was measured, in README too; a run that was stopped goes on; a library may fail."""
+"""The table says what was measured, in the docs too; a run that was stopped goes on; a library may fail."""
 
 import copy
 import importlib
@@ -41,9 +41,9 @@ def data():
     return json.loads((RESULTS / "comparison.json").read_text())
 
 
-def test_readme_and_the_page_hold_the_table_of_what_was_measured(table, data):
-    _, _, rest = (ROOT / "README.md").read_text().partition(f"{table.BEGIN}\n")
-    assert rest.partition(f"\n{table.END}")[0] == table.readme(data)
+def test_both_pages_hold_the_table_of_what_was_measured(table, data):
+    _, _, rest = (ROOT / "docs" / "benchmarks.md").read_text().partition(f"{table.BEGIN}\n")
+    assert rest.partition(f"\n{table.END}")[0] == table.page(data)
     assert (RESULTS / "comparison.md").read_text() == table.markdown(data)
     assert data["rows"] == table.rows_of(data["measured"])
     assert data["notes"] == table.notes(data["measured"])
@@ -59,7 +59,7 @@ def test_a_reason_stands_in_the_place_of_a_figure(table, data):
     changed["stamp"]["other programs ran"] = False
     changed["rows"] = [row for row in changed["rows"] if row["question"] != "building"]
     changed["rows"] += [row for row in table.rows_of(changed["measured"]) if row["question"] == "building"]
-    for made in (table.markdown(changed), table.readme(changed)):
+    for made in (table.markdown(changed), table.page(changed)):
         assert "its wheel is not for this Python" in made
         assert "not done after 900 s" in made
 
@@ -73,7 +73,7 @@ def test_a_reason_of_ours_is_not_shown_as_that_of_others(table, data):
         result["figures"] = {name: each for name, each in result["figures"].items() if name != "ours"} | figures
         result["left out"]["ours"] = "" if figures else "not done"
         changed |= {"rows": table.rows_of(changed["measured"]), "notes": table.notes(changed["measured"])}
-        cells = dict(line.split(" | ")[:2] for line in table.readme(changed).splitlines() if line.startswith("| "))
+        cells = dict(line.split(" | ")[:2] for line in table.page(changed).splitlines() if line.startswith("| "))
         assert cells["| reading"] == ("ours: no room" if figures else "ours: not done")
         assert cells["| building, each further MB"] == "ours: the larger text took no longer: noise"
         assert "ours: " in table.markdown(changed)
@@ -101,15 +101,15 @@ def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
     assert table.time_to_loss(result)[2]["reason"] == "ours: has not reached it"
 
 
-def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, data):
+def test_the_page_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, data):
     data["stamp"]["other programs ran"] = True
-    busy = table.readme(data)
+    busy = table.page(data)
     assert "**" not in busy
     assert "|" not in busy
     assert data["stamp"]["date"] in busy
-    assert "(benchmarks/results/comparison.md)" in busy
+    assert "`benchmarks/results/comparison.md`" in busy
     data["stamp"]["other programs ran"] = False
-    first, *rest = table.readme(data).splitlines()
+    first, *rest = table.page(data).splitlines()
     for name in ("date", "commit"):
         assert data["stamp"][name] in first
     assert "MB of text" in first
@@ -118,16 +118,18 @@ def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, d
 
 
 @pytest.mark.slow
-def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
+def test_writing_changes_the_page_only_between_the_comments(table, data, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROOT", tmp_path)
     monkeypatch.setattr(table, "OUT", tmp_path / "comparison")
     text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "benchmarks.md"
+    page.write_text(text)
     table.write(data)
-    first = (tmp_path / "README.md").read_text()
-    assert first == text.replace("old", table.readme(data))
+    first = page.read_text()
+    assert first == text.replace("old", table.page(data))
     table.write(json.loads((tmp_path / "comparison.json").read_text()))
-    assert (tmp_path / "README.md").read_text() == first
+    assert page.read_text() == first
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -301,3 +303,34 @@ def test_an_environment_that_is_there_is_used_as_it_is(environments, tmp_path, m
     (tmp_path / "tokie" / "made.json").write_text(json.dumps(environments.PINS["tokie"]))
     monkeypatch.setattr(environments.subprocess, "run", None)
     assert environments.python_of("tokie", tmp_path) == str(tmp_path / "tokie" / "bin" / "python")
+
+
+# ---------------------------------------------------------------------------------------------------- README's table
+
+
+@pytest.fixture(scope="module")
+def proof(table):
+    return importlib.import_module("proof")
+
+
+def test_readme_has_the_table_of_committed_results(proof):
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"{proof.BEGIN}\n")
+    data, proofs = proof.read()
+    assert rest.partition(f"\n{proof.END}")[0] == proof.table(data, proofs, (RESULTS / "gpu.jsonl").exists())
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert (ROOT / proof.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_line_of_the_table_names_a_page_and_a_command_that_are_there(proof):
+    data, proofs = proof.read()
+    assert all("**" in found for _, found in proof.speeds(data))
+    for one in proofs:
+        assert (ROOT / one["page"]).is_file(), one
+        if "again" in one:
+            assert (ROOT / one["again"].split()[1]).is_file(), one
+
+
+def test_a_missing_gpu_is_said(proof):
+    data, proofs = proof.read()
+    assert "not yet" in proof.table(data, proofs, False).splitlines()[-1]
+    assert "not yet" not in proof.table(data, proofs, True)

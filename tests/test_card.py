@@ -1,5 +1,6 @@
 """README.md of a checkpoint: what it says is what run.json, trainer.json and the log say, and a user's own is kept."""
 
+import itertools
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import succeeds
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import filter_repo_objects
 from training import TINY, train
 from transformers import AutoModelForMaskedLM
 
@@ -64,10 +66,10 @@ def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
     assert rows["steps"] == f"{saved.step} of {stated['steps']}"
     assert rows["tokens read, with padding"] == f"{entry['tokens']:,}" == f"{saved.tokens:,}"
     assert rows["seconds of training"] == f"{saved.seconds['trained']:.1f}"
-    assert rows["masked share"] == "0.3, exact"
     text = (trained / name / "README.md").read_text()
     assert f" {stated['parameters']:,} parameters" in text
-    assert f"| `{stated['dataset_id']}` | {dataset.num_documents:,} | {dataset.num_tokens:,} | 1 |" in text
+    amounts = f"{dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens, 1 of the rows"
+    assert f"| `{stated['dataset_id']}` | {amounts} |" in text
 
 
 @pytest.mark.parametrize(("name", "kind"), [("step-00000004", "validation"), ("average-00000004", "average")])
@@ -85,9 +87,7 @@ def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(train
 
 def test_the_options_of_a_card_are_those_that_differ(trained):
     text = (trained / "step-00000004" / "README.md").read_text()
-    (line,) = re.findall(r"^    bertrain pretrain (--model .*)$", text, re.MULTILINE)
-    words = shlex.split(line)
-    given = dict(zip(words[::2], words[1::2], strict=True))
+    given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", text, re.MULTILINE))
     config = json.loads((trained / "run.json").read_bytes())["config"]
     wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability", "average"]
     expected = {"--" + name.replace("_", "-"): str(config[name]) for name in wanted}
@@ -119,6 +119,18 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     assert checkpoint.find(run).name == "step-00000004"
 
 
+def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(trained):
+    page = (Path(__file__).parent.parent / "docs" / "records.md").read_text()
+    (command,) = re.findall(r"^    hf (upload .*)$", page, re.MULTILINE)
+    words = shlex.split(command)
+    left_out = [value for word, value in itertools.pairwise(words) if word == "--exclude"]
+    names = [path.name for path in (trained / "step-00000004").iterdir()]
+    sent = filter_repo_objects(names, ignore_patterns=left_out)
+    assert sorted(sent) == [
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+
+
 def test_a_change_of_one_letter_is_seen(run):
     directory = run / "step-00000004"
     assert not card.is_changed(directory)
@@ -143,7 +155,7 @@ def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     run, path = tuned()
     about = ModelCard.load(path)
     assert (about.data.pipeline_tag, about.data.license) == ("text-classification", "other")
-    assert f"| dev | accuracy | {run['dev']['accuracy']:.4f} |" in about.text
+    assert f"| dev accuracy | {run['dev']['accuracy']:.4f} |" in about.text
     assert "| rows | 16 |" in about.text
     assert "| epochs | 1 |" in about.text
     assert " `step-00000004`" in about.text
@@ -153,7 +165,7 @@ def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
 
 
 def test_a_task_has_a_name_on_the_hub():
-    assert {kind.head.__name__ for kind in TASKS.values()} == set(card.PIPELINES)
+    assert {kind.head.__name__ for kind in TASKS.values()} < set(card.PIPELINES)
 
 
 def test_a_sub_network_has_a_card(trained, tmp_path):

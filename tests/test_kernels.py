@@ -14,6 +14,7 @@ from reference import keys
 
 from bertdata import Loader
 from bertdata.bits import are_equal128, keep_masked, load64, store64
+from bertdata.choices import MASKING_POLICIES
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import _copy_line, _special64
@@ -185,7 +186,7 @@ def test_windows_equal_their_reference(data):
 
 
 @settings(max_examples=3 * hypothesis.settings().max_examples)
-@given(st.data(), st.sampled_from(["exact", "bernoulli", "whole_word", "span"]))
+@given(st.data(), st.sampled_from(MASKING_POLICIES))
 def test_masks_equal_their_reference(data, policy):
     vocab_size = data.draw(st.integers(7, 40), "vocab_size")
     special = {0, 1, 2, 3, 4} | data.draw(st.sets(st.integers(5, vocab_size - 2), max_size=8), "more specials")
@@ -222,7 +223,7 @@ def test_masks_equal_their_reference(data, policy):
     text_places = np.array([len(row) for row in rows], np.int64)
     flags = np.array([np.isin(np.arange(length), sorted(places)) for places in inside], np.uint8).reshape(-1, length)
     named = np.array(epochs, np.int64), np.array(ids, np.int64)
-    positions, targets = masker.apply(matrix, text_places, *named, flags if any(inside) else None)
+    positions, targets, weights = masker.apply(matrix, text_places, *named, flags if any(inside) else None)
 
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
@@ -234,6 +235,10 @@ def test_masks_equal_their_reference(data, policy):
         assert matrix[b].tolist() == changed + [0] * (length - len(row))
         assert positions[b].tolist() == places + [0] * unused
         assert targets[b].tolist() == old + [IGNORE_INDEX] * unused
+        if policy == "uniform":
+            candidates = sum(token not in special for token in row)
+            assert weights[b] == (np.float32(candidates / len(places)) if places else 0)
+    assert (weights is not None) == (policy == "uniform")
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))

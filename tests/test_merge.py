@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training import QUIET, last_checkpoint, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
-from bertrain.commands import evaluate, merge, push
+from bertrain.commands import evaluate, merge
 from bertrain.lab import finetune
 from bertrain.run import checkpoint
 
@@ -57,7 +57,6 @@ def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_p
     loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
     log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET | {"model": ""}, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
-    assert push.files_of(merged)[1] == ["checkpoint.json"]
 
 
 def test_the_card_names_the_checkpoints(runs, tmp_path):

@@ -596,6 +596,21 @@ def test_where_and_by_what_is_masked(sentences_of_three, policy):
     assert drawn.min() >= 5
 
 
+def test_the_policy_uniform_selects_any_number_of_places_as_often_as_another(sentences_of_three):
+    length, special = 42, sentences_of_three.special_tokens
+    loader = Loader(sentences_of_three, length=length, masking=Masking(policy="uniform"), seed=2)
+    positions = np.arange(60 * loader.num_samples)
+    batch = loader.read(positions)
+    ids = Loader(sentences_of_three, length=length, masking=None, seed=2).read(positions).input_ids
+    chosen, maskable = (batch.labels != bertdata.IGNORE_INDEX).sum(axis=1), (ids > 4).sum(axis=1)
+    most = np.bincount(maskable).argmax()  # most rows have so many candidates
+    counts = np.bincount(chosen[maskable == most], minlength=most + 1)
+    assert counts[0] == 0
+    assert chi_square(counts[1:], np.full(most, counts.sum() / most)) < most_of(most - 1)
+    assert np.array_equal(batch.weights, (maskable / chosen).astype(np.float32))
+    assert (batch.input_ids[batch.labels != bertdata.IGNORE_INDEX] == special.mask).all()
+
+
 def test_spans_are_as_long_as_in_the_paper():
     """P(l) of a geometric distribution of 0.2, at most ten words: 3.8 on average."""
     bounds = [0, *keys.span_bounds(), 2**32]

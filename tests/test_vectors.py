@@ -87,10 +87,11 @@ def test_masks(vector):
     masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continuing_ids=continuing)
     ids = np.array([row])
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
-    found_positions, found_targets = masker.apply(ids, np.array([len(row) - 2]), *names)
+    found_positions, found_targets, weights = masker.apply(ids, np.array([len(row) - 2]), *names)
     used = found_targets[0] != bertdata.IGNORE_INDEX
     masked_row = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
     assert masked_row == expected
+    assert (weights if weights is None else weights.tolist()) == vector.get("weights")
 
 
 @pytest.mark.parametrize("vector", VECTORS["pack"], ids=str)

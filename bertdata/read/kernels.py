@@ -739,10 +739,12 @@ def mark_inside_words(spans, starts, word_addresses, inside_word):
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-EXACT, BERNOULLI, WHOLE_WORD, SPANS = range(4)  # as choices.MASKING_POLICIES lists them
+EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # as choices.MASKING_POLICIES lists them
 MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
-SELECT = np.uint64(1 << 32)
+SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
+
+Draw AMOUNT says how many places UNIFORM selects.
 
 Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or picks the random id (SPANS).
 """
@@ -751,7 +753,7 @@ Draw t: its low half decides what replaces place t; its high half selects it (BE
 class MaskRules(NamedTuple):
     """A masking policy for one vocabulary and row length. One for each Loader."""
 
-    policy: int  # EXACT, BERNOULLI, WHOLE_WORD or SPANS
+    policy: int  # EXACT, BERNOULLI, WHOLE_WORD, SPANS or UNIFORM
     seed: np.uint64
     quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
     select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
@@ -765,7 +767,7 @@ class MaskRules(NamedTuple):
 
 
 class MaskRows(NamedTuple):
-    """The rows of a batch to mask. ids change in place; the last two are overwritten."""
+    """The rows of a batch to mask. ids change in place; the last three are overwritten."""
 
     ids: NDArray[np.int64]  # [B, T], each below V
     text_places: NDArray[np.int64]  # [B], as in Frames
@@ -774,6 +776,7 @@ class MaskRows(NamedTuple):
     inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place continues a word whatever its id; [0, 0]: nowhere
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
+    weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
 
 
 @jit()
@@ -865,7 +868,7 @@ def mask(rules, rows):
     policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # local names are faster in the inner loop
     masked_positions, targets = rows.masked_positions, rows.targets
     length = rules.every_place.size
-    # starts and stops of words; with EXACT, `starts` holds the candidates
+    # starts and stops of words; with EXACT and UNIFORM, `starts` holds the candidates
     starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)
     selected = np.zeros((length >> 6) + 1, np.uint64)  # a bit for each place or candidate; all 0 between rows
     num_slots, pool_size = targets.shape[1], uint64(pool.size)
@@ -876,7 +879,7 @@ def mask(rules, rows):
         quota = rules.quota[n]
 
         candidates = rules.every_place  # bit i of `selected` is place candidates[i]
-        if policy == EXACT:
+        if policy in (EXACT, UNIFORM):
             m, candidates = n - 2, rules.every_place[1:]
             for t in range(1, n - 1):
                 m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1
@@ -885,7 +888,13 @@ def mask(rules, rows):
                 for t in range(1, n - 1):
                     starts[m] = t
                     m += np.int64(kinds[uint64(row[t])] & MASKABLE)
-            _select_exact(key, m, min(m, quota), selected)
+            quota = min(m, quota)
+            if policy == UNIFORM:
+                rows.weights[b] = 0
+                if quota:
+                    quota = 1 + np.int64(below32(draw(key, AMOUNT), uint64(quota)))
+                    rows.weights[b] = m / quota
+            _select_exact(key, m, quota, selected)
         elif policy == BERNOULLI:
             _select_bernoulli(key, n, rules.select_below, selected)
         else:

@@ -286,11 +286,12 @@ class Loader:
         """
         positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
         if self._masker:
-            masked_positions, targets = self._masker.apply(
+            masked_positions, targets, weights = self._masker.apply(
                 rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
             )
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
+            weights = None
         teacher: dict[str, Any] = {}
         if self._answers:
             answers = self._answers.read(positions, self._special.vocab_size)
@@ -304,6 +305,7 @@ class Loader:
             token_type_ids=rows.token_type_ids,
             next_sentence_label=rows.next_sentence_label,
             position_ids=rows.position_ids,
+            weights=weights,
             sources=sources,
             **teacher,
         )

@@ -65,7 +65,9 @@ class Masker:
         kinds = ordinary * kernels.MASKABLE
         if continuing_ids is not None:
             kinds |= continuing_ids * kernels.CONTINUES
-        mask_or_random = masking.mask_fraction + masking.random_fraction
+        self._is_weighted = masking.policy == "uniform"
+        hidden = 1.0 if self._is_weighted else masking.mask_fraction
+        hidden_or_random = 1.0 if self._is_weighted else masking.mask_fraction + masking.random_fraction
         rules = kernels.MaskRules(
             policy=MASKING_POLICIES.index(masking.policy),
             seed=np.uint64(seed),
@@ -74,8 +76,8 @@ class Masker:
             lengths_below=_span_lengths_below(),
             kinds=kinds,
             mask_id=special.mask,
-            mask_below=_of_2_32(masking.mask_fraction),
-            random_below=_of_2_32(mask_or_random),
+            mask_below=_of_2_32(hidden),
+            random_below=_of_2_32(hidden_or_random),
             pool=np.arange(special.vocab_size) if masking.random_from == "vocabulary" else np.flatnonzero(ordinary),
             every_place=np.arange(length),
         )
@@ -88,20 +90,23 @@ class Masker:
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
         inside_word: NDArray[np.uint8] | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K]. Any thread may call it.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None]:
+        """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K], and weights. Any thread may
+        call it.
 
         Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
         the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place
-        continues a word whatever its id; None: nowhere.
+        continues a word whatever its id; None: nowhere. The weights, float32 [B], are None unless the policy is
+        "uniform".
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
+        weights = np.zeros(ids.shape[0] if self._is_weighted else 0, np.float32)
         if self.num_slots:
             inside_word = _NOWHERE if inside_word is None else inside_word
-            rows = kernels.MaskRows(ids, text_places, epochs, sample_ids, inside_word, masked_positions, targets)
-            kernels.mask(self._rules, tuple(rows))
-        return masked_positions, targets
+            given = (ids, text_places, epochs, sample_ids, inside_word)
+            kernels.mask(self._rules, tuple(kernels.MaskRows(*given, masked_positions, targets, weights)))
+        return masked_positions, targets, weights if self._is_weighted else None
 
 
 def _of_2_32(share: float) -> np.uint64:

@@ -27,26 +27,8 @@ class Spelling:
         self._prefix = content["model"].get("continuing_subword_prefix") or ""
         self._special = {token["content"] for token in content.get("added_tokens", []) if token.get("special")}
 
-    def token(self, token: str) -> str:
-        r"""One token alone. Its spaces are ␣, and bytes that are no complete character are like \xe6."""
-        if token in self._special:
-            return token
-        text = self._bytes(token).decode(errors="backslashreplace") if self._has_spaces else token
-        return text.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
-
-    def text(self, tokens: Sequence[str], marked: Collection[int] = ()) -> str:
-        """Tokens one after the other, those whose indices are marked between > and <, in one line."""
-        parts = []
-        for index, token in enumerate(tokens):
-            part = self._bytes(token)
-            if index in marked:
-                plain, begin = part.strip(), b" " * part[:1].isspace()
-                part = begin + b">" + (plain or "␣".encode()) + b"<" + b" " * (plain != b"" and part[-1:].isspace())
-            parts.append(part)
-        return " ".join(b"".join(parts).decode(errors="replace").split())
-
-    def _bytes(self, token: str) -> bytes:
-        """What a token adds to a text, with the space before a word."""
+    def text_of(self, token: str) -> bytes:
+        """What a token adds to a text, in UTF-8, with the space before a word. It may be a part of a character."""
         if token in self._special:
             return f" {token} ".encode()
         if self._is_byte_level and all(character in _BYTES for character in token):
@@ -55,6 +37,24 @@ class Spelling:
             return token.replace("▁", " ").encode()
         is_inside = self._prefix and token.startswith(self._prefix)
         return token.removeprefix(self._prefix).encode() if is_inside else f" {token}".encode()
+
+    def token(self, token: str) -> str:
+        r"""One token alone. Its spaces are ␣, and bytes that are no complete character are like \xe6."""
+        if token in self._special:
+            return token
+        text = self.text_of(token).decode(errors="backslashreplace") if self._has_spaces else token
+        return text.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
+
+    def text(self, tokens: Sequence[str], marked: Collection[int] = ()) -> str:
+        """Tokens one after the other, those whose indices are marked between > and <, in one line."""
+        parts = []
+        for index, token in enumerate(tokens):
+            part = self.text_of(token)
+            if index in marked:
+                plain, begin = part.strip(), b" " * part[:1].isspace()
+                part = begin + b">" + (plain or "␣".encode()) + b"<" + b" " * (plain != b"" and part[-1:].isspace())
+            parts.append(part)
+        return " ".join(b"".join(parts).decode(errors="replace").split())
 
 
 def spelled(tokenizer: Tokenizer) -> Callable[[int], str]:

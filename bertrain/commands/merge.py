@@ -105,8 +105,8 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     files = tokenizer_of(directories)
     model = mean(directories)
     parts = "\n".join(f"- `{path.resolve().parent.name}/{path.resolve().name}`" for path in directories)
-    about = f"Its weights are the mean of those of:\n\n{parts}\n\nThe cards of these have the data and the training."
-    files |= {card.CARD: card.of_derived(target.name, about, model_type=model.config.model_type)}
+    about = f"The weights are the mean of those of:\n\n{parts}\n\nThe cards of these have the data and the training."
+    files |= {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
     content = checkpoint.Content(model.state_dict(), {}, files)
     with naming(target):
         checkpoint.write(target, model, content, leaving=threading.Event())

@@ -26,7 +26,7 @@ from bertrain.commands import reading
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime.dist import World
 
-SCORES = ("word-l2r", "pll")
+SCORES = ("word-l2r", "sum", "mean")
 SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # the names that files give to the two sentences
 GROUPS = {"field": ("field",), "phenomenon": ("phenomenon", "linguistics_term"), "paradigm": ("paradigm", "UID")}
 """What a result is split by: its name → the names that files give to it."""
@@ -138,9 +138,9 @@ def log_likelihoods(
 ) -> list[float]:
     """The pseudo-log-likelihood of each row, in nats: the sum over its tokens of log p(token | row with masks).
 
-    rows: ids, [CLS] first and [SEP] last, which are not scored. score "pll" (Salazar et al., 2020) masks the token
-    alone; "word-l2r" (Kauf and Ivanova, 2023) also the tokens to its right that belong to the same word. All ranks must
-    call it; each takes its part, and all get the same result.
+    rows: ids, [CLS] first and [SEP] last, which are not scored. score "sum" (Salazar et al., 2020) masks the token
+    alone, and "mean" divides that by the number of tokens; "word-l2r" (Kauf and Ivanova, 2023) also masks the tokens to
+    its right that belong to the same word. All ranks must call it; each takes its part, and all get the same result.
 
     A row of n ids takes n - 2 rows in the forward pass. Rows of one length go together, so none is padded: this is
     exact for every family of models, and the fastest. It wastes nothing, as even a single row fills a batch of n - 2.
@@ -176,7 +176,9 @@ def log_likelihoods(
                 losses = F.cross_entropy(logits.squeeze(1).float(), ids[row, position], reduction="none")
                 sums.index_add_(0, of_rows[row], -losses.double())
                 bar.update(variants.numel())
-    return ranks.sum(sums).tolist()
+    totals = ranks.sum(sums).tolist()
+    sizes = [len(row) - 2 if score == "mean" else 1 for row in rows]
+    return [total / size for total, size in zip(totals, sizes, strict=True)]
 
 
 def evaluate(

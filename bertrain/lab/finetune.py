@@ -297,16 +297,22 @@ def _card(
         "epoch": epoch,
         "epochs": settings.epochs,
         "rows": rows,
-        "batch_size": settings.batch_size,
+        "batch size": settings.batch_size,
         "lr": settings.lr,
         "length": work.length,
         "dropout": settings.dropout,
         "adapter": settings.lora or "none",
         "start": "random weights" if settings.from_scratch else "those of the checkpoint",
     }
-    name, head = seeds.place(work.job.out, seed).name, work.task.head.__name__
-    model_type = reader.model.config.model_type
-    return card.of_task(name, work.job.start, head, model_type=model_type, facts=facts, scores=scores)
+    measures = {f"{split} {name}": f"{value:.4f}" for split, part in scores.items() for name, value in part.items()}
+    return card.content(
+        seeds.place(work.job.out, seed).name,
+        f"A model that bertrain fine-tuned from `{Path(work.job.start).name}`. Its measures are those of the epoch "
+        "that was best on dev; so dev is no held-out text.",
+        model_type=reader.model.config.model_type,
+        head=work.task.head.__name__,
+        parts={"Training": facts, "Measures": measures},
+    )
 
 
 def _write(out: Path, reader: Reader, weights: dict[str, torch.Tensor], files: dict[str, bytes]) -> None:

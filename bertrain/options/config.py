@@ -112,7 +112,9 @@ class Config(Options):
     its place in the data, but from step 0 with the phases of this run.
     """
     objective: str = _option(MODEL, "mlm")
-    """Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs."""
+    """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
+    uniform (docs/methods.md).
+    """
     trains: str = _option(MODEL, "", phase=True, in_files=True)
     """Regular expression: only parameters of the model whose name contains a match are trained."""
     rope_base: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
@@ -186,7 +188,8 @@ class Config(Options):
     """
     masking: MaskingPolicy = _option(DATA, "exact", type=click.Choice(MASKING_POLICIES), phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
-    tokens of a word; span, one to ten neighbouring words.
+    tokens of a word; span, one to ten neighbouring words; uniform, a share drawn anew for each row, for --objective
+    diffusion.
     """
     shuffle: str = _option(DATA, "full", type=click.Choice(SHUFFLES))
     """Order of an epoch: full, or blocks of 64 MiB for data larger than memory."""
@@ -273,6 +276,19 @@ class Config(Options):
         }
         del found["methods"]
         return found
+
+    def differing(self) -> dict[str, Any]:
+        """Options, as the command line has them, that have another value than the default.
+
+        Without those of records, and without the directories of paths, which are nobody else's business.
+        """
+        flat, options = self.flat(), all_options()
+        found = {name: value for name, value in flat.items() if value != options[name].default}
+        return {
+            flag(name): Path(value).name if Path(str(value)).is_absolute() else value
+            for name, value in found.items()
+            if options[name].metadata.get("group") != CHECKPOINTS and name not in ("data", "phase")
+        }
 
     def _check_excludes(self, pair: Excludes, both_given: bool) -> None:
         if both_given:

@@ -153,7 +153,7 @@ def write(
             weights = method.plain_weights(model, weights)
         model.save_pretrained(temporary, state_dict=dict(weights))
         for method in methods:
-            method.export(model, content.weights, temporary)
+            method.export(model, {**content.weights, **content.objects.get(BESIDE, {})}, temporary)
         for name, saved in content.objects.items():
             _raise_if(leaving)
             torch.save(saved, temporary / name)

@@ -44,8 +44,6 @@ class Log:
         kept, is_kept = [], after_step > 0
         self.last_evaluation: dict[str, Any] = {}
         """The entry of the last evaluation in the log; empty if there is none."""
-        self.last_step = 0
-        """The last step that the file had before it was cut; 0 if there was none."""
         self.bad_lines: list[int] = []
         """The numbers of lines that are no entries and were left out, from 1; not of the last, which a kill may cut."""
         if path.exists():
@@ -54,8 +52,7 @@ class Log:
                 if (entry := _entry(line)) is None:
                     self.bad_lines += [number] * (number < len(lines))
                     continue
-                self.last_step = entry["step"]
-                if self.last_step + ("change" in entry) > after_step:  # a change at a border is after its step
+                if entry["step"] + ("change" in entry) > after_step:  # a change at a border is after its step
                     is_kept = False
                 if not is_kept:
                     continue

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bertdata
 from bertrain.models.build import has_dropout
 from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
@@ -176,31 +177,51 @@ class Records:
 
     def _card(self, name: str) -> bytes:
         """The model card of a directory, with the newest evaluation. On rank 0."""
-        run = self._run
-        model, is_frozen = run.learner.model, any(method.frozen_by for method in run.methods)
-        facts = {
-            "step": run.step,
-            "steps": None if run.plan.seconds else run.plan.steps,
-            "tokens": run.tokens,
-            "seconds": run.clock.seconds["trained"],
-            "ranks": run.ranks.world_size,
-            "device": run.ranks.device.type,
-            "precision": run.training.precision,
-        }
-        return card.of_run(
-            run.config,
+        run, config = self._run, self._run.learner.model.config
+        planned = "" if run.plan.seconds else f" of {run.plan.steps:,}"
+        total = sum(weight for _, weight in run.batches.sources)
+        is_mean = name.startswith(checkpoint.AVERAGE)
+        is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
+        size = "" if is_frozen else f" with {run.training.num_parameters():,} parameters"
+        mean = "; the weights are the mean of the last ones of the run" * is_mean
+        return card.content(
             name,
-            run.batches.sources,
-            model_type=model.config.model_type,
-            parameters=None if is_frozen else sum(parameter.numel() for parameter in model.parameters()),
-            facts=facts,
-            phases=run.plan.describe(),
-            evaluation=run.watch.last_evaluation,
-            unigram=run.watch.reference["unigram"],
-            regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
-            f"{run.loader.length} tokens of the validation split. {run.config.eval_masking:.0%} of their tokens are "
-            "masked, whatever the masked share of the training.",
+            f"A masked language model{size}, trained with bertrain{mean}.",
+            title=f"{run.out.resolve().name} after step {run.step:,}{' (mean)' * is_mean}",
+            model_type=config.model_type,
+            parts={
+                "Data": {
+                    f"`{shards.dataset_id}`": f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, "
+                    f"{weight / total:.4g} of the rows"
+                    for shards, weight in run.batches.sources
+                },
+                "Training": {
+                    "steps": f"{run.step:,}{planned}",
+                    "tokens read, with padding": f"{run.tokens:,}",
+                    "seconds of training": f"{run.clock.seconds['trained']:.1f}",
+                    "processes": f"{run.ranks.world_size} on {run.ranks.device.type}, {run.training.precision}",
+                    "bertrain": bertdata.__version__,
+                    **{f"phase {number}": line for number, line in enumerate(run.plan.describe(), 1)},
+                },
+                "Options that differ from the defaults": run.config.differing(),
+                "Loss": self._losses("average_" if is_mean else "validation_"),
+            },
         )
+
+    def _losses(self, kind: str) -> str | dict[str, str]:
+        """Of the newest evaluation, for a card. kind: what the names of its numbers begin with."""
+        evaluation, run = self._run.watch.last_evaluation, self._run
+        loss = evaluation.get(f"{kind}loss")
+        if loss is None:
+            return "No validation loss had been measured when this checkpoint was written."
+        return {
+            "validation loss": f"{loss:.4f} nats a token",
+            "guessing by frequency alone, on the train split": f"{run.watch.reference['unigram']:.4f} nats a token",
+            "right": f"{evaluation[f'{kind}accuracy']:.2%}",
+            "after step": f"{evaluation['step']:,}",
+            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {run.loader.length} tokens of the validation split, "
+            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training",
+        }
 
     def _renew_cards(self) -> None:
         """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""

@@ -24,6 +24,7 @@ from bertrain.run.schedule import Plan
 from bertrain.runtime import trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
+from bertrain.runtime.trackers import Trackers
 
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
@@ -71,15 +72,13 @@ class Watch(contextlib.ExitStack):
         self.read = [dict(entry) for entry in read]
         """The entries of `stream` at the changes so far: the log has them, and so do checkpoints."""
         self._log: Log | None = None
-        self._trackers: list[trackers.Tracker] = []
         if not self.is_first:
             return
         make_directory(self.out)
         self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
         total = None if plan.seconds else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
-        names = list(dict.fromkeys(config.log_to))
-        self._trackers = trackers.start(names, self.out, config.flat(), step=step, logged=self._log.last_step)
+        self._trackers = Trackers(list(dict.fromkeys(config.log_to)), self.out, config.flat(), step=step)
         self.push(self._close_trackers)
 
     @property
@@ -298,24 +297,22 @@ class Watch(contextlib.ExitStack):
         elif gone:
             self._renew_run_json()
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
-        if self._trackers and "stream" not in entry:
+        if self.config.log_to and "stream" not in entry:
             numbers = {
                 name.replace("validation_", "validation/"): value
                 for name, value in _flat(entry)
                 if name != "step" and isinstance(value, (int, float))
             }
-            for tracker in self._trackers:
-                tracker.write(numbers, entry["step"])
+            self._trackers.write(numbers, entry["step"])
             self._warn_of_trackers()
 
     def _close_trackers(self, kind: type[BaseException] | None, *exception: object) -> None:
-        trackers.close(self._trackers, trackers.LEAVING_S if kind else trackers.END_S)
+        self._trackers.close(trackers.LEAVING_S if kind else trackers.END_S)
         self._warn_of_trackers()
 
     def _warn_of_trackers(self) -> None:
-        for tracker in self._trackers:
-            if tracker.fault:
-                self._warn_once(tracker.fault, tracker.fault)
+        for fault in self._trackers.faults:
+            self._warn_once(fault, fault)
 
     def _warn_once(self, kind: str, line: str) -> None:
         if kind not in self._warned:

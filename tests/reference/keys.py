@@ -145,6 +145,8 @@ def quota(*, n, p, rounding="nearest", min_targets=0, max_targets=None):
 
 def num_slots(*, length, p, policy, **rule):
     n = length - 2
+    if policy == "uniform":
+        return quota(n=length, p=1, **rule)
     if policy != "bernoulli":
         return quota(n=length, p=p, **rule)
     if p == 0:
@@ -160,6 +162,11 @@ def select_exact(k, candidates, c):
         t = below32(draw(k, 2**32 + j), m - c + j + 1)
         selected.add(m - c + j if t in selected else t)
     return [candidates[t] for t in sorted(selected)]
+
+
+def amount(k, most):
+    """How many places the policy "uniform" selects."""
+    return 1 + below32(draw(k, 2**33), most) if most else 0
 
 
 def select_bernoulli(k, candidates, p):
@@ -221,8 +228,10 @@ def mask(
     """row: the filled places, [CLS] and [SEP] included. Returns the masked row, the selected places, and their ids."""
     k = key(seed, "mask", variant, sample_id)
     candidates = [t for t, token in enumerate(row) if token not in special]
-    c = min(len(candidates), quota(n=len(row), p=p, **rule))
-    if policy == "exact":
+    c = min(len(candidates), quota(n=len(row), p=1 if policy == "uniform" else p, **rule))
+    if policy == "uniform":
+        places, shares = select_exact(k, candidates, amount(k, c)), (1, 0)
+    elif policy == "exact":
         places = select_exact(k, candidates, c)
     elif policy == "bernoulli":
         places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **rule)]

@@ -4,7 +4,7 @@ import torch
 
 
 def score(model, tokenizer, text, continues, *, name):
-    """Salazar et al., 2020 ("pll"); Kauf and Ivanova, 2023 ("word-l2r"). In nats.
+    """Salazar et al., 2020 ("sum"), for each token ("mean"); Kauf and Ivanova, 2023 ("word-l2r"). In nats.
 
     model, tokenizer: of transformers. continues: token → whether its spelling puts it inside a word.
     """
@@ -21,7 +21,7 @@ def score(model, tokenizer, text, continues, *, name):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row])).logits[0, place].double()
         total += float(logits.log_softmax(-1)[ids[place]])
-    return total
+    return total / (len(ids) - 2) if name == "mean" else total
 
 
 def _joined(tokenizer, tokens, place, continues):

@@ -34,9 +34,9 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = state.read(directory).step if (directory / state.TRAINER).exists() else None
     after = f" after step {step:,}" if step is not None else ""
-    about = card.of_derived(
+    about = card.content(
         out.name,
-        f"It is the sub-network of {sizes}, with {parameters:,} parameters, of the checkpoint `{directory.name}`"
+        f"A sub-network of {sizes}, with {parameters:,} parameters, of the checkpoint `{directory.name}`"
         f"{after}. The card of that checkpoint has the data and the training.",
         model_type=small.config.model_type,
     )

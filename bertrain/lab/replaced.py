@@ -1,0 +1,227 @@
+"""Replaced token detection: a discriminator learns which tokens a small generator has put into a text.
+
+The model of the run is the generator, which learns from masked tokens as in any other run. A token drawn from its
+predictions takes the place of each masked one, and the discriminator says of every token whether it is the one of the
+text (ELECTRA, Clark et al., 2020). The loss is that of the generator plus the discriminator's times a weight. Each
+checkpoint has the discriminator in `discriminator/`, which is the model to fine-tune. docs/methods.md has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch.nn import Linear, Module, Parameter
+from torch.nn import functional as F
+from transformers import ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+import bertdata
+from bertdata import IGNORE_INDEX, Batch
+from bertdata.errors import UsageError
+from bertrain.methods import LearnerSetting, Method
+from bertrain.models import build
+from bertrain.models.encoder import Encoder, inputs_of
+from bertrain.objectives import Learner, LossSum, Objective, Outputs
+from bertrain.options.fields import ABOVE_0, Excludes, Needs, Options, option
+from bertrain.run import checkpoint
+from bertrain.run.phases import Phase
+from bertrain.runtime.feed import MicroBatch
+
+NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
+SHARING = ("difference", "tied", "none")
+GIVEN = Needs("--discriminator", lambda options: bool(options.discriminator))
+PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sample has a number of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedOptions(Options):
+    discriminator: str = option("")
+    """Model to train to find the tokens that --model, a smaller one, has replaced (ELECTRA): a preset, a configuration
+    or its directory, as for --model. It is saved in discriminator/ of each checkpoint.
+    """
+    discriminator_weight: float = option(50.0, bounds=ABOVE_0, needs=GIVEN)
+    """Weight of the discriminator's loss; the loss of the masked tokens has the weight 1."""
+    share_embeddings: str = option("difference", type=click.Choice(SHARING), needs=GIVEN)
+    """Token embeddings of the discriminator. difference: those of --model, which its loss does not change, plus its own
+    (DeBERTaV3). tied: those of --model, which both losses change (ELECTRA). none: its own.
+    """
+
+
+class Head(Module):
+    """Says of each token whether it was replaced; the names of its parameters are those of ElectraForPreTraining."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.dense, self.dense_prediction = Linear(width, width), Linear(width, 1)
+        self._activate = ACT2FN[getattr(config, "hidden_act", "gelu")]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, T, H] → logits [B, T]: above 0 where a token was replaced."""
+        return self.dense_prediction(self._activate(self.dense(hidden))).squeeze(-1)
+
+
+class Difference(Module):
+    """The embeddings of another model, which get no gradient here, plus those of this module, at first 0."""
+
+    def __init__(self, shared: Parameter, padding_idx: int | None) -> None:
+        super().__init__()
+        self._shared = (shared,)  # where torch does not see it, as it is a parameter of the other model
+        self.weight, self._padding_idx = Parameter(torch.zeros_like(shared)), padding_idx
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._shared[0].detach()) + F.embedding(ids, self.weight, self._padding_idx)
+
+
+class Replaced(Objective):
+    """Binary cross entropy of "was replaced" for each token of the text; counts tokens."""
+
+    def __init__(self, generator: PreTrainedModel, discriminator: PreTrainedModel, setting: LearnerSetting) -> None:
+        super().__init__(generator, setting.config)
+        self.encoder = Encoder(discriminator, isolate=setting.config.isolate_documents)
+        self.head = Head(discriminator.config)
+        self.vocab_size = setting.shards.special_tokens.vocab_size
+        self.key = 0
+        """Of the step: what the draws of its tokens follow from."""
+
+    def count(self, batch: Batch) -> int:
+        return batch.input_ids.size if batch.attention_mask is None else int(batch.attention_mask.sum())
+
+    def prepare(self, piece: MicroBatch) -> MicroBatch:
+        """Adds draws, float32 [B, K] from [0, 1): they follow from the step, the sample and the place alone."""
+        number = piece["sample_ids"][:, None] * PLACES_OF_A_ROW + piece["masked_positions"]
+        return piece | {"draws": draws(self.key, number)}
+
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
+        targets = piece["targets"]
+        text = put(piece["input_ids"], piece, targets)
+        replaced = put(text, piece, sampled(outputs.logits.detach()[..., : self.vocab_size], piece["draws"]))
+        logits = self.head(self.encoder.encode(**inputs_of(piece | {"input_ids": replaced}))).float()
+        is_replaced, is_counted = replaced != text, (piece["sample_ids"] >= 0)[:, None].expand_as(text)
+        if "attention_mask" in piece:
+            is_counted = is_counted & (piece["attention_mask"] != 0)
+        losses = F.binary_cross_entropy_with_logits(logits, is_replaced.float(), reduction="none")
+        return LossSum((losses * is_counted).sum(), (((logits > 0) == is_replaced) & is_counted).sum())
+
+
+def put(ids: torch.Tensor, piece: MicroBatch, tokens: torch.Tensor) -> torch.Tensor:
+    """ids int64 [B, T] with tokens int64 [B, K] at the masked places of a micro-batch."""
+    places = piece["masked_positions"].where(piece["targets"] != IGNORE_INDEX, ids.shape[1])  # one past the row
+    return F.pad(ids, (0, 1)).scatter(1, places, tokens)[:, :-1]
+
+
+def sampled(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """logits [B, K, V], draws float32 [B, K] from [0, 1) → ids int64 [B, K], drawn by the softmax of the logits."""
+    sums = logits.float().softmax(-1).cumsum(-1)
+    return (sums <= draws[..., None] * sums[..., -1:]).sum(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def draws(key: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Draws number `numbers`, int64, of a key (docs/determinism.md) → float32 from [0, 1), by their 24 highest bits."""
+    x = (numbers + 1) * _signed(bertdata.keys.GOLDEN) + _signed(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return _shifted(x ^ _shifted(x, 31), 40).float() * 2.0**-24
+
+
+def _signed(bits: int) -> int:
+    """64 bits as torch has them."""
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """x moved to the right by some bits, as if it had no sign."""
+    return (x >> shift) & ((1 << (64 - shift)) - 1)
+
+
+class ReplacedTokens(Method):
+    """Trains a discriminator beside the model."""
+
+    options_type = ReplacedOptions
+    excludes = tuple(
+        Excludes(name, "discriminator", why)
+        for name, why in (
+            ("elastic", "sub-networks of a generator have no discriminator"),
+            ("lora", "an adapter freezes the embeddings that a discriminator shares"),
+            ("layers", "a discriminator does not grow"),
+            ("branch", "another run has no discriminator"),
+        )
+    )
+
+    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
+        """Raises UsageError for a discriminator that cannot be built, or cannot share embeddings."""
+        discriminator = self._built(setting)
+        self._share(model, discriminator)
+        objectives[NAME] = Replaced(model, discriminator, setting)
+        objectives[NAME].weight = self.options.discriminator_weight
+        self._seed, self._config = setting.config.seed, discriminator.config
+        is_electra = self._config.model_type == "electra"
+        self._kind = ElectraForPreTraining if is_electra else type(discriminator)
+        length = build.max_length(self._config)
+        self._files = checkpoint.tokenizer_files(setting.shards, discriminator, length)
+
+    def _built(self, setting: LearnerSetting) -> PreTrainedModel:
+        """The encoder of the discriminator, with random weights."""
+        config, name = setting.config, self.options.discriminator
+        seed = bertdata.key(config.seed, NAME) >> 1
+        try:
+            model, _ = build.build(name, setting.shards.special_tokens, length=config.longest, seed=seed)
+        except UsageError as error:
+            sentence = str(error).replace("--model", f"--{NAME}")
+            raise UsageError(sentence, error.kind, option=NAME, given=name) from None
+        build.check_runs(model, length=config.longest)
+        encoder: Any = model.base_model
+        return encoder
+
+    def _share(self, generator: PreTrainedModel, discriminator: PreTrainedModel) -> None:
+        own: Any = discriminator.get_input_embeddings()
+        other: Any = generator.get_input_embeddings()
+        self._embeddings = next(name for name, module in discriminator.named_modules() if module is own) + ".weight"
+        self._others = next(name for name, module in generator.named_modules() if module is other) + ".weight"
+        if self.options.share_embeddings == "none":
+            return
+        if own.weight.shape != other.weight.shape:
+            sentence = (
+                f"--share-embeddings {self.options.share_embeddings} needs token embeddings of one width, and those of "
+                f"--discriminator have {own.weight.shape[1]} numbers and those of --model {other.weight.shape[1]}; "
+                "give --share-embeddings none, or a --model of that width with fewer layers"
+            )
+            raise UsageError(sentence, "unsupported", option="share_embeddings")
+        if self.options.share_embeddings == "tied":
+            own.weight = other.weight
+        else:
+            discriminator.set_input_embeddings(Difference(other.weight, own.padding_idx))
+
+    def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
+        objective: Any = learner.objectives[NAME]
+        objective.key = bertdata.key(self._seed, "replace", step)
+
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        return {NAME: build.identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
+
+    def passes(self) -> int:
+        return 2
+
+    def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Writes the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
+        encoder, head = f"objectives.{NAME}.encoder.model.", f"objectives.{NAME}.head."
+        weights = {name.removeprefix(encoder): each for name, each in state.items() if name.startswith(encoder)}
+        if not weights:
+            return  # a mean of weights, which is of the generator's
+        if self.options.share_embeddings == "difference":
+            weights[self._embeddings] = weights[self._embeddings] + state[self._others]
+        if self._kind is ElectraForPreTraining:
+            of_head = {name.removeprefix(head): each for name, each in state.items() if name.startswith(head)}
+            weights = {f"electra.{name}": each for name, each in weights.items()}
+            weights |= {f"discriminator_predictions.{name}": each for name, each in of_head.items()}
+        with torch.device("meta"):
+            plain = self._kind(self._config)
+        plain.save_pretrained(directory / NAME, state_dict=weights)
+        for name, content in self._files.items():
+            (directory / NAME / name).write_bytes(content)

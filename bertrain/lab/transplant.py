@@ -1,0 +1,157 @@
+"""Give a trained model another vocabulary: its embeddings are made of those that it has.
+
+    bertrain transplant --checkpoint run/ --tokenizer new/ --out moved/
+    bertdata build german.txt --tokenizer new/ --out german/
+    bertrain pretrain --init moved/ --data german/ --out further/
+
+A token that both vocabularies have keeps its embedding. Another one begins as the mean of the old tokens that spell it
+(compare WECHSEL, Minixhofer et al., 2022, and FOCUS, Dobler and de Melo, 2023, which also use word vectors). The other
+weights do not change. docs/models.md says what that gives.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.files import naming
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.spelling import Spelling
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertrain.models import build
+from bertrain.models.families import family_of
+from bertrain.run import card, checkpoint
+
+
+class Pieces(NamedTuple):
+    """For each new id the old ids whose mean its rows are, none for rows at random; and how many tokens were copied."""
+
+    of_id: list[list[int]]
+    copied: int
+
+    @property
+    def means(self) -> int:
+        return sum(len(ids) > 0 for ids in self.of_id) - self.copied
+
+    @property
+    def random(self) -> int:
+        return sum(not ids for ids in self.of_id)
+
+
+def pieces(old: Tokenizer, new: Tokenizer) -> Pieces:
+    """The old ids that each new token is made of.
+
+    A special token is the old one of the same role. A token is the old one that adds the same text. Any other is cut
+    from its beginning into the longest old tokens; where that ends before the token does, with a space in front of it,
+    or without the one that it has.
+    """
+    texts = _texts(old)
+    by_text: dict[bytes, int] = {}
+    for number, text in enumerate(texts):
+        by_text.setdefault(text, number)
+    by_token = {(text, old.spell(number)): number for number, text in enumerate(texts)}
+    known = old.special.roles()
+    roles = {number: known[role] for role, number in new.special.roles().items() if role in known}
+    longest = max(map(len, by_text))
+    of_id, copied = [], 0
+    for number, text in enumerate(_texts(new)):
+        same = roles.get(number, by_token.get((text, new.spell(number)), by_text.get(text)))
+        other = text.removeprefix(b" ") if text.startswith(b" ") else b" " + text
+        of_id.append([same] if same is not None else _cut(text, by_text, longest) or _cut(other, by_text, longest))
+        copied += same is not None
+    return Pieces(of_id, copied)
+
+
+def _texts(tokenizer: Tokenizer) -> list[bytes]:
+    """What each id adds to a text."""
+    spelling = Spelling(tokenizer.files[TOKENIZER])
+    return [spelling.text_of(tokenizer.spell(number)) for number in range(tokenizer.special.vocab_size)]
+
+
+def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
+    """The ids of the longest tokens that a text begins with, one after the other; none if they do not end with it."""
+    ids, place = [], 0
+    while place < len(text):
+        ends = range(min(len(text), place + longest), place, -1)
+        end = next((end for end in ends if text[place:end] in by_text), None)
+        if end is None:
+            return []
+        ids.append(by_text[text[place:end]])
+        place = end
+    return ids
+
+
+def transplanted(directory: Path, new: Tokenizer, made_of: Pieces, *, seed: int) -> PreTrainedModel:
+    """The model of a checkpoint with the vocabulary of a tokenizer. Rows at random are those of a new model.
+
+    Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
+    """
+    old = build.load_complete(directory)
+    has_nsp = isinstance(old, family_of(old).next_sentence or ())
+    length = build.max_length(old.config)
+    size = old.config.attribute_map.get("vocab_size", "vocab_size")
+
+    def resize(config: PreTrainedConfig) -> None:
+        setattr(config, size, new.special.vocab_size)
+
+    model, _ = build.build(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
+    of_vocabulary = _of_vocabulary(old)
+    weights = model.state_dict()
+    for name, tensor in old.state_dict().items():
+        if name not in of_vocabulary:
+            weights[name].copy_(tensor)
+            continue
+        for number, ids in enumerate(made_of.of_id):
+            if ids:
+                weights[name][number] = tensor[ids].mean(0)
+    return model
+
+
+def _of_vocabulary(model: PreTrainedModel) -> set[str]:
+    """The names of the weights that have a row for each id: those that grow with the vocabulary."""
+    config = copy.deepcopy(model.config)
+    setattr(config, config.attribute_map.get("vocab_size", "vocab_size"), config.vocab_size + 1)
+    with torch.device("meta"):
+        larger = type(model)(config).state_dict()
+    return {name for name, tensor in model.state_dict().items() if len(larger[name]) > len(tensor)}
+
+
+@click.command(cls=OneSentence)
+@click.option("--checkpoint", "path", required=True, help="The trained model: a run, or a checkpoint directory.")
+@click.option("--tokenizer", "spec", required=True, help="The new vocabulary: a tokenizer as bertdata build takes it.")
+@click.option("--out", required=True, help="New directory for the model with the new vocabulary.")
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed for tokens that nothing spells.")
+def main(path: str, spec: str, out: str, seed: int) -> None:
+    """Give a trained model another vocabulary, to train it further on text of another language or field.
+
+    A token that both vocabularies have keeps its embedding. Another one begins as the mean of the old tokens that spell
+    it. Weights that are not of the vocabulary do not change.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        sentence = f"--out {out} is not an empty directory; give a new one"
+        raise UsageError(sentence, "out-exists", option="out", given=out)
+    directory = checkpoint.find(Path(path))
+    new = load_tokenizer(spec)
+    made_of = pieces(load_tokenizer(str(directory)), new)
+    model = transplanted(directory, new, made_of, seed=seed)
+    counts = f"{made_of.copied:,} tokens copied, {made_of.means:,} means of tokens, {made_of.random:,} at random"
+    about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
+    files = new.files | {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
+    with naming(target):
+        checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files), leaving=threading.Event())
+    click.echo(f"{out}: {counts}; bertrain pretrain --init {out} trains it further")
+
+
+if __name__ == "__main__":
+    main()

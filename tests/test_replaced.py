@@ -1,0 +1,203 @@
+"""Replaced token detection: losses of an independent loop, draws, checkpoints of the discriminator, resuming, ranks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import keys
+from training import CPU, QUIET, TINY, assert_near, entries, last_checkpoint, refused_run, run_of, train, train_twice
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
+
+import bertdata
+from bertrain.lab import replaced
+from bertrain.options.config import Config
+from bertrain.run import assemble
+from bertrain.runtime import feed
+
+ELECTRA = {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3,
+           "num_attention_heads": 2, "intermediate_size": 64, "hidden_dropout_prob": 0.0,
+           "attention_probs_dropout_prob": 0.0}  # fmt: skip
+DEBERTA = {"model_type": "deberta-v2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+           "intermediate_size": 48, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+           "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
+
+
+@pytest.fixture
+def options(tmp_path):
+    """A function: the configuration of a discriminator and more → options of a run."""
+
+    def make(settings=ELECTRA, **more):
+        path = tmp_path / f"{settings['model_type']}.json"
+        path.write_text(json.dumps(settings))
+        return QUIET | {"discriminator": str(path), "steps": 4, "save_every": 2} | more
+
+    return make
+
+
+# ----------------------------------------------------------------------------------------------------------- the draws
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
+def test_draws_are_those_of_determinism(key, numbers):
+    expected = [(keys.draw(key, number % 2**64) >> 40) / 2**24 for number in numbers]
+    assert replaced.draws(key, torch.tensor(numbers)).tolist() == expected
+
+
+@given(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=9), st.floats(0, 1, exclude_max=True, width=32))
+def test_a_token_is_drawn_by_its_probability(logits, draw):
+    (chosen,) = replaced.sampled(torch.tensor([logits]), torch.tensor([draw])).tolist()
+    shares = np.exp(np.float64(logits) - max(logits))
+    ends = np.cumsum(shares / shares.sum())
+    begin = ends[chosen - 1] if chosen else 0.0
+    assert begin - 1e-5 <= draw <= ends[chosen] + 1e-5
+
+
+@given(st.data())
+def test_tokens_are_put_at_masked_places_alone(data):
+    length, slots = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
+    ids = data.draw(st.lists(st.integers(10, 99), min_size=length, max_size=length))
+    places = data.draw(st.lists(st.integers(0, length - 1), max_size=min(slots, length), unique=True))
+    tokens = list(range(1000, 1000 + slots))
+    targets = [0] * len(places) + [bertdata.IGNORE_INDEX] * (slots - len(places))
+    piece = {"masked_positions": torch.tensor([[*places, *[0] * (slots - len(places))]]),
+             "targets": torch.tensor([targets])}  # fmt: skip
+    expected = list(ids)
+    for place, token in zip(places, tokens, strict=False):
+        expected[place] = token
+    assert replaced.put(torch.tensor([ids]), piece, torch.tensor([tokens])).tolist() == [expected]
+
+
+# ----------------------------------------------------------------------------------------------------------- the losses
+
+
+def plain_losses(config, shards, num_steps):
+    """The two losses of each step, by a loop of torch and transformers with the weights that a run begins with."""
+    run = run_of(config)
+    run.watch.close()
+    generator, state = run.learner.model, run.learner.state_dict()
+    prefix = "objectives.discriminator."
+    of_run = {name.removeprefix(prefix): each.clone() for name, each in state.items() if name.startswith(prefix)}
+    electra = ElectraForPreTraining(run.learner.objectives["discriminator"].encoder.model.config).train()
+    values = {"electra." + n.removeprefix("encoder.model."): v for n, v in of_run.items() if n.startswith("encoder.")}
+    values |= {"discriminator_predictions." + n.removeprefix("head."): v for n, v in of_run.items() if n[0] == "h"}
+    name = "electra.embeddings.word_embeddings.weight"
+    own = torch.nn.ParameterDict({n.replace(".", "|"): v for n, v in values.items() if v.is_floating_point()})
+    shared = generator.get_input_embeddings().weight
+    if config.flat()["share_embeddings"] == "tied":
+        del own[name.replace(".", "|")]
+    generator = generator.train()
+    adamw = torch.optim.AdamW([*generator.parameters(), *own.parameters()], lr=config.lr, eps=config.epsilon,
+                              betas=(config.beta1, config.beta2), weight_decay=0.0)  # fmt: skip
+    loader, found = assemble.loader(config, shards), []
+    for step in range(num_steps):
+        batch = next(loader)
+        (piece,) = feed.micro_batches(batch, size=99, count=1, device=CPU)
+        inputs = {n: piece[n] for n in ("input_ids", "attention_mask") if n in piece}
+        labels = torch.from_numpy(batch.labels)
+        output = generator(**inputs, labels=labels)
+        text = piece["input_ids"].where(labels == bertdata.IGNORE_INDEX, labels)
+        corrupted, key = text.clone(), bertdata.key(config.seed, "replace", step)
+        for row, place in (labels != bertdata.IGNORE_INDEX).nonzero().tolist():
+            number = int(batch.sample_ids[row]) * 2**32 + place
+            draw = (keys.draw(key, number % 2**64) >> 40) / 2**24
+            ends = output.logits[row, place, : shards.special_tokens.vocab_size].detach().double().softmax(-1).cumsum(0)
+            corrupted[row, place] = int((ends <= draw).sum())
+        weights = {n.replace("|", "."): each for n, each in own.items()}
+        if name not in weights:
+            weights[name] = shared
+        elif config.flat()["share_embeddings"] == "difference":
+            weights[name] = weights[name] + shared.detach()
+        given = {"input_ids": corrupted, "labels": (corrupted != text).long()}
+        given |= {"attention_mask": inputs.get("attention_mask", torch.ones_like(text))}
+        discriminated = torch.func.functional_call(electra, weights, (), given)
+        adamw.zero_grad()
+        (output.loss + config.flat()["discriminator_weight"] * discriminated.loss).backward()
+        adamw.step()
+        found.append((output.loss.item(), discriminated.loss.item()))
+    return found
+
+
+@pytest.mark.parametrize("sharing", replaced.SHARING)
+def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path, options, sharing):
+    given = options(share_embeddings=sharing, steps=10, schedule="constant", warmup=0.0, weight_decay=0.0,
+                    clip_norm=1e6, optimizer="adamw", lr=1e-3, save_every=100, epsilon=1e-6)  # fmt: skip
+    log = train(dataset.path, tmp_path / "run", **given)
+    config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
+    expected = plain_losses(config, dataset, 10)
+    ours = [(entry["loss"], entry["discriminator_loss"]) for entry in log if "loss" in entry]
+    assert len(ours) == 10
+    assert np.allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def test_the_generator_learns_the_same_without_a_discriminator_of_its_own_embeddings(dataset, tmp_path, options):
+    alone = train(dataset.path, tmp_path / "alone", **QUIET, steps=3, clip_norm=1e6)
+    for sharing in ("none", "difference"):
+        both = train(dataset.path, tmp_path / sharing, **options(share_embeddings=sharing, steps=3, clip_norm=1e6))
+        assert [e["loss"] for e in both if "loss" in e] == [e["loss"] for e in alone if "loss" in e]
+    tied = train(dataset.path, tmp_path / "tied", **options(share_embeddings="tied", steps=3, clip_norm=1e6))
+    assert tied[2]["loss"] != alone[2]["loss"]
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints and ranks
+
+
+@pytest.mark.parametrize("sharing", replaced.SHARING)
+def test_the_discriminator_is_an_ordinary_electra(dataset, tmp_path, options, sharing):
+    train(dataset.path, tmp_path / "run", **options(share_embeddings=sharing))
+    directory = last_checkpoint(tmp_path / "run")
+    model, info = ElectraForPreTraining.from_pretrained(directory / "discriminator", output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    AutoModelForMaskedLM.from_pretrained(directory)
+    assert len(AutoTokenizer.from_pretrained(directory / "discriminator")) == dataset.special_tokens.vocab_size
+    given = options(share_embeddings=sharing)
+    run = run_of(Config.of(data=str(dataset.path), out=str(tmp_path / "run"), length=32, global_batch_size=6, **given))
+    run.watch.close()
+    objective, ids = run.learner.objectives["discriminator"].eval(), torch.arange(5, 25)[None]
+    expected = objective.head(objective.encoder.encode(input_ids=ids))
+    assert torch.allclose(model.eval()(input_ids=ids).logits, expected, atol=1e-6)
+
+
+def test_a_discriminator_of_another_family_is_an_ordinary_encoder(dataset, tmp_path, options):
+    train(dataset.path, tmp_path / "run", **options(DEBERTA))
+    model, info = AutoModel.from_pretrained(
+        last_checkpoint(tmp_path / "run") / "discriminator", output_loading_info=True
+    )
+    assert type(model).__name__ == "DebertaV2Model"
+    assert not info["missing_keys"] | info["unexpected_keys"]
+
+
+@pytest.mark.parametrize("sharing", replaced.SHARING)
+def test_a_run_is_killed_and_goes_on_to_the_same_bits(dataset, tmp_path, options, sharing):
+    train_twice(dataset.path, tmp_path / "run", 2, **options(share_embeddings=sharing))
+
+
+def test_two_ranks_have_the_losses_of_one(dataset, tmp_path, options):
+    given = options(share_embeddings="tied", micro_batch_size=2)
+    one = train(dataset.path, tmp_path / "one", **given)
+    train(dataset.path, tmp_path / "two", ranks=2, **given)
+    assert_near(one, entries(tmp_path / "two"), "discriminator_loss", "discriminator_accuracy", rel=1e-4)
+
+
+def test_packed_rows_keep_documents_apart_in_the_discriminator(dataset, tmp_path, options):
+    log = train(dataset.path, tmp_path / "run", **options(isolate_documents=True, mlm_probability=0.3))
+    assert all(0 < entry["discriminator_loss"] < 2 for entry in log if "loss" in entry)
+
+
+def test_what_does_not_go_together_is_refused(dataset, tmp_path, options):
+    out = tmp_path / "run"
+    wide = ELECTRA | {"embedding_size": 16}
+    refused_run(dataset.path, out, **options(wide), kind="unsupported", option="share_embeddings")
+    assert train(dataset.path, out, **options(wide, share_embeddings="none"))
+    nowhere = QUIET | {"discriminator": "none.json"}
+    refusal = refused_run(dataset.path, tmp_path / "other", **nowhere, kind="model-not-found", option="discriminator")
+    assert "--discriminator none.json" in refusal.sentence
+    refused_run(dataset.path, tmp_path / "other", **options(elastic="layers=1:2"), kind="conflict", option="elastic")
+    lonely = QUIET | {"share_embeddings": "tied"}
+    refused_run(dataset.path, tmp_path / "other", **lonely, kind="needs-option", option="share_embeddings")
+    again = options(wide, share_embeddings="none") | {"discriminator": TINY, "steps": 6}
+    refused_run(dataset.path, out, **again, kind="other-settings", option="discriminator")
+    assert (Path(last_checkpoint(out)) / "discriminator" / "config.json").exists()

@@ -1,0 +1,167 @@
+"""bertrain transplant: what a vocabulary keeps, what it begins with, and that nothing else of the model changes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import byte_level_bpe
+from families import SMALL, VARIANTS
+from helpers import refused, succeeds
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from training import QUIET, last_checkpoint, train
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+import bertdata
+from bertdata.tokenize.load import load
+from bertrain.lab import transplant
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+KINDS = ("bert", "modernbert", "albert", "deberta-v2", "bert untied")
+
+
+def vocabulary(path, tokens):
+    path.write_text("\n".join([*SPECIALS, *tokens]) + "\n")
+    return path
+
+
+@pytest.fixture
+def ordinary(vocab):
+    """The tokens of the vocabulary of the tests that are not special."""
+    return Path(vocab).read_text().splitlines()[len(SPECIALS) :]
+
+
+@pytest.fixture
+def checkpoint(vocab, tmp_path):
+    """A function: a kind of model → a directory with one at random, and the vocabulary of the tests."""
+
+    def make(kind):
+        tokenizer, settings = load(vocab), SMALL.get(kind) or VARIANTS[kind]
+        sizes = {"vocab_size": tokenizer.special.vocab_size, "pad_token_id": 0} | settings
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind.split()[0], **sizes))
+        for parameter in model.parameters():  # biases and padding too
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(tmp_path / "old")
+        for name, content in tokenizer.files.items():
+            (tmp_path / "old" / name).write_bytes(content)
+        return tmp_path / "old"
+
+    return make
+
+
+def moved(directory, tokenizer, out):
+    result = succeeds(transplant.main, "--checkpoint", directory, "--tokenizer", tokenizer, "--out", out)
+    return result.stdout, AutoModelForMaskedLM.from_pretrained(out).eval()
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(input_ids=torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_permuted_vocabulary_permutes_the_logits(checkpoint, ordinary, tmp_path, kind):
+    directory = checkpoint(kind)
+    old = AutoModelForMaskedLM.from_pretrained(directory).eval()
+    shuffled = random.Random(1).sample(ordinary, len(ordinary))
+    for tokens in (ordinary, shuffled):
+        out = tmp_path / str(tokens is shuffled)
+        said, new = moved(directory, vocabulary(tmp_path / "new.txt", tokens), out)
+        assert f"{len(SPECIALS + tokens)} tokens copied, 0 means of tokens, 0 at random" in said
+        old_id = [(SPECIALS + ordinary).index(token) for token in SPECIALS + tokens]
+        ids = [2, 9, 4, 30, 17, 3]
+        expected = logits(old, [old_id[number] for number in ids])[:, old_id]
+        assert torch.allclose(logits(new, ids), expected, atol=1e-5)
+        same = [torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True)]
+        assert all(same) == (tokens is ordinary)
+
+
+def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, tmp_path):
+    directory = checkpoint("bert untied")
+    word = next(token for token in ordinary if not token.startswith("##") and len(token) > 2)
+    letter = next(token for token in ordinary if token.startswith("##"))
+    tokens = [word + letter[2:], word, "Ω", "##Ω"]
+    said, _ = moved(directory, vocabulary(tmp_path / "new.txt", tokens), tmp_path / "new")
+    copied = len(SPECIALS) + 1
+    assert f"{copied} tokens copied, 1 means of tokens, 2 at random" in said
+    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "new" / "model.safetensors")
+    ids = [(SPECIALS + ordinary).index(token) for token in (word, letter)]
+    changed = [name for name, tensor in before.items() if tensor.shape != after[name].shape]
+    assert {name.split(".")[-1] for name in changed} == {"weight", "bias"}
+    for name, tensor in before.items():
+        if name in changed:
+            assert torch.equal(after[name][len(SPECIALS)], tensor[ids].mean(0)), name
+            assert torch.equal(after[name][len(SPECIALS) + 1], tensor[ids[0]]), name
+        else:
+            assert torch.equal(after[name], tensor), name
+    again = tmp_path / "again"
+    moved(directory, tmp_path / "new.txt", again)
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "new" / "model.safetensors").read_bytes()
+
+
+def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
+    byte_level = byte_level_bpe(400, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    bpe, wordpiece = bertdata.tokenize.tokenizer.Tokenizer(byte_level.to_str()), load(vocab)
+    made_of = transplant.pieces(wordpiece, bpe)
+    roles = {bpe.special.roles()[role]: number for role, number in wordpiece.special.roles().items()}
+    assert all(made_of.of_id[number] == [old] for number, old in roles.items())
+    texts = {number: bpe.spell(number).replace("Ġ", " ") for number in range(400) if number not in roles}
+    shared = 0
+    for number, text in texts.items():
+        spelled = [wordpiece.spell(old) for old in made_of.of_id[number]]
+        joined = "".join(token[2:] if token.startswith("##") else f" {token}" for token in spelled)
+        if spelled:
+            assert joined.removeprefix(" ") == text.removeprefix(" ")
+        shared += len(spelled) == 1
+    assert shared > 30
+    assert len(made_of.of_id) == 400 == made_of.copied + made_of.means + made_of.random
+
+
+@given(st.lists(st.text("ab ", min_size=1, max_size=3), min_size=1, max_size=8), st.text("ab ", max_size=9))
+def test_a_text_is_cut_into_the_longest_tokens(tokens, text):
+    by_text = {token.encode(): number for number, token in enumerate(dict.fromkeys(tokens))}
+    ids = transplant._cut(text.encode(), by_text, max(map(len, by_text)))
+    rest, expected = text, []
+    while rest:
+        fitting = [token for token in by_text if rest.encode().startswith(token)]
+        if not fitting:
+            expected = []
+            break
+        best = max(fitting, key=len)
+        expected.append(by_text[best])
+        rest = rest[len(best) :]
+    assert ids == expected
+
+
+def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordinary, tmp_path):
+    train(dataset.path, tmp_path / "run", **QUIET, steps=2)
+    tokens = [token for token in ordinary if len(token) > 1][::-1] + [t for t in ordinary if len(t) == 1]
+    new = vocabulary(tmp_path / "new.txt", [*tokens, "water"])
+    moved(tmp_path / "run", new, tmp_path / "moved")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "moved")) == len(SPECIALS + tokens) + 1
+    shards = bertdata.build([corpus], tmp_path / "shards", tokenizer=tmp_path / "moved", validation=0.2).dataset
+    log = train(shards.path, tmp_path / "further", **QUIET | {"model": ""}, init=str(tmp_path / "moved"), steps=2)
+    assert log[-1]["step"] == 2
+    config = json.loads((last_checkpoint(tmp_path / "further") / "config.json").read_bytes())
+    assert config["vocab_size"] == len(SPECIALS + tokens) + 1
+
+
+def test_what_cannot_be_moved_is_refused(checkpoint, vocab, tmp_path):
+    directory = checkpoint("bert")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    options = ["--checkpoint", directory, "--tokenizer", vocab, "--out"]
+    refused(transplant.main, *options, tmp_path / "full", kind="out-exists", option="out")
+    missing = ["--checkpoint", directory, "--tokenizer", tmp_path / "none.json", "--out", tmp_path / "out"]
+    refused(transplant.main, *missing, kind="tokenizer-not-found", option="tokenizer")
+    (tmp_path / "empty").mkdir()
+    nothing = ["--checkpoint", tmp_path / "empty", "--tokenizer", vocab, "--out", tmp_path / "out"]
+    refused(transplant.main, *nothing, kind="not-a-run", option="checkpoint")
+    roberta = checkpoint("roberta")  # whose positions begin after a padding id
+    (tmp_path / "bare.txt").write_text("[UNK]\na\nb\n")
+    bare = ["--checkpoint", roberta, "--tokenizer", tmp_path / "bare.txt", "--out", tmp_path / "out"]
+    refused(transplant.main, *bare, kind="unsupported", option="model")
+    assert not (tmp_path / "out").exists()
