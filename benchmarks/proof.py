@@ -53,7 +53,7 @@ def table(data: dict[str, Any], proofs: list[dict[str, Any]], has_gpu: bool) -> 
         "|---|---|",
         *(f"| {said} | {found} |" for said, found in speeds(data)),
         *(f"| {one['asked']} | {one['found']} ([how]({one['page']})) |" for one in proofs),
-        f"| on GPUs | {'[measured](docs/gpu.md)' if has_gpu else 'not yet: no GPU has run this (docs/gpu.md)'} |",
+        f"| on GPUs | {'measured' if has_gpu else 'not yet: no GPU has run this'} ([how](docs/gpu.md)) |",
     ]
     return "\n".join(lines)
 
