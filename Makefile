@@ -90,7 +90,7 @@ fix: $(VENV)/.dev  ## repair format and lint where that can be done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: $(VENV)/.dev  ## docs/errors.md and docs/commands.md from the source
+reference: $(VENV)/.dev  ## docs/errors.md, commands.md and api.md from the source
 	$(BIN)/python tools/reference_pages.py
 
 golden: $(VENV)/.dev  ## golden files of the present format

@@ -408,7 +408,7 @@ def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, 
     shares = {shards.dataset_id: share for shards, share in ((dataset, "0.875"), (other, "0.125"))}
     for dataset_id, share in shares.items():
         (line,) = (line for line in card.splitlines() if f"`{dataset_id}`" in line)
-        assert line.endswith(f"| {share} |")
+        assert line.endswith(f", {share} of the rows |")
 
 
 FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 3e-3}]

@@ -211,8 +211,8 @@ def test_a_log_that_lost_its_end_is_cut_there(tmp_path):
     path, entry = tmp_path / "log.jsonl", b'{"step": 1, "loss": 2.0}\n'
     for damage in (b"\xff\xfe\n", b"[1]\n", b"\0" * 99):
         path.write_bytes(entry + damage)
-        with run_log.Log(path, after_step=5) as log:
-            assert (log.last_step, path.read_bytes()) == (1, entry)
+        with run_log.Log(path, after_step=5):
+            assert path.read_bytes() == entry
 
 
 def test_a_bad_line_of_a_log_takes_no_other_with_it(tmp_path):
@@ -220,7 +220,7 @@ def test_a_bad_line_of_a_log_takes_no_other_with_it(tmp_path):
     bad = [b"\xff\xfe\n", b'{"step": null}\n', b"[1]\n", b'{"loss": 1.0}\n', b"[" * 99_999 + b"\n"]
     path.write_bytes(b"".join([lines[0], *bad, lines[1], lines[2], b'{"step": 4, "lo']))
     with run_log.Log(path, after_step=2) as log:
-        assert (log.last_step, log.bad_lines, path.read_bytes()) == (3, [2, 3, 4, 5, 6], lines[0] + lines[1])
+        assert (log.bad_lines, path.read_bytes()) == ([2, 3, 4, 5, 6], lines[0] + lines[1])
 
 
 def test_a_new_run_keeps_no_entry_of_one_that_saved_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Makes docs/errors.md and docs/commands.md from the source: `python tools/reference_pages.py`, or `make reference`.
+"""Makes docs/errors.md, commands.md and api.md from the source: `python tools/reference_pages.py`, or `make reference`.
 
 docs/errors.md has every sentence of every error, by kind. It is the one place, besides the source, where the words of
 errors stand: a test compares it with the source, so a change of words is one line to review. docs/commands.md has the
@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import api_page
 import click
 
 from bertdata.errors import KINDS, install
@@ -223,7 +224,7 @@ def command_page() -> str:
     return "\n".join(sections)
 
 
-PAGES = {"docs/errors.md": error_page, "docs/commands.md": command_page}
+PAGES = {"docs/errors.md": error_page, "docs/commands.md": command_page, "docs/api.md": api_page.page}
 
 
 def main() -> None:
