@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import failing, invoke, json_of, refused, succeeds, write_labelled
+from helpers import failing, invoke, json_of, recorded, refused, succeeds, write_labelled
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from training import QUIET, last_checkpoint, train
@@ -44,8 +44,10 @@ def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
 
 
 def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
-    merged = tmp_path / "merged"
-    assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
+    merged = tmp_path / "new" / "merged"
+    with recorded(tmp_path) as disk:
+        assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
+    assert not disk.pending
     assert checkpoint.fault_of(merged) is None
     assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
     before = AutoTokenizer.from_pretrained(last_checkpoint(runs[0]))

@@ -171,7 +171,8 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+        make_directory(target.parent)  # also that of a run, should somebody have removed it
+        temporary.mkdir()
         yield temporary
         if card.is_changed(target):  # of the mean of an earlier run to this step
             shutil.copyfile(target / card.CARD, temporary / card.CARD)
