@@ -25,6 +25,7 @@ from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, REPLACED
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
+from bertdata.remote import stores
 from bertdata.write.staging import STAGING
 from bertdata.write.state import PLAN, UnitRecord
 
@@ -154,16 +155,13 @@ def differing_runs(whole: Path, found: Path) -> list[str]:
 # --------------------------------------------------------------------------------------------------------------- server
 
 
-def _objects(address: str) -> dict[str, bytes]:
+def _objects() -> dict[str, bytes]:
     """What is in the bucket."""
-    bucket = BUCKET.removeprefix("s3://")
-    with urllib.request.urlopen(f"{address}/{bucket}?list-type=2") as answer:
-        keys = re.findall(r"<Key>([^<]+)</Key>", answer.read().decode())
-    found = {}
-    for key in keys:
-        with urllib.request.urlopen(f"{address}/{bucket}/{key}") as answer:
-            found[key] = answer.read()
-    return found
+    import obstore
+
+    store = stores.store_of(BUCKET)
+    paths = [meta["path"] for some in obstore.list(store) for meta in some]
+    return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
 
 
 def server() -> str:
@@ -173,7 +171,7 @@ def server() -> str:
 
 def of_bucket(out: Path, whole: Path) -> int:
     """Whether the dataset in the bucket has its manifest. All of it must then be there."""
-    objects, source = _objects(server()), out.parent / "in" / "shards"
+    objects, source = _objects(), out.parent / "in" / "shards"
     if f"pushed/{MANIFEST}" not in objects:
         return 0
     for path in source.rglob("*"):
@@ -183,7 +181,7 @@ def of_bucket(out: Path, whole: Path) -> int:
 
 
 def differing_objects(whole: Path, found: Path) -> list[str]:
-    names = {key.removeprefix("pushed/") for key in _objects(server())}
+    names = {key.removeprefix("pushed/") for key in _objects() if key.startswith("pushed/")}
     source = found.parent / "in" / "shards"
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     return [f"{name} is {'missing' if name in expected else 'left over'}" for name in sorted(names ^ expected)]

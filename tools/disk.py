@@ -2,7 +2,8 @@
 
 A file has its newest bytes for certain only if it was synced after they were written, and a directory its newest names
 only if the directory was synced after they were given. Of what was not synced, any part may be there: names in any
-order, and of the bytes of a file all, none, the first ones, or zeros in their place. A rename happens or does not.
+order, and of the bytes of a file all, none, the first ones, or zeros in their place. A rename happens or does not: one
+between two directories is certain if either was synced.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Disk:
         names, files = list[int](), dict[int, None]()
         for at, change in enumerate(self.changes[:end]):
             if isinstance(change, int):
-                names = [other for other in names if self._place(other) != change]
+                names = [other for other in names if change not in self._places(other)]
                 files.pop(change, None)
             elif change.kind == "name":
                 names.append(at)
@@ -159,10 +160,10 @@ class Disk:
                 files[change.node] = None
         return names, [*files]
 
-    def _place(self, at: int) -> int:
+    def _places(self, at: int) -> set[int]:
         change = self.changes[at]
         assert isinstance(change, Change)
-        return change.place
+        return {change.place, change.gone[0] if change.gone else change.place}
 
     def state(
         self, end: int, lost: frozenset[int], variants: dict[int, str], synced: dict[int, int]
