@@ -88,6 +88,24 @@ def test_checkpoints_survive_a_loss_of_power(dataset, finished, tmp_path, is_ada
     assert (steps[-1] / "adapter").is_dir() == is_adapter
 
 
+def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path, monkeypatch):
+    log, synced, steps, seal = tmp_path / "run" / "log.jsonl", [b""], [], checkpoint._seal
+
+    def sync(fd):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(log):
+            synced.append(log.read_bytes())
+
+    def sealed(directory, leaving):
+        steps.append(int(directory.name.removesuffix(".tmp")[-8:]))
+        assert f'{{"step": {steps[-1]}, "loss"' in synced[-1].decode()
+        seal(directory, leaving)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(checkpoint, "_seal", sealed)
+    train(dataset.path, tmp_path / "run", steps=2, keep=1)
+    assert steps == [1, 2]
+
+
 def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "new" / "cache"))
     with recorded(tmp_path) as disk:

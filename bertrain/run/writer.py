@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,8 +125,10 @@ class Writer:
         """
         self.wait()
         copied = self._memory.copy(contents)
+        self._name = next(iter(contents))
 
         def write() -> None:
+            self._sync_log()
             for name, content in copied.items():
                 self._name, target = name, self.run / name
                 with naming(target):
@@ -140,6 +143,12 @@ class Writer:
         self._start(write)
         if required:
             self.wait(required=True)
+
+    def _sync_log(self) -> None:
+        """Makes the entries of the log survive a loss of power before the checkpoint that follows them does."""
+        path = self.run / "log.jsonl"
+        with contextlib.suppress(FileNotFoundError), naming(path), open(path, "rb") as log:  # the next entry writes it
+            os.fsync(log.fileno())
 
     def _start(self, job: Callable[[], None]) -> None:
         def run() -> None:
