@@ -105,6 +105,7 @@ def forked(work: Callable[[], Any], said: Path) -> Ended:
         code = 70
         with contextlib.suppress(BaseException):
             signal.alarm(LIMIT_S)
+            gc.unfreeze = lambda: None  # what `Trial` has frozen stays so
             sys.stdout = sys.stderr = open(said, "w", buffering=1)  # noqa: SIM115
             for number in (1, 2):
                 os.dup2(sys.stdout.fileno(), number)

@@ -242,7 +242,7 @@ COMMANDS: dict[str, Command] = {
             f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
             f"--keep 2 --average 0.6 --isolate-documents {RUN}",
         ),
-        of_checkpoints("new/run/*-0*"),
+        of_checkpoints("new/run/[as]*-0*"),
         differing_runs,
     ),
     "teacher": Command(
