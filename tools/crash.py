@@ -1,8 +1,9 @@
 """Loses power, or fails a call to the system, at every moment of a command; then runs the command again.
 
     python tools/crash.py states                      what may be on disk after a crash, for each command
-    python tools/crash.py calls                       every call on a file fails in turn, once and from then on
+    python tools/crash.py calls                       each call on a file fails in turn
     python tools/crash.py calls --only build,pull     some commands
+    python tools/crash.py faults                      which of the faults in planted.py these two find
 
 A second run must end in the bytes of an undisturbed one, or say in one sentence what to do. Nothing that was finished
 may be lost, nothing unfinished may be taken for whole, and no traceback may be seen. It prints a JSON object for each
@@ -10,8 +11,8 @@ command, and each finding with what repeats it. Exit code 1 if there is one.
 
 states: the calls that change the disk are recorded. After each of them, tools/disk.py computes what a file system may
 have kept, at most --most states. States that are one tree are run again once. calls: each call of the kinds that can
-give an error fails with it, until a run reaches no more calls. So every call fails with EIO, with ENOSPC if it writes,
-and each third with EACCES, ESTALE and EMFILE.
+give an error fails with it, until a run reaches no more calls. So every call fails once with EIO, and with ENOSPC if it
+writes. Each third fails with EACCES, ESTALE and EMFILE, and from then on with any.
 
 calls.c says which calls are reached. It is compiled by cc. The recorded changes are made again and compared with what
 is on disk, so a write that it does not reach ends this tool with an error. A process of one thread has all imported and
@@ -47,8 +48,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from planted import FAULTS, plant
 
 LIBRARY = "CRASH_LIBRARY"  # the variable with the path of the compiled calls.c
+FAULT = "CRASH_FAULT"  # the variable with the number of the fault that is planted
 SOURCE = Path(__file__).with_name("calls.c")
 
 
@@ -68,6 +71,8 @@ def start_with_library() -> None:
 
 if __name__ == "__main__" and LIBRARY not in os.environ:
     start_with_library()  # before anything is imported that takes time
+if FAULT in os.environ:
+    plant(FAULTS[int(os.environ[FAULT])])
 
 from crash_commands import COMMANDS, Command, checked, load_kernels, make_inputs, put_dataset, server  # noqa: E402
 from disk import Disk, read_events  # noqa: E402
@@ -384,7 +389,7 @@ def fail_all(trial: Trial, errors: list[int], every: int, end: float) -> dict[st
     """Fails each call of a command in turn, once and from then on, and runs the command again."""
     failed, left_out, called = Counter[str](), 0, 0
     for error, always in itertools.product(errors, (False, True)):
-        step = ERRORS[error][1] * every
+        step = max(ERRORS[error][1], 3 if always else 1) * every
         for number in itertools.count(0, step):
             ended, call = failing(trial, number, error, always=always)
             if not call:
@@ -401,6 +406,30 @@ def fail_all(trial: Trial, errors: list[int], every: int, end: float) -> dict[st
                 continue
             trial.judge(what, is_done=ended.code == 0)
     return {"calls": called, "failed": sum(failed.values()), **failed} | ({"left_out": left_out} if left_out else {})
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+QUICK = {"states": ["--most", "30", "--replays", "250"], "calls": ["--errors", "EIO", "--every", "3"]}
+
+
+def find_faults(numbers: list[int]) -> int:
+    """Plants one fault after the other, prints whether it is found, and by what; returns how many are not."""
+    num_missed = 0
+    for number in numbers:
+        fault = FAULTS[number]
+        environment = {name: value for name, value in os.environ.items() if name not in (LIBRARY, "LD_PRELOAD")}
+        command = [sys.executable, __file__, fault.campaign, "--only", fault.command, *QUICK[fault.campaign]]
+        done = subprocess.run(command, env=environment | {FAULT: str(number)}, capture_output=True, text=True)
+        printed = done.stdout.splitlines()
+        if printed and printed[-1].startswith("{"):
+            found = ", ".join(f"{kind} {number}" for kind, number in json.loads(printed[-1])["findings"].items())
+        else:
+            found = f"undisturbed: {done.stderr.strip().splitlines()[-1][:200]}"
+        num_missed += not found
+        click.echo(f"{number} {fault.what} ({fault.campaign} of {fault.command}): {found or 'NOT FOUND'}")
+    click.echo(f"{len(numbers) - num_missed} of {len(numbers)} planted faults are found")
+    return num_missed
 
 
 # -------------------------------------------------------------------------------------------------------------- command
@@ -447,7 +476,7 @@ def make_place(base: Path, names: list[str], seed: int) -> Place:
 
 
 @click.command()
-@click.argument("campaign", type=click.Choice(["states", "calls"]))
+@click.argument("campaign", type=click.Choice(["states", "calls", "faults"]))
 @click.option("--only", default=",".join(COMMANDS), help="Commands, with commas between.")
 @click.option("--most", default=60, show_default=True, help="States after each change of the disk.")
 @click.option("--replays", default=100_000, show_default=True, help="Different trees of a command that are run again.")
@@ -455,8 +484,22 @@ def make_place(base: Path, names: list[str], seed: int) -> Place:
 @click.option("--every", default=1, show_default=True, help="Fail each so many calls.")
 @click.option("--minutes", type=float, default=1e6, help="Leave the rest of a command out after so long.")
 @click.option("--seed", default=0, show_default=True)
-def main(campaign: str, only: str, most: int, replays: int, errors: str, every: int, minutes: float, seed: int) -> None:
+@click.option("--planted", default=f"0-{len(FAULTS) - 1}", show_default=True, help="Numbers of faults, from and to.")
+def main(
+    campaign: str,
+    only: str,
+    most: int,
+    replays: int,
+    errors: str,
+    every: int,
+    minutes: float,
+    seed: int,
+    planted: str,
+) -> None:
     """Loses power, or fails a call to the system, at every moment of a command; then runs the command again."""
+    if campaign == "faults":
+        first, _, last = planted.partition("-")
+        sys.exit(find_faults([*range(int(first), int(last or first) + 1)]) > 0)
     names, num_findings = only.split(","), 0
     with tempfile.TemporaryDirectory(prefix="crash-") as folder, object_store(names):
         place = make_place(Path(folder), names, seed)
