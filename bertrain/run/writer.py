@@ -135,14 +135,18 @@ class Writer:
                     checkpoint.write(target, model, content, leaving=self.leaving, methods=self._methods)
                 if name.startswith(checkpoint.STEP):
                     self.saved = target
-                try:
-                    checkpoint.remove_others(target, keep=self.keep)
-                except OSError as error:
-                    self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
+                self.remove_others(target)
 
         self._start(write)
         if required:
             self.wait(required=True)
+
+    def remove_others(self, saved: Path) -> None:
+        """Removes the oldest directories of the kind of `saved` that are too many. A warning follows if one stays."""
+        try:
+            checkpoint.remove_others(saved, keep=self.keep)
+        except OSError as error:
+            self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
 
     def _sync_log(self) -> None:
         """Makes the entries of the log survive a loss of power before the checkpoint that follows them does."""
