@@ -113,7 +113,7 @@ def of_cache(out: Path, whole: Path) -> int:
 
 
 def of_checkpoints(pattern: str, results: str = "") -> Finished:
-    """The finished models; of a run the step of the newest. results: pattern of files of JSON beside them."""
+    """The finished models. results: pattern of files of JSON beside them."""
 
     def finished(out: Path, whole: Path) -> int:
         from bertrain.run import checkpoint
@@ -122,7 +122,7 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
         for path in sorted(out.glob(pattern)):
             if fault := checkpoint.fault_of(path):
                 raise Half(f"{path.relative_to(out)}: {fault}")
-            number = int(path.name[5:]) if path.name.startswith("step-") else number + 1
+            number += 1
         for path in out.glob(results) if results else ():
             try:
                 json.loads(path.read_bytes())
@@ -132,6 +132,17 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
         return number
 
     return finished
+
+
+def of_run(out: Path, whole: Path) -> int:
+    """The step of the newest checkpoint. Older ones may be on their way out."""
+    from bertrain.run import checkpoint
+
+    steps, means = (sorted((out / "new" / "run").glob(f"{kind}-*")) for kind in ("step", "average"))
+    for path in (*steps[-1:], *means[-1:]):
+        if fault := checkpoint.fault_of(path):
+            raise Half(f"{path.relative_to(out)}: {fault}")
+    return int(steps[-1].name[5:]) if steps else 0
 
 
 def of_files(pattern: str) -> Finished:
@@ -242,7 +253,7 @@ COMMANDS: dict[str, Command] = {
             f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
             f"--keep 2 --average 0.6 --isolate-documents {RUN}",
         ),
-        of_checkpoints("new/run/[as]*-0*"),
+        of_run,
         differing_runs,
     ),
     "teacher": Command(
