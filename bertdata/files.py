@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +47,12 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
     while size < len(out) and (count := os.preadv(fd, [out[size:]], offset + size)):
         size += count
     return size
+
+
+def close_read(fd: int) -> None:
+    """Closes a file that was only read: an error loses nothing."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 @contextmanager
