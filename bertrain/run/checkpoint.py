@@ -181,14 +181,13 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         fsync_directory(target.parent)
-    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
+            raise  # else it is what safetensors, torch and tokenizers make of a disk that fails
         reason = str(error).partition("\n")[0]
         sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _seal(directory: Path, leaving: threading.Event) -> None:
