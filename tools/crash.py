@@ -200,12 +200,13 @@ class Trial:
         if self.command.before:
             self._require(forked(lambda: run(self.command.before), place.said))
         self.start = place.tree()
-        self.serve()
+        if self.command.server:
+            put_dataset(server(), self.place.work / "in" / "shards")
         self.warm()
 
     def serve(self) -> None:
         """Makes the server what it was."""
-        if self.command.needs_server:
+        if self.command.server == "writes":
             put_dataset(server(), self.place.work / "in" / "shards")
 
     def begin(self) -> None:
@@ -444,7 +445,7 @@ def find_faults(numbers: list[int]) -> int:
 @contextlib.contextmanager
 def object_store(names: list[str]) -> Iterator[None]:
     """An S3 server in another process, if one of the commands needs it."""
-    if not any(COMMANDS[name].needs_server for name in names):
+    if not any(COMMANDS[name].server for name in names):
         yield
         return
     with socket.socket() as free:

@@ -208,7 +208,7 @@ class Command(NamedTuple):
     finished: Finished
     differences: Differences = differing_files
     before: tuple[str, ...] = ()  # made before, undisturbed
-    needs_server: bool = False
+    server: str = ""  # what the command does with the server: "reads" or "writes"
     kernels: bool = False  # whether its compiled loops can be loaded by running it, because it starts no other library
 
 
@@ -246,8 +246,8 @@ COMMANDS: dict[str, Command] = {
         (f"bertdata export in/shards --format megatron --out {NEW}/ids/all",), of_files("all.*"), kernels=True
     ),
     "export-parquet": Command((f"bertdata export in/shards --format parquet --out {NEW}/rows",), of_files("*.parquet")),
-    "push": Command((f"bertdata push in/shards {BUCKET}/pushed",), of_bucket, differing_objects, needs_server=True),
-    "pull": Command((f"bertdata pull {BUCKET}/served {NEW}/copy",), of_dataset("new/copy"), needs_server=True),
+    "push": Command((f"bertdata push in/shards {BUCKET}/pushed",), of_bucket, differing_objects, server="writes"),
+    "pull": Command((f"bertdata pull {BUCKET}/served {NEW}/copy",), of_dataset("new/copy"), server="reads"),
     "pretrain": Command(
         (
             f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
@@ -306,7 +306,7 @@ def make_inputs(folder: Path, names: list[str]) -> None:
         trials.write(name, "".join(f"{row}\t{'river' in row}\n" for row in rows))
         trials.write(f"glue/CoLA/{name}", "".join(f"x\t{int('river' in row)}\t\t{row}\n" for row in rows))
     needed = {name for command in names for line in COMMANDS[command].lines for name in re.findall(r"in/(\w+)", line)}
-    needed |= {"shards"} if needed & INPUTS.keys() or any(COMMANDS[name].needs_server for name in names) else set()
+    needed |= {"shards"} if needed & INPUTS.keys() or any(COMMANDS[name].server for name in names) else set()
     for name, line in INPUTS.items():
         if name in needed:
             trials.run(line)
