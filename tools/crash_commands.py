@@ -159,8 +159,9 @@ def of_files(pattern: str) -> Finished:
 
 
 def differing_runs(whole: Path, found: Path) -> list[str]:
-    """What two runs differ in, without what tells the time."""
-    return list(campaign.differences(whole / "new" / "run", found / "new" / "run", is_asked=False))
+    """What two runs differ in, without what tells the time. An old checkpoint may be left over until the next start."""
+    lines = campaign.differences(whole / "new" / "run", found / "new" / "run", is_asked=False)
+    return [f"{line}: one is left over" if line.endswith("checkpoints are kept") else line for line in lines]
 
 
 # --------------------------------------------------------------------------------------------------------------- server
