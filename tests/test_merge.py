@@ -1,7 +1,9 @@
 """bertrain merge: the mean of weights is right to the bit, loads everywhere, and is whole or not there at all."""
 
+import errno
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -86,6 +88,20 @@ def test_a_head_for_next_sentences_is_averaged_too(dataset, tmp_path):
     merged = AutoModelForPreTraining.from_pretrained(tmp_path / "merged")
     one, two = (part.cls.seq_relationship.weight.double() for part in parts)
     assert torch.equal(merged.cls.seq_relationship.weight, ((one + two) / 2).float())
+
+
+def test_a_checkpoint_whose_files_cannot_be_listed_is_not_published(runs, tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if str(path).endswith(".merged.tmp"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = invoke(merge.main, *runs, "--out", tmp_path / "merged")
+    assert (done.exit_code, "Permission denied" in done.stderr) == (1, True)
+    assert not (tmp_path / "merged").exists()
 
 
 def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, dataset, tmp_path):

@@ -192,9 +192,12 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
 
 def _seal(directory: Path, leaving: threading.Event) -> None:
     """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
-    files = {}
+    files, paths, directories = {}, list[Path](), list[Path]()
     mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+    for root, _, names in os.walk(directory, onerror=_fail):
+        directories.append(Path(root))
+        paths += [Path(root, name) for name in names]
+    for path in sorted(paths):
         _raise_if(leaving)
         path.chmod(mode)
         with open(path, "rb") as file:
@@ -202,10 +205,13 @@ def _seal(directory: Path, leaving: threading.Event) -> None:
         if path != directory / card.CARD:
             name = path.relative_to(directory).as_posix()
             files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            fsync_directory(path)
+    for path in directories:
+        fsync_directory(path)
     write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
+
+
+def _fail(error: OSError) -> None:
+    raise error  # which os.walk and Path.glob would pass over
 
 
 def _raise_if(leaving: threading.Event) -> None:
