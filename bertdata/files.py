@@ -119,10 +119,15 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
 def write_file(path: Path, content: bytes) -> None:
     """Writes a small file completely or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with naming(path):
-        with open_plain(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    try:
+        with naming(path):
+            with open_plain(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     fsync_directory(path.parent)

@@ -170,6 +170,13 @@ def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_pa
         pytest.fail("it never ended")
 
 
+def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path):
+    failure = OSError(errno.EIO, os.strerror(errno.EIO))
+    with patch.object(os, "replace", side_effect=failure), pytest.raises(OSError, match="Input/output error"):
+        files.write_file(tmp_path / "a", b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab):
     def refused(directory, *mode):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), directory)
