@@ -76,9 +76,10 @@ FAULTS = [
           "states", "finetune"),
     Fault("an error of the system is one sentence", "bertdata/cli.py", "    except OSError as error:",
           "    except ZeroDivisionError as error:", "calls", "export"),
-    Fault("an error of a write ends the command", "bertdata/files.py", "            file.write(content)\n",
-          "            try:\n                file.write(content)\n                file.flush()\n"
-          "            except OSError:\n                pass\n", "calls", "build"),
+    Fault("an error of a write ends the command", "bertdata/files.py",
+          "file.write(content)\n                file.flush()\n", "try:\n                    file.write(content)\n"
+          "                    file.flush()\n                except OSError:\n                    pass\n",
+          "calls", "build"),
     # locks and bounds
     Fault("the lock of a pull", "bertdata/format/transfer.py",
           'with locked(target / LOCK, f"{target} is being filled", "wait for it"):', "if True:", "states", "pull"),
