@@ -432,7 +432,7 @@ def find_faults(numbers: list[int]) -> int:
         if printed and printed[-1].startswith("{"):
             found = ", ".join(f"{kind} {number}" for kind, number in json.loads(printed[-1])["findings"].items())
         else:
-            found = f"undisturbed: {done.stderr.strip().splitlines()[-1][:200]}"
+            found = f"undisturbed: {' / '.join(done.stderr.strip().splitlines()[-1:])[:200]}, {done.returncode}"
         num_missed += not found
         click.echo(f"{number} {fault.what} ({fault.campaign} of {fault.command}): {found or 'NOT FOUND'}")
     click.echo(f"{len(numbers) - num_missed} of {len(numbers)} planted faults are found")
