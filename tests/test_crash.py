@@ -107,7 +107,7 @@ def test_an_export_goes_on_after_a_call_that_failed():
 
 @pytest.mark.slow
 def test_a_crash_of_some_commands_loses_nothing():
-    found = campaign("states", "--only", "build,teacher,merge", "--most", 20, "--replays", 60)
+    found = campaign("states", "--only", "build,teacher,merge", "--most", 20, "--replays", 40)
     assert all(facts["states"] > 100 for facts in found.values())
     assert len(found) == 3
 
