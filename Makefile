@@ -7,8 +7,8 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities gpu gpu-dry pages docs check fix reference golden \
-    wheel
+.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash gpu gpu-dry pages docs check fix reference \
+    golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -54,6 +54,10 @@ campaign: $(VENV)/.dev  ## 200 runs of options drawn at random, killed and resum
 # CAPABILITIES="--only 7,12" tries some.
 capabilities: $(VENV)/.dev  ## every line of docs/howto/migrate.md, at a small size
 	$(BIN)/python tools/capabilities.py $(CAPABILITIES)
+
+# CRASH="calls --only build,pull" fails calls to the system in place of the power. Needs a C compiler; Linux on x86-64.
+crash: $(VENV)/.dev  ## loses power at every moment of each command, and runs it again; takes an hour
+	$(BIN)/python tools/crash.py $(or $(CRASH),states)
 
 # What needs a GPU: its tests, then the speed of a training step. Takes the environment, if there is one, else what
 # python3 has, and installs nothing. It ends in about ten minutes; run it again for the cases that it left out.

@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +47,12 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
     while size < len(out) and (count := os.preadv(fd, [out[size:]], offset + size)):
         size += count
     return size
+
+
+def close_read(fd: int) -> None:
+    """Closes a file that was only read: an error loses nothing."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 @contextmanager
@@ -113,10 +119,15 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
 def write_file(path: Path, content: bytes) -> None:
     """Writes a small file completely or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with naming(path):
-        with open_plain(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    try:
+        with naming(path):
+            with open_plain(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     fsync_directory(path.parent)

@@ -244,6 +244,17 @@ def test_a_second_job_changes_nothing_of_the_first(interrupted, tmp_path, monkey
     assert (tmp_path / "b.tsv").read_bytes() == content
 
 
+def test_parts_that_a_kill_left_beside_the_result_are_removed(interrupted, tmp_path):
+    parts, kept = tmp_path / "b.tsv.parts", tmp_path / "kept"
+    shutil.copytree(parts, kept)
+    succeeds(augment.main, *interrupted)
+    content = (tmp_path / "b.tsv").read_bytes()
+    shutil.copytree(kept, parts)
+    refused(augment.main, *interrupted, kind="out-exists", option="out")
+    assert (tmp_path / "b.tsv").read_bytes() == content
+    assert not parts.exists()
+
+
 def test_a_damaged_part_is_made_again(interrupted, tmp_path):
     part, made_of = tmp_path / "b.tsv.parts" / "000001.npy", tmp_path / "b.tsv.parts" / "of"
     whole = part.read_bytes()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from helpers import BAD, GOOD, failing, json_of, recorded, refused, refuses, succeeds, write, write_labelled
 from safetensors.torch import load_file, save_file
 from training import FORKS
@@ -151,6 +152,17 @@ def test_a_full_disk_is_one_sentence(bert_run, tmp_path, full_disk):
     assert refusal.given == str(out / "seed-0")
     assert not (out / "seed-0" / "seed.json").exists()
     succeeds(finetune.main, *arguments)
+
+
+def test_a_tokenizer_that_cannot_be_written_is_one_sentence(command, tmp_path, monkeypatch):
+    def fail(tokenizer, directory):
+        raise Exception("Input/output error (os error 5)")  # as tokenizers does
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
+        refused(finetune.main, *command, kind="unwritable", option="out", says="Input/output error")
+    assert list((tmp_path / "out").glob("*seed*")) == []
+    succeeds(finetune.main, *command)
 
 
 # --------------------------------------------------------------------------------------------------- a seed is kept

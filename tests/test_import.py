@@ -1,8 +1,10 @@
 """Ids that others made: none is added, left out or changed, and those of Megatron go back byte for byte."""
 
+import errno
 import json
 import os
 import struct
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from bertdata.format.verify import verify
 from bertdata.sources import flat, idfile, megatron, rows
 from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
+from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
 from bertdata.write import build, export, import_ids
 from bertdata.write import kernels as build_kernels
@@ -547,21 +550,41 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
         export(dataset, tmp_path / "a", format="megatron")
     with failing(-1, None) as calls:
         export(dataset, tmp_path / "b", format="megatron")
-    assert calls.count(os.fsync) == len(["the ids", "the index", "their directory"])
-    for path in tmp_path.glob("b.*"):
-        path.unlink()
-    for number in range(4):
+    assert calls == [os.fsync] * 3 + [os.replace, os.fsync, os.replace, os.fsync]  # ids, index, directory; names
+    for number in range(len(calls)):
+        for path in tmp_path.glob("b.*"):
+            path.unlink()
         with failing(number, KeyboardInterrupt) as calls, pytest.raises(KeyboardInterrupt):
             export(dataset, tmp_path / "b", format="megatron")
         assert len(calls) > number
-        assert not (tmp_path / "b.idx").exists() or (tmp_path / "b.bin").exists()
-        assert not list(tmp_path.glob("*.tmp"))
-        for path in tmp_path.glob("b.*"):
-            path.unlink()
+        names = {path.name for path in tmp_path.glob("b.*")}
+        assert names == (set() if number < 6 else {"b.bin", "b.idx"})
+    os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")  # as a kill between the two names leaves them
+    export(dataset, tmp_path / "b", format="megatron")
+    (tmp_path / "b.bin.tmp").write_text("of a kill before the first name")
+    os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")
+    with refuses("out-exists", "out", given=str(tmp_path / "b.bin")):
+        export(dataset, tmp_path / "b", format="megatron")
     for kind, option, value in (("no-split", "split", "dev"), ("unknown", "format", "csv"), ("bad-url", "out", None)):
         given = {"out": tmp_path / "c", "format": "megatron"} | {option: value or "s3://bucket/c"}
         with refuses(kind, option, given=value):
             export(dataset, **given)
+
+
+def test_a_file_that_was_read_and_cannot_be_closed_says_nothing(tmp_path, monkeypatch):
+    path, seen, close = tmp_path / "ids", [], os.close
+    path.write_bytes(bytes(8))
+
+    def fail(fd):
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    monkeypatch.setattr(os, "close", fail)
+    numbers = idfile.FileArray(local(path), "<u2", 4)
+    assert numbers[:].tolist() == [0] * 4
+    del numbers
+    assert seen == []
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):

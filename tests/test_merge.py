@@ -1,13 +1,15 @@
 """bertrain merge: the mean of weights is right to the bit, loads everywhere, and is whole or not there at all."""
 
+import errno
 import json
 import math
+import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from helpers import failing, invoke, json_of, refused, succeeds, write_labelled
+from helpers import failing, invoke, json_of, recorded, refused, succeeds, write_labelled
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from training import QUIET, last_checkpoint, train
@@ -44,8 +46,10 @@ def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
 
 
 def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
-    merged = tmp_path / "merged"
-    assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
+    merged = tmp_path / "new" / "merged"
+    with recorded(tmp_path) as disk:
+        assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
+    assert not disk.pending
     assert checkpoint.fault_of(merged) is None
     assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
     before = AutoTokenizer.from_pretrained(last_checkpoint(runs[0]))
@@ -83,6 +87,20 @@ def test_a_head_for_next_sentences_is_averaged_too(dataset, tmp_path):
     merged = AutoModelForPreTraining.from_pretrained(tmp_path / "merged")
     one, two = (part.cls.seq_relationship.weight.double() for part in parts)
     assert torch.equal(merged.cls.seq_relationship.weight, ((one + two) / 2).float())
+
+
+def test_a_checkpoint_whose_files_cannot_be_listed_is_not_published(runs, tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if str(path).endswith(".merged.tmp"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = invoke(merge.main, *runs, "--out", tmp_path / "merged")
+    assert (done.exit_code, "Permission denied" in done.stderr) == (1, True)
+    assert not (tmp_path / "merged").exists()
 
 
 def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, dataset, tmp_path):

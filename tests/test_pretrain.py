@@ -185,6 +185,14 @@ def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
     assert names(tmp_path / "run") == ["step-00000004", "step-00000005"]
 
 
+def test_old_checkpoints_that_a_kill_kept_from_removal_are_removed(dataset, copied):
+    before = names(copied)
+    (copied / before[1] / checkpoint.INDEX).unlink()  # it was being removed
+    train(dataset.path, copied, steps=6, keep=2)
+    assert len(before) > 3
+    assert names(copied) == before[-2:]
+
+
 def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
     """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
     for name in (".step-00000004.tmp", ".average-00000009.tmp", ".step-4.tmp"):

@@ -88,6 +88,24 @@ def test_checkpoints_survive_a_loss_of_power(dataset, finished, tmp_path, is_ada
     assert (steps[-1] / "adapter").is_dir() == is_adapter
 
 
+def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path, monkeypatch):
+    log, synced, steps, seal = tmp_path / "run" / "log.jsonl", [b""], [], checkpoint._seal
+
+    def sync(fd):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(log):
+            synced.append(log.read_bytes())
+
+    def sealed(directory, leaving):
+        steps.append(int(directory.name.removesuffix(".tmp")[-8:]))
+        assert f'{{"step": {steps[-1]}, "loss"' in synced[-1].decode()
+        seal(directory, leaving)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(checkpoint, "_seal", sealed)
+    train(dataset.path, tmp_path / "run", steps=2, keep=1)
+    assert steps == [1, 2]
+
+
 def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "new" / "cache"))
     with recorded(tmp_path) as disk:
@@ -150,6 +168,13 @@ def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_pa
         assert published(out) == published(small)
     else:
         pytest.fail("it never ended")
+
+
+def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path):
+    failure = OSError(errno.EIO, os.strerror(errno.EIO))
+    with patch.object(os, "replace", side_effect=failure), pytest.raises(OSError, match="Input/output error"):
+        files.write_file(tmp_path / "a", b"content")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab):

@@ -116,17 +116,17 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
     assert not (out / ".build").exists()
 
 
-@pytest.mark.parametrize(("format", "number"), [("megatron", 3), ("parquet", 4)])
+@pytest.mark.parametrize(("format", "number"), [("megatron", 3), ("megatron", 5), ("parquet", 4)])
 def test_an_export_that_failed_can_be_made_again(dataset, tmp_path, format, number, monkeypatch):
-    """The disk is full when the second file is written, and some directories were synced before."""
+    """The disk is full when the second file is written, or when the first has its name. Directories come before."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     arguments = ["export", dataset.path, "--format", format, "--out"]
     succeeds(main, *arguments, whole / "train")
-    replaces, real = [], os.fsync
+    syncs, real = [], os.fsync
 
     def full(fd):
-        replaces.append(fd)
-        if len(replaces) == number:
+        syncs.append(fd)
+        if len(syncs) == number:
             raise OSError(28, "No space left on device")
         return real(fd)
 

@@ -119,6 +119,13 @@ def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket,
         bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
 
 
+def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, monkeypatch):
+    seen, copy = [], tmp_path / "copy"
+    monkeypatch.setattr(transfer, "fsync_directory", lambda directory: seen.append(os.listdir(copy)))
+    pull(pushed, copy)
+    assert seen[0] == [transfer.LOCK]
+
+
 def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
     stores.remove(f"{pushed}/origins/inputs.jsonl")
     copy, clear, has_begun, events = transfer._copy, transfer.prepare_directory, threading.Event(), []

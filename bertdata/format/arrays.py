@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.files import TEMPORARY, open_plain, read_at
+from bertdata.files import TEMPORARY, close_read, open_plain, read_at
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
@@ -113,7 +113,7 @@ class Unmapped:
         self.path, self.dtype, self.size = path, np.dtype(dtype), length
         self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * length
         self._fd = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._fd)
+        weakref.finalize(self, close_read, self._fd)
 
     def read(self, start: int, out: NDArray[Any]) -> None:
         """Reads out.size numbers from `start` on into `out`, which is contiguous and of this dtype."""

@@ -137,6 +137,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
         if not (target / MANIFEST).exists():
+            fsync_directory(target)  # before any file, as the name of the lock says whose they are
             names = {*files_of(manifest), LOCK, ORIGINS}
             left = [path for path in target.iterdir() if path.name not in names]  # by a killed pull of another dataset
             if foreign := next((path for path in left if not _FILE.fullmatch(path.name) or path.is_dir()), None):

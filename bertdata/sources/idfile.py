@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
-from bertdata.files import read_at
+from bertdata.files import close_read, read_at
 from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import find_token
 
@@ -71,7 +71,7 @@ class FileArray:
         """offset: of the first of `size` numbers, in bytes."""
         self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
         self._fd = os.open(file.name, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._fd)
+        weakref.finalize(self, close_read, self._fd)
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
         """A copy of the numbers of a slice without a step. Raises InputError if the file has become shorter."""

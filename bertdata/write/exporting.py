@@ -166,20 +166,39 @@ def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
 def _new_files(*paths: Path) -> Iterator[list[Path]]:
     """Names for the files to write, which get their own names when all are complete; else nothing is left of them.
 
-    Raises BuildError if one of them exists already.
+    The last file gets its name last, after the directory was synced. So where its temporary name is, an export was
+    killed between the first and the last name, and what it named is written again. Raises BuildError if another file
+    exists already.
     """
+    directory, temporaries = paths[0].parent, [path.with_name(path.name + TEMPORARY) for path in paths]
+    _remove_unfinished(paths, temporaries)
     if existing := next((path for path in paths if path.exists()), None):
         sentence = f"{existing} exists already; remove it, or give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=str(existing))
-    temporaries = [path.with_name(path.name + TEMPORARY) for path in paths]
+    named: list[Path] = []
     try:
         yield temporaries
         for temporary, path in zip(temporaries, paths, strict=True):
+            if path in (paths[0], paths[-1]):
+                fsync_directory(directory)
+            named.append(path)
             os.replace(temporary, path)
+    except BaseException:
+        for path in (*named, *temporaries):  # the temporary name of the last file at the end, if no removal fails
+            path.unlink(missing_ok=True)
+        raise
+    fsync_directory(directory)
+
+
+def _remove_unfinished(paths: Sequence[Path], temporaries: Sequence[Path]) -> None:
+    """Removes the files that a killed export named, if it did not come to the last one."""
+    if not temporaries[-1].exists():
+        return
+    pairs = zip(paths, temporaries, strict=True)
+    if named := [path for path, temporary in pairs if path.exists() and not temporary.exists()]:
+        for path in named:
+            path.unlink()
         fsync_directory(paths[0].parent)
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -278,7 +278,9 @@ class _Work:
                 f"--out {out} must end as --train {train} does, {Path(train).suffix}, as it is of the same format"
             )
             raise UsageError(sentence, "malformed", option="out", given=out)
-        self._refuse_out()
+        self.parts = self.out.with_name(self.out.name + ".parts")
+        if not self.parts.exists():  # else `clear` refuses it
+            self._refuse_out()
         columns = {"text": kind.columns.text, "other": kind.columns.other, "label": kind.columns.label}
         self.table = tables.table(train, columns, unlabelled=getattr(kind, "unlabelled", False))
         self.roles = [role for role in tables.TEXTS if role in self.table.columns]
@@ -298,7 +300,6 @@ class _Work:
             vectors=read_vectors(vectors) if vectors else None,
         )
         self.proposer.digest.update("\0".join(self.texts).encode(errors="replace"))
-        self.parts = self.out.with_name(self.out.name + ".parts")
 
     def _refuse_out(self) -> None:
         if os.path.lexists(self.out):
@@ -307,7 +308,9 @@ class _Work:
 
     def clear(self) -> None:
         """Removes parts of other options, files or weights from the directory for parts, whose lock is held."""
-        self._refuse_out()  # which a job that held the lock before may have written
+        if os.path.lexists(self.out):  # which a job has written that held the lock before, or was killed then
+            shutil.rmtree(self.parts)
+        self._refuse_out()
         made_of, digest = self.parts / "of", self.proposer.digest.hexdigest().encode()
         if not made_of.exists() or made_of.read_bytes() != digest:
             for path in self.parts.glob("*.npy"):

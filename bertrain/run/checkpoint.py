@@ -171,7 +171,8 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+        make_directory(target.parent)  # also that of a run, should somebody have removed it
+        temporary.mkdir()
         yield temporary
         if card.is_changed(target):  # of the mean of an earlier run to this step
             shutil.copyfile(target / card.CARD, temporary / card.CARD)
@@ -180,21 +181,23 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         fsync_directory(target.parent)
-    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
+            raise  # else it is what safetensors, torch and tokenizers make of a disk that fails
         reason = str(error).partition("\n")[0]
         sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _seal(directory: Path, leaving: threading.Event) -> None:
     """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
-    files = {}
+    files, paths, directories = {}, list[Path](), list[Path]()
     mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+    for root, _, names in os.walk(directory, onerror=_fail):
+        directories.append(Path(root))
+        paths += [Path(root, name) for name in names]
+    for path in sorted(paths):
         _raise_if(leaving)
         path.chmod(mode)
         with open(path, "rb") as file:
@@ -202,10 +205,13 @@ def _seal(directory: Path, leaving: threading.Event) -> None:
         if path != directory / card.CARD:
             name = path.relative_to(directory).as_posix()
             files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            fsync_directory(path)
+    for path in directories:
+        fsync_directory(path)
     write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
+
+
+def _fail(error: OSError) -> None:
+    raise error  # which os.walk and Path.glob would pass over
 
 
 def _raise_if(leaving: threading.Event) -> None:

@@ -34,6 +34,8 @@ class Records:
     def _announce(self) -> int:
         """Returns the step of the last evaluation in the log."""
         run = self._run
+        if run.resumed_from:
+            self.writer.remove_others(run.resumed_from)  # what a kill kept from it
         facts: dict[str, Any] = {
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,

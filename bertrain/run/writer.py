@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,22 +125,34 @@ class Writer:
         """
         self.wait()
         copied = self._memory.copy(contents)
+        self._name = next(iter(contents))
 
         def write() -> None:
+            self._sync_log()
             for name, content in copied.items():
                 self._name, target = name, self.run / name
                 with naming(target):
                     checkpoint.write(target, model, content, leaving=self.leaving, methods=self._methods)
                 if name.startswith(checkpoint.STEP):
                     self.saved = target
-                try:
-                    checkpoint.remove_others(target, keep=self.keep)
-                except OSError as error:
-                    self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
+                self.remove_others(target)
 
         self._start(write)
         if required:
             self.wait(required=True)
+
+    def remove_others(self, saved: Path) -> None:
+        """Removes the oldest directories of the kind of `saved` that are too many. A warning follows if one stays."""
+        try:
+            checkpoint.remove_others(saved, keep=self.keep)
+        except OSError as error:
+            self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
+
+    def _sync_log(self) -> None:
+        """Makes the entries of the log survive a loss of power before the checkpoint that follows them does."""
+        path = self.run / "log.jsonl"
+        with contextlib.suppress(FileNotFoundError), naming(path), open(path, "rb") as log:  # the next entry writes it
+            os.fsync(log.fileno())
 
     def _start(self, job: Callable[[], None]) -> None:
         def run() -> None:

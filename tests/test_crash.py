@@ -1,0 +1,126 @@
+"""tools/crash.py: its model of a disk, and short runs of its campaigns."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import python
+
+TOOL = Path(__file__).parent.parent / "tools" / "crash.py"
+sys.path.append(str(TOOL.parent))
+from disk import Disk, Event  # noqa: E402
+
+
+def trees(events, start=None, most=1000):
+    """All states after the last of these changes, as trees."""
+    disk = Disk("/r", start or {}, [Event(op, *event) for op, *event in events])
+    states = disk.states(len(disk.changes), most, random.Random(0))
+    return [disk.tree(state) for state in states]
+
+
+def opened(path, truncated=0):
+    return "o", truncated, 0, f"/r/{path}", "", b""
+
+
+def written(path, data, at=0):
+    return "w", 0, at, f"/r/{path}", "", data
+
+
+def synced(path):
+    return "s", 0, 0, f"/r/{path}".rstrip("/"), "", b""
+
+
+def renamed(one, two):
+    return "r", 0, 0, f"/r/{one}", f"/r/{two}", b""
+
+
+def made(path):
+    return "d", 0, 0, f"/r/{path}", "", b""
+
+
+def removed(path):
+    return "u", 0, 0, f"/r/{path}", "", b""
+
+
+WRITE = [opened("a.tmp"), written("a.tmp", b"1234"), written("a.tmp", b"5678", 4)]
+
+
+def test_what_was_not_synced_may_be_lost_in_any_order():
+    found = trees([*WRITE, renamed("a.tmp", "a")])
+    contents = [b"", b"1234", b"123456", b"\0" * 8, b"\0\0\0\0" + b"5678", b"12345678"]
+    for expected in ({}, *({"a": content} for content in contents), {"a.tmp": b""}, {"a.tmp": b"12345678"}):
+        assert expected in found, expected
+
+
+def test_a_file_that_was_synced_is_whole_under_either_name():
+    found = trees([*WRITE, synced("a.tmp"), renamed("a.tmp", "a")])
+    assert {frozenset(tree.items()) for tree in found} == {
+        frozenset(), frozenset({("a.tmp", b"12345678")}), frozenset({("a", b"12345678")})
+    }  # fmt: skip
+
+
+def test_what_was_synced_is_there():
+    found = trees([*WRITE, synced("a.tmp"), renamed("a.tmp", "a"), synced("")])
+    assert found == [{"a": b"12345678"}]
+
+
+def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one():
+    found = trees([*WRITE, synced("a.tmp"), renamed("a.tmp", "a")], {"a": b"old"})
+    assert {tree["a"] for tree in found} == {b"old", b"12345678"}
+
+
+def test_a_file_that_is_cut_and_written_again_may_be_empty():
+    found = trees([opened("a", 1), written("a", b"new")], {"a": b"old"})
+    assert {tree["a"] for tree in found} == {b"old", b"", b"n", b"\0\0\0", b"new"}
+
+
+def test_a_name_needs_its_directory():
+    found = trees([made("b"), opened("b/a"), written("b/a", b"1"), synced("b/a"), synced("b")])
+    assert {frozenset(tree) for tree in found} == {frozenset(), frozenset({"b", "b/a"})}
+
+
+def test_removals_come_in_any_order_until_they_are_synced():
+    start = {"b": None, "b/one": b"1", "b/two": b"2"}
+    events = [removed("b/one"), removed("b/two"), removed("b")]
+    assert {frozenset(tree) for tree in trees(events, start)} >= {
+        frozenset(), frozenset({"b", "b/one"}), frozenset({"b", "b/two"}), frozenset(start)
+    }  # fmt: skip
+    assert trees([*events[:2], synced("b")], start) == [{"b": None}]
+
+
+def campaign(*arguments):
+    """The objects that a campaign prints, one for each command; it must find nothing."""
+    printed = python(TOOL, *arguments, timeout=300).splitlines()
+    return {found["command"]: found for found in map(json.loads, printed)}
+
+
+def test_a_crash_of_an_export_loses_nothing():
+    found = campaign("states", "--only", "export", "--most", 12)
+    assert found["export"]["covered"] == found["export"]["states"] > 30
+
+
+def test_an_export_goes_on_after_a_call_that_failed():
+    assert campaign("calls", "--only", "export", "--errors", "EIO", "--every", 9)["export"]["failed"] > 10
+
+
+@pytest.mark.slow
+def test_a_crash_of_some_commands_loses_nothing():
+    found = campaign("states", "--only", "build,teacher,merge", "--most", 20, "--replays", 40)
+    assert all(facts["states"] > 100 for facts in found.values())
+    assert len(found) == 3
+
+
+@pytest.mark.slow
+def test_some_commands_go_on_after_a_call_that_failed():
+    found = campaign("calls", "--only", "build,merge", "--errors", "EIO,ENOSPC", "--every", 23)
+    assert all(facts["failed"] > 10 for facts in found.values())
+    assert len(found) == 2
+
+
+@pytest.mark.slow
+def test_planted_faults_are_found():
+    """Of syncs, of the order of names, and of an error that is not caught."""
+    for number in (8, 9, 24):
+        assert python(TOOL, "faults", "--planted", number).endswith("1 of 1 planted faults are found\n")
