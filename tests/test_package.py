@@ -171,9 +171,19 @@ def names(requirements):
     return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
-def test_version_authors_and_license_are_the_same_everywhere():
+def test_the_version_is_stated_once():
+    """The archives get it from bertdata/__init__.py, and nothing else of the project states one."""
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in configuration["project"]
+    assert configuration["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "bertdata.__version__"}
+    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    states = re.compile(rf"""^__version__ =|^version ?[:=] ?["']?{re.escape(bertdata.__version__)}""", re.MULTILINE)
+    kept = [name for name in sources() if name.endswith((".py", ".toml", ".cff", ".yml", ".in"))]
+    assert [name for name in kept if states.search((ROOT / name).read_text(encoding="utf-8"))] == ["bertdata/__init__.py"]
+
+
+def test_authors_and_license_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == PROJECT["version"] == bertdata.__version__
     assert cited["authors"] == PROJECT["authors"]
     assert cited["license"] == PROJECT["license"]
 
@@ -305,6 +315,7 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     assert held - set(metadata.values()) == packages
     assert {"bertdata/py.typed", "bertrain/py.typed"} <= packages
     assert "licenses/LICENSE" in metadata
+    assert about["Version"] == bertdata.__version__
     assert about["License-Expression"] == PROJECT["license"]
     assert about["Author"] == PROJECT["authors"][0]["name"]
     assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
@@ -318,7 +329,7 @@ def test_an_editable_install_is_a_plain_path(tmp_path):
         shutil.copy(ROOT / name, tree)
     for package in ("bertdata", "bertrain"):
         (tree / package).mkdir()
-        (tree / package / "__init__.py").touch()
+        (tree / package / "__init__.py").write_text('__version__ = "1"\n')
     build("editable", tree, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
