@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from datetime import date
 from email import message_from_string
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import yaml
 from helpers import invoke, succeeds
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import bertdata
 from bertdata.errors import install
@@ -179,7 +181,28 @@ def test_the_version_is_stated_once():
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
     states = re.compile(rf"""^__version__ =|^version ?[:=] ?["']?{re.escape(bertdata.__version__)}""", re.MULTILINE)
     kept = [name for name in sources() if name.endswith((".py", ".toml", ".cff", ".yml", ".in"))]
-    assert [name for name in kept if states.search((ROOT / name).read_text(encoding="utf-8"))] == ["bertdata/__init__.py"]
+    assert [name for name in kept if states.search((ROOT / name).read_text(encoding="utf-8"))] == [
+        "bertdata/__init__.py"
+    ]
+
+
+def test_the_newest_release_of_the_changelog_is_this_version():
+    """ "Unreleased" may stand above it, with what came since."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    releases = [heading for heading in headings if heading != "Unreleased"]
+    assert headings in (releases, ["Unreleased", *releases])
+    versions, dates = zip(*(heading.split(" — ") for heading in releases), strict=True)
+    assert versions[0] == bertdata.__version__
+    assert sorted(versions, key=Version, reverse=True) == [*versions]
+    assert sorted(map(date.fromisoformat, dates), reverse=True) == [date.fromisoformat(day) for day in dates]
+    assert "unreleased" not in text.partition(f"## {releases[0]}")[2].lower()
+
+
+def test_the_changelog_names_pages_that_exist():
+    named = set(re.findall(r"\b(docs/[\w/-]+\.md|[A-Z]+\.md)\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    assert "docs/format.md" in named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_authors_and_license_are_the_same_everywhere():
