@@ -29,6 +29,7 @@ from bertrain.__main__ import COMMANDS, main
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
+BY_TAG = set()  # actions that workflows name by a tag, as nobody has compared a digest with it yet
 SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
@@ -263,6 +264,21 @@ def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and
     stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert set(stated) <= set(versions)
     assert f">={versions[0]}" == PROJECT["requires-python"]
+
+
+def test_workflows_name_actions_by_the_digest_of_a_commit():
+    """A tag can be moved to other code. The version is a comment, and an action has one version in all workflows."""
+    by_tag, pinned = set(), {}
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        for action, at, version in re.findall(r"\buses: *([^@\s]+)@(\S+)(.*)", path.read_text(encoding="utf-8")):
+            if re.fullmatch(r"[0-9a-f]{40}", at):
+                assert re.fullmatch(r"  # v\d+\.\d+\.\d+", version), f"{path.name}: {action} has no version behind it"
+                pinned.setdefault(action, set()).add((at, version))
+            else:
+                by_tag.add(f"{action}@{at}")
+    assert by_tag == BY_TAG
+    assert [action for action, versions in pinned.items() if len(versions) > 1] == []
+    assert "actions/checkout" in pinned
 
 
 def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
