@@ -4,6 +4,7 @@ import fnmatch
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,9 @@ from bertrain.__main__ import COMMANDS, main
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
-BY_TAG = set()  # actions that workflows name by a tag, as nobody has compared a digest with it yet
+BY_TAG = {
+    "pypa/gh-action-pypi-publish@v1.14.1"
+}  # actions that workflows name by a tag, as nobody has compared a digest with it yet
 SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
@@ -264,6 +267,62 @@ def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and
     stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert set(stated) <= set(versions)
     assert f">={versions[0]}" == PROJECT["requires-python"]
+
+
+def test_a_release_is_built_where_nothing_can_be_published_and_published_where_nothing_is_built(targets):
+    """The job that may ask for a token of PyPI runs actions alone, on the archives of another job."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML takes the key "on" for true
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert {line.removeprefix("make ") for lines in runs.values() for line in lines} <= targets
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write", "attestations": "write"},
+        "docs": {"contents": "write"},
+    }
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "test": None, "archives": "test", "publish": "archives", "docs": "publish",
+    }  # fmt: skip
+    assert runs["publish"] == []
+    used = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"]]
+    assert used == ["actions/download-artifact", "actions/attest", "actions/attest", "pypa/gh-action-pypi-publish"]
+    assert "make tagged" in runs["test"]
+    assert runs["archives"] == ["make dist", "make bom"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "heading", "passes"),
+    [("v1.2.3", "1.2.3 — 2031-05-04", True), ("v1.2.4", "1.2.4 — 2031-05-04", False),
+     ("1.2.3", "1.2.3 — 2031-05-04", False), ("v1.2.3", "Unreleased", False),
+     ("v1.2.3", "1.2.3", False), ("v1.2.3", "1.2.30 — 2031-05-04", False)],
+)  # fmt: skip
+def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, passes):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "bertdata").mkdir()
+    (tmp_path / "bertdata" / "__init__.py").write_text('import x\n\n__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n- New.\n\n## 1.2.3 — 2031-05-04\n")
+    environment = os.environ | {"TAG": tag}
+    done = subprocess.run(["make", "tagged"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == passes, done.stderr
+
+
+def test_a_bill_of_materials_has_what_pip_would_install():
+    def item(name, version, requested=False):
+        archive = {"url": "file:///x", "archive_info": {"hash": f"sha256={len(name):064x}"}}
+        return {"metadata": {"name": name, "version": version}, "download_info": archive, "requested": requested}
+
+    about = {"python_full_version": "3.11.7", "sys_platform": "linux", "platform_machine": "x86_64", "os_name": "posix"}
+    items = [item("zstd_Codec", "2"), item("bertrain", "1.2.3", True), item("torch", "2.13.0+cpu")]
+    make_bill = runpy.run_path(str(ROOT / "tools" / "bom.py"))["bill"]
+    made = make_bill({"install": items, "environment": about})
+    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
+    assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", made["serialNumber"])  # actions/attest takes none without it
+    assert made["metadata"]["component"]["purl"] == "pkg:pypi/bertrain@1.2.3"
+    assert [part["purl"] for part in made["components"]] == ["pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/zstd-codec@2"]
+    assert made["components"][0]["hashes"] == [{"alg": "SHA-256", "content": f"{5:064x}"}]
+    assert make_bill({"install": items[::-1], "environment": about}) == made
+    assert make_bill({"install": items[:2], "environment": about})["serialNumber"] != made["serialNumber"]
 
 
 def test_workflows_name_actions_by_the_digest_of_a_commit():
