@@ -340,6 +340,23 @@ def test_workflows_name_actions_by_the_digest_of_a_commit():
     assert "actions/checkout" in pinned
 
 
+def test_templates_of_issues_are_forms_and_name_what_exists(targets):
+    folder = ROOT / ".github/ISSUE_TEMPLATE"
+    forms = {path.name: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
+    assert set(forms.pop("config.yml")) == {"blank_issues_enabled"}
+    assert set(forms) == {"bug.yml", "wish.yml"}
+    for form in forms.values():
+        assert {"name", "description", "body"} <= set(form)
+        asked = [item for item in form["body"] if item["type"] != "markdown"]
+        assert len({item["id"] for item in asked}) == len(asked)
+        assert all(item["type"] == "textarea" and item["attributes"]["label"] for item in asked)
+    texts = [path.read_text() for path in (*folder.glob("*.yml"), ROOT / ".github/PULL_REQUEST_TEMPLATE.md")]
+    named = set(re.findall(r"[\w/]+\.md\b", "\n".join(texts)))
+    assert {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert set(re.findall(r"`make ([a-z-]+)`", texts[-1])) <= targets
+
+
 def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert (repository["repo"], {hook["language"] for hook in repository["hooks"]}) == ("local", {"system"})
