@@ -91,7 +91,7 @@ golden: $(VENV)/.dev  ## golden files of the present format
 dist: | $(BIN)/python  ## the archives of a release in dist/; the wheel is tried in an environment of its own
 	rm -rf build dist
 	$(INSTALL) build
-	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --outdir dist . > /dev/null
+	PIP_CONSTRAINT=$(abspath $(PINS)) $(BIN)/python -m build --outdir dist . > /dev/null
 	new=$$(mktemp -d) && trap 'rm -r "$$new"' EXIT && $(PYTHON) -m venv "$$new" && \
 	    "$$new/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl && cd "$$new" && \
 	    printf 'one text\nanother text\n' > corpus.txt && \
@@ -102,14 +102,15 @@ bom: | $(BIN)/python  ## bom.cdx.json: the packages of constraints.txt that the 
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' bertdata/__init__.py)
 
-tagged:  ## fails unless TAG is the version, and the changelog begins with it
+tagged:  ## fails unless TAG is the version, the changelog begins with it, and the repository's address is in pyproject.toml
 	test "$$TAG" = "v$(VERSION)"
 	sed -n 's/^## //p' CHANGELOG.md | head -n 1 | grep -q "^$(VERSION) — 20..-..-..$$"
+	grep -q '^Repository = "https://' pyproject.toml
 
 # mike keeps a directory for each version in the branch gh-pages, and `latest` is the newest one.
 publish-docs: $(VENV)/.docs  ## puts the site of this version beside those of older ones, and pushes them
 	$(INSTALL) mike
-	export NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	export NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" && \
 	    mike deploy --push --update-aliases $(VERSION) latest && mike set-default --push latest
 
 $(BIN)/python:

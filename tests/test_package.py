@@ -292,16 +292,18 @@ def test_a_release_is_built_where_nothing_can_be_published_and_published_where_n
 
 
 @pytest.mark.parametrize(
-    ("tag", "heading", "passes"),
-    [("v1.2.3", "1.2.3 — 2031-05-04", True), ("v1.2.4", "1.2.4 — 2031-05-04", False),
-     ("1.2.3", "1.2.3 — 2031-05-04", False), ("v1.2.3", "Unreleased", False),
-     ("v1.2.3", "1.2.3", False), ("v1.2.3", "1.2.30 — 2031-05-04", False)],
+    ("tag", "heading", "address", "passes"),
+    [("v1.2.3", "1.2.3 — 2031-05-04", "https://a/b", True), ("v1.2.4", "1.2.4 — 2031-05-04", "https://a/b", False),
+     ("1.2.3", "1.2.3 — 2031-05-04", "https://a/b", False), ("v1.2.3", "Unreleased", "https://a/b", False),
+     ("v1.2.3", "1.2.3", "https://a/b", False), ("v1.2.3", "1.2.30 — 2031-05-04", "https://a/b", False),
+     ("v1.2.3", "1.2.3 — 2031-05-04", "", False)],
 )  # fmt: skip
-def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, passes):
+def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, address, passes):
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "bertdata").mkdir()
     (tmp_path / "bertdata" / "__init__.py").write_text('import x\n\n__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n- New.\n\n## 1.2.3 — 2031-05-04\n")
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
     environment = os.environ | {"TAG": tag}
     done = subprocess.run(["make", "tagged"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode == 0) == passes, done.stderr
