@@ -8,7 +8,7 @@ PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
 .PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash gpu gpu-dry pages docs check fix reference \
-    golden wheel
+    golden dist bom tagged publish-docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -100,13 +100,30 @@ reference: $(VENV)/.dev  ## docs/errors.md, commands.md and api.md from the sour
 golden: $(VENV)/.dev  ## golden files of the present format
 	$(BIN)/python tools/golden.py
 
-wheel: | $(BIN)/python  ## a wheel in dist/, tried in an environment of its own
+dist: | $(BIN)/python  ## the archives of a release in dist/; the wheel is tried in an environment of its own
 	rm -rf build dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(INSTALL) build
+	PIP_CONSTRAINT=$(abspath $(PINS)) $(BIN)/python -m build --outdir dist . > /dev/null
 	new=$$(mktemp -d) && trap 'rm -r "$$new"' EXIT && $(PYTHON) -m venv "$$new" && \
 	    "$$new/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl && cd "$$new" && \
 	    printf 'one text\nanother text\n' > corpus.txt && \
 	    bin/bertdata build corpus.txt --out shards --vocab-size 100 --validation 0 && bin/bertdata verify shards && bin/bertrain --help
+
+bom: | $(BIN)/python  ## bom.cdx.json: the packages of constraints.txt that the wheel in dist/ installs with the extra train
+	$(BIN)/python tools/bom.py dist/*.whl bom.cdx.json
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' bertdata/__init__.py)
+
+tagged:  ## fails unless TAG is the version, the changelog begins with it, and the repository's address is in pyproject.toml
+	test "$$TAG" = "v$(VERSION)"
+	sed -n 's/^## //p' CHANGELOG.md | head -n 1 | grep -q "^$(VERSION) — 20..-..-..$$"
+	grep -q '^Repository = "https://' pyproject.toml
+
+# mike keeps a directory for each version in the branch gh-pages, and `latest` is the newest one.
+publish-docs: $(VENV)/.docs  ## puts the site of this version beside those of older ones, and pushes them
+	$(INSTALL) mike
+	export NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" && \
+	    mike deploy --push --update-aliases $(VERSION) latest && mike set-default --push latest
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

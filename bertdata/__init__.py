@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
     from bertdata.write import BuildReport, TextFormat, build, export, finish, import_ids, train_tokenizer
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 _HOMES = {
     "Batch": "types",
     "BertdataError": "errors",

@@ -141,8 +141,8 @@ class StateError(BertdataError):
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of pyproject.toml, in a clone: no package index has the project yet."""
-    return f"pip install -e '.[{extra}]'"
+    """The command that installs an extra of pyproject.toml. pip leaves the bertrain that is installed, also a clone."""
+    return f"pip install 'bertrain[{extra}]'"
 
 
 def counted(number: int, noun: str) -> str:

@@ -202,6 +202,22 @@ def test_the_attention_that_a_configuration_names_is_not_loaded(dataset, model, 
     succeeds(main, *commands(model, dataset, tmp_path / "out")[command])
 
 
+@pytest.mark.parametrize("command", ["init", "pretrain", "evaluate", "finetune", "augment", "teacher"])
+def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypatch, command):
+    """transformers imports the modules of auto_map where it is told to trust them, or where somebody answers yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    own = f"from pathlib import Path\nPath({str(tmp_path / 'made')!r}).touch()\nConfig = Model = Tokenizer = object\n"
+    (model / "own.py").write_text(own)
+    names = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForMaskedLM": "own.Model"}
+    names["AutoModelForSequenceClassification"] = "own.Model"
+    for file, auto in (("config.json", names), ("tokenizer_config.json", {"AutoTokenizer": ["own.Tokenizer", None]})):
+        content = json.loads((model / file).read_bytes())
+        (model / file).write_text(json.dumps(content | {"auto_map": auto}))
+    done = invoke(main, *commands(model, dataset, tmp_path / "out")[command])
+    assert done.exit_code == 0 or done.stderr.splitlines()[-1].startswith("Error: "), done.output
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, averaged, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(averaged, tmp_path / "run")
     options = QUIET | {"average": 0.9}

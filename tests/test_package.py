@@ -4,12 +4,14 @@ import fnmatch
 import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from datetime import date
 from email import message_from_string
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import yaml
 from helpers import invoke, succeeds
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import bertdata
 from bertdata.errors import install
@@ -27,6 +30,9 @@ from bertrain.__main__ import COMMANDS, main
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
+BY_TAG = {
+    "pypa/gh-action-pypi-publish@v1.14.1"
+}  # actions that workflows name by a tag, as nobody has compared a digest with it yet
 SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
@@ -171,9 +177,40 @@ def names(requirements):
     return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
-def test_version_authors_and_license_are_the_same_everywhere():
+def test_the_version_is_stated_once():
+    """The archives get it from bertdata/__init__.py, and nothing else of the project states one."""
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in configuration["project"]
+    assert configuration["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "bertdata.__version__"}
+    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    states = re.compile(rf"""^__version__ =|^version ?[:=] ?["']?{re.escape(bertdata.__version__)}""", re.MULTILINE)
+    kept = [name for name in sources() if name.endswith((".py", ".toml", ".cff", ".yml", ".in"))]
+    assert [name for name in kept if states.search((ROOT / name).read_text(encoding="utf-8"))] == [
+        "bertdata/__init__.py"
+    ]
+
+
+def test_the_newest_release_of_the_changelog_is_this_version():
+    """ "Unreleased" may stand above it, with what came since."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    releases = [heading for heading in headings if heading != "Unreleased"]
+    assert headings in (releases, ["Unreleased", *releases])
+    versions, dates = zip(*(heading.split(" — ") for heading in releases), strict=True)
+    assert versions[0] == bertdata.__version__
+    assert sorted(versions, key=Version, reverse=True) == [*versions]
+    assert sorted(map(date.fromisoformat, dates), reverse=True) == [date.fromisoformat(day) for day in dates]
+    assert "unreleased" not in text.partition(f"## {releases[0]}")[2].lower()
+
+
+def test_the_changelog_names_pages_that_exist():
+    named = set(re.findall(r"\b(docs/[\w/-]+\.md|[A-Z]+\.md)\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    assert "docs/format.md" in named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_authors_and_license_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == PROJECT["version"] == bertdata.__version__
     assert cited["authors"] == PROJECT["authors"]
     assert cited["license"] == PROJECT["license"]
 
@@ -230,6 +267,96 @@ def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and
     stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert set(stated) <= set(versions)
     assert f">={versions[0]}" == PROJECT["requires-python"]
+
+
+def test_a_release_is_built_where_nothing_can_be_published_and_published_where_nothing_is_built(targets):
+    """The job that may ask for a token of PyPI runs actions alone, on the archives of another job."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML takes the key "on" for true
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert {line.removeprefix("make ") for lines in runs.values() for line in lines} <= targets
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write", "attestations": "write"},
+        "docs": {"contents": "write"},
+    }
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "test": None, "archives": "test", "publish": "archives", "docs": "publish",
+    }  # fmt: skip
+    assert runs["publish"] == []
+    used = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"]]
+    assert used == ["actions/download-artifact", "actions/attest", "actions/attest", "pypa/gh-action-pypi-publish"]
+    assert "make tagged" in runs["test"]
+    assert runs["archives"] == ["make dist", "make bom"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "heading", "address", "passes"),
+    [("v1.2.3", "1.2.3 — 2031-05-04", "https://a/b", True), ("v1.2.4", "1.2.4 — 2031-05-04", "https://a/b", False),
+     ("1.2.3", "1.2.3 — 2031-05-04", "https://a/b", False), ("v1.2.3", "Unreleased", "https://a/b", False),
+     ("v1.2.3", "1.2.3", "https://a/b", False), ("v1.2.3", "1.2.30 — 2031-05-04", "https://a/b", False),
+     ("v1.2.3", "1.2.3 — 2031-05-04", "", False)],
+)  # fmt: skip
+def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, address, passes):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "bertdata").mkdir()
+    (tmp_path / "bertdata" / "__init__.py").write_text('import x\n\n__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n- New.\n\n## 1.2.3 — 2031-05-04\n")
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
+    environment = os.environ | {"TAG": tag}
+    done = subprocess.run(["make", "tagged"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == passes, done.stderr
+
+
+def test_a_bill_of_materials_has_what_pip_would_install():
+    def item(name, version, requested=False):
+        archive = {"url": "file:///x", "archive_info": {"hash": f"sha256={len(name):064x}"}}
+        return {"metadata": {"name": name, "version": version}, "download_info": archive, "requested": requested}
+
+    about = {"python_full_version": "3.11.7", "sys_platform": "linux", "platform_machine": "x86_64", "os_name": "posix"}
+    items = [item("zstd_Codec", "2"), item("bertrain", "1.2.3", True), item("torch", "2.13.0+cpu")]
+    make_bill = runpy.run_path(str(ROOT / "tools" / "bom.py"))["bill"]
+    made = make_bill({"install": items, "environment": about})
+    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
+    assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", made["serialNumber"])  # actions/attest takes none without it
+    assert made["metadata"]["component"]["purl"] == "pkg:pypi/bertrain@1.2.3"
+    assert [part["purl"] for part in made["components"]] == ["pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/zstd-codec@2"]
+    assert made["components"][0]["hashes"] == [{"alg": "SHA-256", "content": f"{5:064x}"}]
+    assert make_bill({"install": items[::-1], "environment": about}) == made
+    assert make_bill({"install": items[:2], "environment": about})["serialNumber"] != made["serialNumber"]
+
+
+def test_workflows_name_actions_by_the_digest_of_a_commit():
+    """A tag can be moved to other code. The version is a comment, and an action has one version in all workflows."""
+    by_tag, pinned = set(), {}
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        for action, at, version in re.findall(r"\buses: *([^@\s]+)@(\S+)(.*)", path.read_text(encoding="utf-8")):
+            if re.fullmatch(r"[0-9a-f]{40}", at):
+                assert re.fullmatch(r"  # v\d+\.\d+\.\d+", version), f"{path.name}: {action} has no version behind it"
+                pinned.setdefault(action, set()).add((at, version))
+            else:
+                by_tag.add(f"{action}@{at}")
+    assert by_tag == BY_TAG
+    assert [action for action, versions in pinned.items() if len(versions) > 1] == []
+    assert "actions/checkout" in pinned
+
+
+def test_templates_of_issues_are_forms_and_name_what_exists(targets):
+    folder = ROOT / ".github/ISSUE_TEMPLATE"
+    forms = {path.name: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
+    assert set(forms.pop("config.yml")) == {"blank_issues_enabled"}
+    assert set(forms) == {"bug.yml", "wish.yml"}
+    for form in forms.values():
+        assert {"name", "description", "body"} <= set(form)
+        asked = [item for item in form["body"] if item["type"] != "markdown"]
+        assert len({item["id"] for item in asked}) == len(asked)
+        assert all(item["type"] == "textarea" and item["attributes"]["label"] for item in asked)
+    texts = [path.read_text() for path in (*folder.glob("*.yml"), ROOT / ".github/PULL_REQUEST_TEMPLATE.md")]
+    named = set(re.findall(r"[\w/]+\.md\b", "\n".join(texts)))
+    assert {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert set(re.findall(r"`make ([a-z-]+)`", texts[-1])) <= targets
 
 
 def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
@@ -305,6 +432,7 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     assert held - set(metadata.values()) == packages
     assert {"bertdata/py.typed", "bertrain/py.typed"} <= packages
     assert "licenses/LICENSE" in metadata
+    assert about["Version"] == bertdata.__version__
     assert about["License-Expression"] == PROJECT["license"]
     assert about["Author"] == PROJECT["authors"][0]["name"]
     assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
@@ -318,7 +446,7 @@ def test_an_editable_install_is_a_plain_path(tmp_path):
         shutil.copy(ROOT / name, tree)
     for package in ("bertdata", "bertrain"):
         (tree / package).mkdir()
-        (tree / package / "__init__.py").touch()
+        (tree / package / "__init__.py").write_text('__version__ = "1"\n')
     build("editable", tree, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -337,12 +465,14 @@ def texts():
 def test_every_extra_that_is_named_exists(texts):
     text = "\n".join(texts.values())
     calls = set(re.findall(r"""\binstall\(["'](\w+)["']\)""", text))
-    commands = {extra for line in re.findall(r"pip install .*'\.\[([\w,]+)\]'", text) for extra in line.split(",")}
+    lines = re.findall(r"pip install .*'(?:\.|bertrain)\[([\w,]+)\]'", text)
+    commands = {extra for line in lines for extra in line.split(",")}
     assert calls == {"lora", "ray", "remote", "train"}
     assert calls <= commands <= set(PROJECT["optional-dependencies"])
 
 
-def test_nothing_asks_a_package_index_for_this_project(texts):
-    """An index has a bertdata of another project, and no bertrain yet."""
-    asks = re.compile(r"pip install (-\S+ )*['\"]?(bertdata|bertrain)\b|\b(bertdata|bertrain)\[[a-z]+\]'")
+def test_nothing_asks_a_package_index_for_bertdata(texts):
+    """An index has a bertdata of another project; ours comes with bertrain."""
+    asks = re.compile(r"pip install (-\S+ )*['\"]?bertdata\b|\bbertdata\[[a-z]+\]'")
     assert not [name for name, text in texts.items() if asks.search(text)]
+    assert asks.search("pip install -U " + "bertdata")
