@@ -254,6 +254,21 @@ def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
     assert special.separator == 0
 
 
+def roles_of(*vocabulary, **named):
+    words = {token: number for number, token in enumerate(vocabulary)}
+    return Tokenizer(tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>")).to_str(), named).special.roles()
+
+
+def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
+    common = {"pad": 0, "unk": 1, "mask": 2}
+    some = ("<pad>", "<unk>", "<mask>", "A")
+    assert roles_of(*some, "<cls>", "<eos>") == common | {"cls": 4, "sep": 5, "eos": 5}
+    assert roles_of(*some, "<eos>", "<bos>") == common  # as in Gemma
+    assert roles_of(*some, "<cls>", "<bos>") == common
+    assert roles_of(*some, "<cls>", "<eos>", "</s>") == common | {"sep": 6, "eos": 6}
+    assert roles_of(*some, "<cls>", "<eos>", cls="A") == common | {"cls": 3}
+
+
 JUNK = [b"\xff\xfe", b"", b"just\nwords", b"[UNK]\nsame\nsame", b"[1, 2]", b"{}", b'{"model": {"type": "Magic"}}']
 
 

@@ -33,6 +33,7 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which the
     "bos": ("<s>", "[BOS]", "<|startoftext|>"),
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
+ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # where a vocabulary has both, and no token named above
 ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
 SETTINGS = ("padding_side", "truncation_side", "model_max_length")  # of how rows are made, in tokenizer_config.json
 WordSplitter = Callable[[str], Iterable[str]]
@@ -94,6 +95,8 @@ class Tokenizer:
         names = {
             role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()
         }
+        if not roles and names["cls"] is names["sep"] is None and vocabulary.keys() >= set(ESM_ROLES.values()):
+            names |= ESM_ROLES
         names["unk"] = getattr(self._tokenizer.model, "unk_token", None) or names["unk"]
         names |= roles or {}
         self._roles = {role: name for role, name in names.items() if name in vocabulary}
