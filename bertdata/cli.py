@@ -12,7 +12,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import bertdata
 from bertdata.choices import (
     DOCUMENT_ENDS,
     EXPORT_FORMATS,
+    FIXED_TOKENIZERS,
     IDS_DTYPES,
     IDS_FORMATS,
     INPUT_FORMATS,
@@ -202,7 +203,7 @@ _may_read = click.option(
     help="Directory or URL below which this command may read the inputs that the dataset names. May be repeated. "
     "Default: none is read, because a dataset of somebody else may name any file that you can read.",
 )
-_inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+_inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
 _samples = click.option(
     "--samples",
@@ -242,10 +243,10 @@ _exclude = click.option(
 )
 _type = click.option(
     "--type",
-    type=click.Choice(TOKENIZER_TYPES),
+    type=click.Choice((*TOKENIZER_TYPES, *FIXED_TOKENIZERS)),
     default="wordpiece",
     help="Kind of tokenizer to train: wordpiece as in BERT, bpe (byte-level) as in ModernBERT, unigram as in ALBERT "
-    "and XLM-R.",
+    "and XLM-R. Or one that is not trained: residues, the letters of proteins as in ESM-2; bytes, as for DNA.",
 )
 _cased = click.option(
     "--cased",
@@ -292,12 +293,12 @@ _on_error = click.option(
         "Threads and machines": ("workers", "part", "finish", "ray"),
     },
 )
-@click.argument("inputs", nargs=-1, metavar="INPUT...")
+@_inputs
 @click.option("--out", required=True, help="Directory for the dataset, new or empty, or a URL of s3, gs, az or hf.")
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
-    "the text, with --type, --cased and --vocab-size.",
+    "the text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.",
 )
 @_special_tokens
 @_type
@@ -388,13 +389,11 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
             raise UsageError(sentence, "conflict", option=given[0])
         _say_built(finish_build(out), out)
         return
-    if not inputs:
-        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
-        raise UsageError(sentence, "missing", option="inputs")
-    for name in ("type", "cased", "vocab_size"):
-        if options["tokenizer"] and source_of(name) is click.core.ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            click.echo(f"note: {option} has no effect, because --tokenizer has a vocabulary", err=True)
+    _require_some(inputs)
+    if options["tokenizer"]:
+        _say_without_effect(("type", "cased", "vocab_size"), "--tokenizer has a vocabulary")
+    elif options["type"] in FIXED_TOKENIZERS:
+        _say_without_effect(("cased", "vocab_size"), f"--type {options['type']} has a fixed vocabulary")
     with _bar("build") as progress:
         report = build_dataset(inputs, out, **options, say=_say, progress=progress)
     if report is None:
@@ -402,6 +401,19 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
+
+
+def _require_some(inputs: Sequence[str]) -> None:
+    if not inputs:
+        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
+        raise UsageError(sentence, "missing", option="inputs")
+
+
+def _say_without_effect(names: Iterable[str], because: str) -> None:
+    """Notes those of these options that stand on the command line."""
+    for name in names:
+        if click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
@@ -555,8 +567,9 @@ def export_command(shards: str, format: str, out: str, split: str) -> None:
 @main.command(
     "train-tokenizer",
     cls=OneSentence,
-    short_help="Train a tokenizer on text: WordPiece, BPE or unigram.",
-    epilog="\b\nExample:\n  bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522",
+    short_help="Train a tokenizer on text, or write one for proteins or DNA.",
+    epilog="\b\nExamples:\n  bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522\n"
+    "  bertdata train-tokenizer --type residues --out tokenizer/",
 )
 @_inputs
 @_type
@@ -577,11 +590,16 @@ def train_tokenizer(
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
     INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
-    and options give the same tokenizer.
+    and options give the same tokenizer. --type residues and --type bytes take no INPUT and no other option but --out.
     """
     from bertdata.write import TextFormat
     from bertdata.write import train_tokenizer as run
 
+    if type in FIXED_TOKENIZERS:
+        others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
+        _say_without_effect(sorted(others), f"--type {type} has a fixed vocabulary")
+    else:
+        _require_some(inputs)
     form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
     with _bar("read") as progress:
         trained = run(

@@ -25,8 +25,8 @@ PACKAGES = {
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
                  "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.words "
-                 "kernels.bytes rules forms models added engine wordpiece words bytewords encoder tokenizer load rows "
-                 "texts spelling train"),
+                 "kernels.bytes rules forms models added engine wordpiece words bytewords encoder tokenizer load fixed "
+                 "rows texts spelling train"),
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),

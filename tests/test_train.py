@@ -1,19 +1,22 @@
 """Tokenizers of each type that can be trained: exact, read by transformers, and the same every time."""
 
+import gzip
 import hashlib
 import json
 import os
 import random
 import sys
 
+import numpy as np
 import pytest
 from conftest import LETTERS, make_text
 from helpers import ids_of, python, refused, refuses, stop_after, succeeds
 
 import bertdata
-from bertdata.choices import TOKENIZER_TYPES
+from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
 from bertdata.cli import main
 from bertdata.errors import BuildError
+from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
 from bertdata.tokenize.train import TRAINERS
 from bertdata.write import build, train_tokenizer
@@ -147,3 +150,95 @@ def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(
         build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop_after(0))
     with refuses("other-settings", "out", error=BuildError):
         build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, type="bpe")
+
+
+# ------------------------------------------------------------------------------------------ sequences that are not text
+
+
+RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+
+
+def sequences():
+    """Proteins, DNA in both cases, and what is neither."""
+    draw = random.Random(5)
+    alphabets = ["".join(RESIDUES[4:-2]), "ACGTN", "acgtnACGTN", "ACx *\t\r\n1", "AC\u0301\u6c34\U0001f600\u2028\u00ad"]
+    return ["".join(draw.choices(letters, k=draw.randint(0, 300))) for letters in alphabets for _ in range(20)]
+
+
+@pytest.mark.parametrize("kind", FIXED_TOKENIZERS)
+def test_ids_of_sequences_are_those_of_the_library_and_an_engine_gives_them(kind, tmp_path):
+    from transformers import AutoTokenizer
+
+    made = train_tokenizer([], tmp_path / "t", type=kind)
+    again, theirs = load(str(tmp_path / "t")), AutoTokenizer.from_pretrained(str(tmp_path / "t"))
+    assert (again.files, again.special) == (made.files, made.special)
+    assert all(getattr(theirs, f"{role}_token_id") == number for role, number in made.special.roles().items())
+    backend = theirs.backend_tokenizer
+    backend.encode_special_tokens = True
+    texts = [*sequences(), "".join(random.Random(6).choices("ACGT", k=200_000))]
+    assert ids_of(again, texts) == [backend.encode(text, add_special_tokens=False).ids for text in texts]
+    assert again.engine is not None
+
+
+def test_residues_are_tokens_as_in_esm(tmp_path):
+    from transformers import EsmTokenizer
+
+    (tmp_path / "vocab.txt").write_text("\n".join(RESIDUES))
+    theirs, made = EsmTokenizer(str(tmp_path / "vocab.txt")), FIXED["residues"]()
+    assert [made.spell(number) for number in range(made.special.vocab_size)] == RESIDUES
+    assert made.special.roles() == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 32, "eos": 2}
+    known = [text for text in sequences() if set(text) <= {*RESIDUES, *" \t\r\n"}]
+    assert len(known) > 20
+    assert ids_of(made, known) == [theirs(text, add_special_tokens=False).input_ids for text in known]
+    for name, content in made.files.items():
+        (tmp_path / name).write_bytes(content)
+    fast = bertdata.Tokenizer.load(str(tmp_path))
+    assert fast(["MKV", "A"])["input_ids"] == [theirs(text).input_ids for text in ("MKV", "A")]
+    assert theirs("MKV").input_ids == [0, 20, 15, 7, 2]
+    assert ids_of(made, ["mM J<mask>"]) == [[3, 20, 3, 3, *ids_of(made, ["mask"])[0], 3]]
+
+
+def test_a_byte_is_a_token_and_nothing_is_lost():
+    made = FIXED["bytes"]()
+    assert (made.special.vocab_size, made.special.roles()) == (261, ROLES)
+    for text in [*sequences(), bytes(range(128)).decode(), "".join(map(chr, range(128, 3000))), "[MASK] "]:
+        ids = ids_of(made, [text])[0]
+        assert ids == [5 + byte for byte in text.encode()]
+        assert made.decode(ids) == text
+
+
+def test_a_fixed_tokenizer_reads_no_text(corpus, tmp_path):
+    done = succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t", "--cased")
+    assert "note: --cased " in done.stderr
+    assert (tmp_path / "t" / "tokenizer.json").read_bytes() == FIXED["residues"]().files["tokenizer.json"]
+    text = ("train-tokenizer", corpus, "--type", "bytes", "--out", tmp_path / "u")
+    refused(main, *text, kind="conflict", option="inputs", given=str(corpus))
+    refused(main, "train-tokenizer", "--out", tmp_path / "u", kind="missing", option="inputs")
+    refused(main, "train-tokenizer", "--type", "bytes", "--out", tmp_path / "t", kind="out-exists", option="out")
+    assert not (tmp_path / "u").exists()
+
+
+FASTA = ">sp|P1|ONE first\nMKTAYIAKQR\nQISFVKSHFS\n>two\nMGL*\n"
+
+
+@pytest.mark.parametrize("ending", [".fasta", ".fa.gz"])
+def test_proteins_become_rows_of_a_model(ending, tmp_path):
+    path = tmp_path / f"proteins{ending}"
+    path.write_bytes(gzip.compress(FASTA.encode()) if ending.endswith(".gz") else FASTA.encode())
+    succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
+    succeeds(main, "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--validation", 0)
+    done = succeeds(main, "build", path, "--type", "residues", "--vocab-size", 9, "--out", tmp_path / "o",
+                    "--validation", 0)  # fmt: skip
+    assert "note: --vocab-size " in done.stderr
+    dataset = bertdata.open(tmp_path / "s")
+    assert dataset.dataset_id == bertdata.open(tmp_path / "o").dataset_id
+    proteins = ["MKTAYIAKQRQISFVKSHFS", "MGL*"]
+    expected = [[RESIDUES.index(letter) if letter in RESIDUES else 3 for letter in text] for text in proteins]
+    assert [document.tolist() for document in dataset] == expected
+    batch = bertdata.Loader(dataset, length=24, samples="documents", masking=bertdata.Masking(probability=0.5)).read(
+        np.array([0])
+    )
+    unmasked = np.where(batch.labels == bertdata.IGNORE_INDEX, batch.input_ids, batch.labels)[0].tolist()
+    rows = [[0, *ids, 2] + [1] * (22 - len(ids)) for ids in expected]
+    assert unmasked in rows
+    assert 32 in batch.input_ids

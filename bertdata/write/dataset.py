@@ -101,7 +101,7 @@ def build(
 
     out: with a URL, the dataset is built in the cache of this host, copied there, and stays in the cache.
     tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
-    choices.TOKENIZER_TYPES), `cased` or not.
+    choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. map: functions "module:function" from a text to a text, or None to leave the document

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from bertdata.choices import TOKENIZER_TYPES
+from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
@@ -17,6 +17,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
+from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from bertdata.tokenize.train import TRAINERS
@@ -32,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The tokenizer that is asked for: the one with a name, or one that is trained on the text.
+    """The tokenizer that is asked for: the one with a name, a fixed one, or one that is trained on the text.
 
     Raises UsageError for a type of tokenizer that there is not.
     """
@@ -44,21 +45,22 @@ class Vocabulary:
     size: int
 
     def __post_init__(self) -> None:
-        if self.type not in TOKENIZER_TYPES:
-            sentence = f"type of tokenizer is {self.type!r}; give one of {', '.join(TOKENIZER_TYPES)}"
+        if self.type not in (*TOKENIZER_TYPES, *FIXED_TOKENIZERS):
+            every = ", ".join((*TOKENIZER_TYPES, *FIXED_TOKENIZERS))
+            sentence = f"type of tokenizer is {self.type!r}; give one of {every}"
             raise UsageError(sentence, "unknown", option="type", given=self.type)
 
     @cached_property
     def loaded(self) -> Tokenizer | None:
-        """The tokenizer with the name; None: it must be trained."""
+        """The tokenizer with the name, or the fixed one; None: it must be trained."""
         if self.name is None:
-            return None
+            return FIXED[self.type]() if self.type in FIXED else None
         tokenizer = load(self.name)
         return tokenizer.with_special_tokens() if self.special_tokens else tokenizer
 
     def require_trainable(self, streams: Sequence[str]) -> None:
         """Raises UsageError where a vocabulary cannot be trained. streams: inputs that can be read only once."""
-        if self.name is None and streams:
+        if self.loaded is None and streams:
             sentence = (
                 f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
                 "example one that bertdata train-tokenizer made"
@@ -111,31 +113,40 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains a tokenizer on at most 100 MiB of the text and writes tokenizer.json and its config to `out`.
 
-    type: one of choices.TOKENIZER_TYPES. cased: keep case (and accents). The same inputs give the same tokenizer, with
-    any number of threads. form: None means that every line is a document. include, exclude: patterns
-    that select files of directories; see sources.find.find_inputs. Raises UsageError, InputError, or BuildError if
-    `out` is a file or holds a tokenizer.
+    type: one of choices.TOKENIZER_TYPES, or of choices.FIXED_TOKENIZERS, which take no inputs: give []. cased: keep
+    case (and accents). The same inputs give the same tokenizer, with any number of threads. form: None means that every
+    line is a document. include, exclude: patterns that select files of directories; see sources.find.find_inputs.
+    Raises UsageError, InputError, or BuildError if `out` is a file or holds a tokenizer.
     """
     require_directory(str(out))
     vocabulary = Vocabulary(type=type, cased=cased, size=vocab_size)
     form, directory = form or TextFormat(documents="line"), Path(out)
     names = [inputs] if isinstance(inputs, str | Path) else inputs
-    selected = find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
+    made = vocabulary.loaded
+    if made and names:
+        sentence = f"the vocabulary of --type {type} is the same for every text, so it reads none; leave INPUT out"
+        raise UsageError(sentence, "conflict", option="inputs", given=names[0])
+    _require_new(directory)
+    if not made:
+        selected = find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
+        for line in selected.notes():
+            say(line)
+        sample = _sample(selected.files, form, progress)
+        say(f"training a {vocabulary.kind} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
+        made = vocabulary.trained(sample)
+    make_directory(directory)
+    for name, content in made.files.items():
+        write_file(directory / name, content)
+    return made
+
+
+def _require_new(directory: Path) -> None:
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
         sentence = f"{directory} already holds a tokenizer; give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    for line in selected.notes():
-        say(line)
-    sample = _sample(selected.files, form, progress)
-    say(f"training a {vocabulary.kind} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
-    trained = vocabulary.trained(sample)
-    make_directory(directory)
-    for name, content in trained.files.items():
-        write_file(directory / name, content)
-    return trained
 
 
 def _megabytes(sample: list[str]) -> str:

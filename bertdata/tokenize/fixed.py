@@ -1,0 +1,61 @@
+"""Tokenizers whose vocabulary is the same for every text: for sequences that are not text, such as proteins and DNA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from bertdata.tokenize.load import SPECIALS, add_roles
+from bertdata.tokenize.tokenizer import Tokenizer
+
+_NUM_BYTES = 256
+_RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<eos>", "mask": "<mask>", "eos": "<eos>"}
+
+
+def residues() -> Tokenizer:
+    """The tokenizer of ESM-2 (Lin et al., 2023): 33 tokens in its order, so that its weights can be used.
+
+    A letter is a token: the 20 amino acids, B, O, U, X and Z, and `.` and `-` of alignments. White space is left out,
+    as ESM's own tokenizer does. Every other character is <unk>, small letters too.
+    """
+    vocabulary = {token: number for number, token in enumerate(_RESIDUES)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    letters = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letters])
+    tokenizer.decoder = decoders.Fuse()
+    specials = [token for token in _RESIDUES if token in _ROLES.values()]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <eos>",
+        pair="<cls> $A <eos> $B <eos>",
+        special_tokens=[(token, vocabulary[token]) for token in ("<cls>", "<eos>")],
+    )
+    return Tokenizer(tokenizer.to_str(), _ROLES)
+
+
+def single_bytes() -> Tokenizer:
+    """A tokenizer of which each byte of the text is a token: 261 tokens, for DNA or for bytes of any kind.
+
+    The first ids are those of the five special tokens; byte b has the id 5 + b. All text is kept, white space too, so
+    [UNK] is never given. Caduceus and HyenaDNA also have a token for each base, in a vocabulary of their own.
+    """
+    # The library spells a byte as the character of that code point, or, where none is seen, as one after U+00FF.
+    spellings = set(pre_tokenizers.ByteLevel.alphabet())
+    others = iter(sorted(spelling for spelling in spellings if ord(spelling) >= _NUM_BYTES))
+    of_byte = [chr(byte) if chr(byte) in spellings else next(others) for byte in range(_NUM_BYTES)]
+    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *of_byte])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    # Each character is a word of its own, because nothing else would cut a chromosome into words.
+    characters = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([characters, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    add_roles(tokenizer)
+    return Tokenizer(tokenizer.to_str())
+
+
+FIXED: dict[str, Callable[[], Tokenizer]] = {"residues": residues, "bytes": single_bytes}
+"""By type, one of choices.FIXED_TOKENIZERS."""
