@@ -5,13 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from families import assert_isolated, model_of, packed_rows
+from families import assert_isolated, hidden_one_by_one, model_of, packed_rows
 from training import CPU, learner
 
 from bertdata import Loader
 from bertrain.runtime import feed
 
-BOTH, BERT = (pytest.mark.parametrize("kind", kinds) for kinds in (["bert", "modernbert"], ["bert"]))
+BOTH, BERT, ESM = (
+    pytest.mark.parametrize("kind", kinds)
+    for kinds in (["bert", "modernbert"], ["bert"], ["esm", "esm with positions"])
+)
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def test_changing_one_document_changes_no_other(model, compiled):
         assert_isolated(lambda ids: logits_of(input_ids=ids, masked_positions=everywhere, position_ids=positions), ids)
 
 
-@BOTH
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "esm"])
 def test_batches_of_packed_rows_train_and_are_isolated(model, dataset):
     """The loss of a packed row is that of its documents one by one; padding adds nothing."""
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
@@ -49,7 +52,23 @@ def test_batches_of_packed_rows_train_and_are_isolated(model, dataset):
     loss = isolated(**next(feed.micro_batches(batch, size=4, count=1, device=CPU)))["mlm"].sum
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in isolated.parameters())
+    assert all(p.grad.isfinite().all() for p in isolated.parameters() if p.requires_grad)
+
+
+@ESM
+@pytest.mark.parametrize("token_dropout", [False, True])
+def test_token_dropout_is_that_of_each_document(model, token_dropout):
+    """Documents with no, few and many masks. Over the whole row, as in transformers, it would be another."""
+    model.base_model.embeddings.token_dropout = token_dropout
+    ids, positions = packed_rows()
+    ids[0, [14, 20, 24, 25, 26, 27, 28]] = ids[1, :4] = model.config.mask_token_id
+    apart = hidden_one_by_one(model, ids)
+    with torch.no_grad():
+        together = learner(model, isolate=True).encode(ids, position_ids=positions)
+        model.base_model.embeddings.token_dropout = False
+        without = learner(model, isolate=True).encode(ids, position_ids=positions)
+    torch.testing.assert_close(together, apart, rtol=0, atol=2e-6)
+    assert ((without - apart).abs().max() > 1e-2) == token_dropout
 
 
 @BERT

@@ -44,6 +44,7 @@ class Encoder(Module):
         takes = inspect.signature(model.base_model.forward).parameters
         self._takes_positions, self._takes_types = "position_ids" in takes, has_token_types(model)
         self._masks = family.isolation == "mask"
+        self._embed = family.embed if isolate else None
         self._kept: dict[str, torch.Tensor] = {}
         if family.dense and model.base_model is not model:
             model.base_model.register_forward_hook(self._keep)
@@ -72,6 +73,9 @@ class Encoder(Module):
                 arguments |= isolation.documents(position_ids, cu_seqlens)
             if self._takes_positions:
                 arguments["position_ids"] = position_ids + self._first_position
+            if self._embed:
+                del arguments["input_ids"]
+                arguments["inputs_embeds"] = self._embed(self.model, input_ids, position_ids)
         if token_type_ids is not None and self._takes_types:
             arguments["token_type_ids"] = token_type_ids
         return arguments

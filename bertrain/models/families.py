@@ -61,6 +61,9 @@ class Family:
     padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
     isolation: Literal["kernel", "mask"] | None = None
     """How its attention keeps packed documents apart (isolation.py). None: it cannot."""
+    embed: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """model, input_ids and position_ids of packed rows, int64 [B, T], positions from 0 in each document → what enters
+    the first layer [B, T, H]. Only where embeddings of transformers depend on the rest of the row."""
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
@@ -73,6 +76,24 @@ class Family:
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     head: Any = model.cls
     return getattr(head, "predictions", head)(hidden)  # BertForPreTraining has one level more
+
+
+def _esm_embeddings(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """Token dropout (Lin et al., 2023) by document: a mask is 0, and the other tokens are scaled by 0.88 / (1 − masks).
+
+    masks is the share of masks among the tokens of the document; transformers takes that of the row. 0.88 is
+    1 − 0.15 · 0.8, whatever the run's masks are.
+    """
+    embeddings: Any = model.base_model.embeddings
+    vectors = embeddings.word_embeddings(input_ids)
+    if embeddings.token_dropout:
+        is_mask, document = input_ids == embeddings.mask_token_id, (position_ids == 0).cumsum(1) - 1
+        zeros = torch.zeros(document.shape, device=document.device)
+        num_masks = zeros.scatter_add(1, document, is_mask.float()).gather(1, document)
+        num_tokens = zeros.scatter_add(1, document, torch.ones_like(zeros)).gather(1, document)
+        scale = (1 - 0.15 * 0.8) / (1 - num_masks / num_tokens)
+        vectors = vectors * scale.masked_fill(is_mask, 0.0)[..., None].to(vectors.dtype)
+    return embeddings(inputs_embeds=vectors, position_ids=position_ids + first_position(model.config))
 
 
 def _albert_layers(model: PreTrainedModel) -> list[Module]:
@@ -112,7 +133,7 @@ FAMILIES: dict[str, Family] = {
     "jina_embeddings_v3": Family(isolation="kernel"),
     "ultrabert": Family(isolation="kernel"),
     "esmc": Family(isolation="kernel"),
-    "esm": Family(positions_after_padding=True, untrained=("contact_head",)),  # token dropout looks at the full row
+    "esm": Family(positions_after_padding=True, isolation="kernel", embed=_esm_embeddings, untrained=("contact_head",)),
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
