@@ -185,6 +185,10 @@ def test_residues_are_tokens_as_in_esm(tmp_path):
 
     (tmp_path / "vocab.txt").write_text("\n".join(RESIDUES))
     theirs, made = EsmTokenizer(str(tmp_path / "vocab.txt")), FIXED["residues"]()
+    theirs.save_pretrained(tmp_path / "published")  # as its authors publish it, without a tokenizer.json
+    published = load(str(tmp_path / "published"))
+    assert (published.files["tokenizer.json"], published.special) == (made.files["tokenizer.json"], made.special)
+    assert load(str(tmp_path / "vocab.txt")).special == made.special
     assert [made.spell(number) for number in range(made.special.vocab_size)] == RESIDUES
     assert made.special.roles() == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 32, "eos": 2}
     known = [text for text in sequences() if set(text) <= {*RESIDUES, *" \t\r\n"}]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from bertdata.tokenize.load import SPECIALS, add_roles
+from bertdata.tokenize.load import SPECIALS, add_roles, esm_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
 
 _NUM_BYTES = 256
-_RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
-_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<eos>", "mask": "<mask>", "eos": "<eos>"}
 
 
 def residues() -> Tokenizer:
@@ -21,19 +19,7 @@ def residues() -> Tokenizer:
     A letter is a token: the 20 amino acids, B, O, U, X and Z, and `.` and `-` of alignments. White space is left out,
     as ESM's own tokenizer does. Every other character is <unk>, small letters too.
     """
-    vocabulary = {token: number for number, token in enumerate(_RESIDUES)}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    letters = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letters])
-    tokenizer.decoder = decoders.Fuse()
-    specials = [token for token in _RESIDUES if token in _ROLES.values()]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<cls> $A <eos>",
-        pair="<cls> $A <eos> $B <eos>",
-        special_tokens=[(token, vocabulary[token]) for token in ("<cls>", "<eos>")],
-    )
-    return Tokenizer(tokenizer.to_str(), _ROLES)
+    return Tokenizer(esm_tokenizer().to_str())
 
 
 def single_bytes() -> Tokenizer:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertdata.errors import TokenizerError, UsageError, install
-from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, SETTINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from bertdata.tokenize.tokenizer import ESM_ROLES, ROLE_SPELLINGS, SETTINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
@@ -122,11 +123,13 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
             wordpiece = {token: number for number, token in enumerate(lines)}
             tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
             return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"), settings)
+        if lines == RESIDUES:
+            return Tokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"), settings)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     raise TokenizerError(
         f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, all different, [UNK] "
-        "among them)",
+        "among them; or that of ESM-2)",
         "tokenizer-unreadable",
         option="tokenizer",
         given=path,
@@ -258,6 +261,23 @@ def bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     add_roles(tokenizer)
+    return tokenizer
+
+
+def esm_tokenizer() -> tokenizers.Tokenizer:
+    """The tokenizer of ESM-2 (Lin et al., 2023), which is published as a vocab.txt and code: a letter is a token."""
+    vocabulary = {token: number for number, token in enumerate(RESIDUES)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    letters = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letters])
+    tokenizer.decoder = decoders.Fuse()
+    specials = ["<cls>", "<pad>", "<eos>", "<unk>", "<mask>"]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <eos>",
+        pair="<cls> $A <eos> $B <eos>",
+        special_tokens=[(token, vocabulary[token]) for token in ("<cls>", "<eos>")],
+    )
     return tokenizer
 
 
