@@ -419,6 +419,12 @@ def _tables():
         (Path("glue") / "CoLA").mkdir(parents=True, exist_ok=True)
         write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
     pair = {"good": "the river", "bad": "river the", "field": "syntax"}
+    draw = random.Random(8)
+    proteins = ["entry\tsequence", *(f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60))]
+    write("benchmarks/SEQ_SOLUBLE.tsv", *proteins)
+    genome = [line for n in range(40) for line in (f">{n}", "".join(draw.choices("ACGTacgtN", k=400)))]
+    write("genome.fa", *genome)
+    Path("uniref50.fasta.gz").write_bytes(gzip.compress("\n".join(genome).upper().encode()))
     Path("blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(pair).encode()))
 
 
@@ -517,6 +523,15 @@ def _mixing(names, said):
         bertdata.Loader(names["books"]).load_state_dict(names["loader"].state_dict())
 
 
+def _proteins(names, said):
+    tokenizer = load("tok")
+    assert tokenizer.special.roles() == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 32, "eos": 2}
+    assert bertdata.open("shards").manifest.counts["special_ids_replaced"] == 0
+    assert build.load(Path(f"run/step-{STEPS:08d}")).config.token_dropout
+    genome = bertdata.open("genome")
+    assert {load("genome").spell(int(number)) for number in genome.tokens("train", 0)} == {*"ACGTN", "[SEP]"}
+
+
 def _records(names, said):
     assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
     for name in ("dataset", "run", "runs"):
@@ -526,7 +541,7 @@ def _records(names, said):
 
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
     "docs/finetuning.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
-    "docs/mixing.md": _mixing, "docs/records.md": _records,
+    "docs/howto/proteins.md": _proteins, "docs/mixing.md": _mixing, "docs/records.md": _records,
 }  # fmt: skip
 
 
