@@ -353,7 +353,7 @@ def test_bench_measures_what_it_says(dataset):
     measured = json.loads(done.stdout)
     assert measured["warm"].keys() == {"windows", "documents", "packed", "pairs"}
     for rates in measured["warm"].values():
-        assert rates.keys() == {"exact", "bernoulli", "whole_word", "span"}
+        assert rates.keys() == {"exact", "bernoulli", "whole_word", "span", "uniform"}
         assert min(rates.values()) > 0
     assert min(measured["opening"].values()) > 0
     assert measured["processes"]["number"] == 2
