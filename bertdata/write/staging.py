@@ -37,8 +37,8 @@ _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what w
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
 
-    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another process holds the lock, or
-    if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another
+    process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
     _require_free(directory, overwrite=overwrite)
