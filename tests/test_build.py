@@ -358,6 +358,22 @@ def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, v
     assert published(tmp_path / "out") == expected
 
 
+@pytest.mark.usefixtures("dataset")
+def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
+    unlink, left = Path.unlink, []
+
+    def begin(path, **options):
+        unlink(path, **options)
+        if path.name == "lock":
+            left.extend(path.parent.iterdir())
+            path.touch()
+
+    with patch.object(Path, "unlink", begin):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert left == []
+    assert verify(tmp_path / "out") == []
+
+
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
     out, changing = tmp_path / "out", tmp_path / "text"
     shutil.copy(corpus, changing)
