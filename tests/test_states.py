@@ -565,7 +565,7 @@ def campaign(examples, seed=None):
 
 
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
-    assert sum(campaign(6).values()) > 100
+    assert sum(campaign(3).values()) > 50
 
 
 @pytest.mark.slow
