@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -38,8 +37,8 @@ _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what w
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
 
-    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another
-    process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes what it made, unless a unit is finished. Raises BuildError if another process holds the lock, or
+    if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
     _require_free(directory, overwrite=overwrite)
@@ -59,35 +58,11 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")) and not _is_being_published(directory):
-                with suppress(OSError):
-                    remove_staging(staging)
+            if part is None and not any(staging.glob("unit-*")):
+                shutil.rmtree(staging, ignore_errors=True)
                 if created and not any(directory.iterdir()):
                     directory.rmdir()
             raise
-
-
-def remove_staging(staging: Path) -> None:
-    """Removes the directory of a build whose lock this process holds.
-
-    The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
-    """
-    for path in staging.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
-    (staging / "lock").unlink(missing_ok=True)
-    try:
-        staging.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
-            raise
-
-
-def _is_being_published(directory: Path) -> bool:
-    """Whether a build that was killed has moved files there. Without .build they would be taken for somebody else's."""
-    return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
 
 
 def _require_free(directory: Path, *, overwrite: bool) -> None:
