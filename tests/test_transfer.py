@@ -337,10 +337,13 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, ful
         bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
-def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path):
+@pytest.mark.parametrize("content", [b"{}", None])
+@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.tokens.npy", "train-00000.json"])
+def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path, name, content):
     shutil.copytree(dataset.path, tmp_path / "damaged")
-    (tmp_path / "damaged" / "tokenizer.json").write_bytes(b"{}")
-    with refuses("damaged", given=tmp_path / "damaged" / "tokenizer.json"):
+    damaged = tmp_path / "damaged" / name
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with refuses("damaged", given=damaged):
         push(tmp_path / "damaged", f"{bucket.url}/shards")
     assert "manifest.json" not in under(bucket, "shards")
 

@@ -35,7 +35,7 @@ from bertdata.files import (
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
 from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
-from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
+from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record, read_record
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
@@ -337,7 +337,7 @@ def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], prog
     """Puts all files but the manifest and those of `done`. The claim says now and then which are there."""
     origins = _origins_of(source, manifest)  # which another push of this dataset may have of other inputs: all go anew
     digests = files_of(manifest) | origins
-    size_of = {name: os.stat(source / name).st_size for name in digests}
+    size_of = {name: _size_of(source / name) for name in digests}
     there = _sizes_under(root) if done else {}
     done = {name for name in done & size_of.keys() - origins.keys() if there.get(name) == size_of[name]}
     total, num_bytes, unclaimed = sum(size_of.values()), sum(size_of[name] for name in done), 0
@@ -440,9 +440,25 @@ def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, 
 
 
 def _require_sound(path: Path, sha256: str | None) -> None:
-    if sha256 not in (None, digest(path)[0]):
+    """Raises DatasetError for a file that is missing or damaged. sha256: None for a record, which has a checksum."""
+    if sha256 is None:
+        read_record(path)
+        return
+    try:
+        is_sound = digest(path)[0] == sha256
+    except FileNotFoundError:
+        is_sound = False
+    if not is_sound:
         sentence = f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more"
         raise DatasetError(sentence, "damaged", given=path)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        sentence = f"{path}, which {MANIFEST} names, is missing; bertdata verify {path.parent} says more"
+        raise DatasetError(sentence, "damaged", given=path) from None
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
