@@ -107,9 +107,9 @@ def test_an_export_goes_on_after_a_call_that_failed():
 
 @pytest.mark.slow
 def test_a_crash_of_some_commands_loses_nothing():
-    found = campaign("states", "--only", "build,teacher,merge", "--most", 20, "--replays", 40)
+    found = campaign("states", "--only", "build,merge", "--most", 20, "--replays", 30)
     assert all(facts["states"] > 100 for facts in found.values())
-    assert len(found) == 3
+    assert len(found) == 2
 
 
 @pytest.mark.slow
@@ -121,6 +121,5 @@ def test_some_commands_go_on_after_a_call_that_failed():
 
 @pytest.mark.slow
 def test_planted_faults_are_found():
-    """Of syncs, of the order of names, and of an error that is not caught."""
-    for number in (8, 9, 24):
-        assert python(TOOL, "faults", "--planted", number).endswith("1 of 1 planted faults are found\n")
+    """A sync that is left out. `crash.py faults` plants all."""
+    assert python(TOOL, "faults", "--planted", 9).endswith("1 of 1 planted faults are found\n")
