@@ -52,17 +52,8 @@ def trained(name: str, size: str, steps: int, seed: int, shards: Path, out: Path
     is_pair = "--discriminator" in OBJECTIVES[name]
     words = OBJECTIVES[name].format(encoder=encoder).split()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [
-        "bertrain.pretrain",
-        "--data",
-        str(shards),
-        "--out",
-        str(place),
-        "--steps",
-        str(steps),
-        "--seed",
-        str(seed),
-    ]
+    given = f"--data {shards} --out {place} --steps {steps} --seed {seed}"
+    command = ["bertrain.pretrain", *given.split()]
     run([*command, "--model", str(generator if is_pair else encoder), *OPTIONS.split(), *words], out / "inductor", 1)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -127,18 +118,10 @@ def main(
     def measure(size: str, equal: str, name: str, seed: int, number: int) -> dict[str, Any]:
         if (key := (size, equal, name, seed)) not in done:
             encoder, seconds = trained(name, size, number, seed, shards, out)
-            done[key] = {
-                "size": size,
-                "equal": equal,
-                "objective": name,
-                "seed": seed,
-                "steps": number,
-                "cpu_s": seconds,
-            }
+            facts = {"size": size, "equal": equal, "objective": name, "seed": seed}
+            done[key] = facts | {"steps": number, "cpu_s": seconds}
             for task in files:
-                place = out / f"{task}-{encoder.parent.name}-{encoder.name}-{size}-{equal}-{name}-{seed}".replace(
-                    " ", "-"
-                )
+                place = out / "-".join([task, *map(str, key)]).replace(" ", "-")
                 options = ["--seeds=1", "--epochs=2", "--lr=3e-4", "--length=64"]
                 done[key][task] = finetuned(TASKS[task], files[task], str(encoder), place, options)["median"]
             with file.open("a") as stream:

@@ -4,7 +4,7 @@
     make proof RUN=1      repeats the measurements that take less than half an hour in all, and prints them beside it
 
 Speeds beside other libraries come from comparison.json (`make bench`). Everything else is a line of proof.jsonl: what
-was asked, what others claim, what was found here, the page that has it whole, and the command that repeats it.
+was asked, what was found here, the page that has it whole, and perhaps a command that repeats it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- begin: proof -->", "<!-- end: proof -->"
-SPEEDS = {  # what comparison.json calls it → how it is said, and which libraries are named, all where empty
+SPEEDS = {  # what comparison.json calls it → how the table says it
     "tokenizing, BERT, cold": "tokens of BERT a second, the first time",
     "tokenizing, GPT-2, cold": "tokens of GPT-2",
     "tokenizing, Llama 3, cold": "tokens of Llama 3",
@@ -85,7 +85,7 @@ def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def write(root: Path = ROOT) -> None:
-    """Writes the table between the two comments of README, and the picture."""
+    """Writes the table between the two comments of README, and its picture."""
     data, proofs = read()
     path = root / "README.md"
     before, rest = path.read_text().split(BEGIN)

@@ -97,10 +97,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     and the same tokenizer. The order in which they are named changes nothing.
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing is checked here
-    target = Path(out).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        sentence = f"--out {out} is not an empty directory; give a new one"
-        raise UsageError(sentence, "out-exists", option="out", given=out)
+    target = checkpoint.require_new(out)
     directories = chosen(checkpoints)
     files = tokenizer_of(directories)
     model = mean(directories)

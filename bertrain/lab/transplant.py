@@ -22,7 +22,6 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
@@ -98,10 +97,9 @@ def transplanted(directory: Path, new: Tokenizer, made_of: Pieces, *, seed: int)
     old = build.load_complete(directory)
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
     length = build.max_length(old.config)
-    size = old.config.attribute_map.get("vocab_size", "vocab_size")
 
     def resize(config: PreTrainedConfig) -> None:
-        setattr(config, size, new.special.vocab_size)
+        config.vocab_size = new.special.vocab_size
 
     model, _ = build.build(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
     of_vocabulary = _of_vocabulary(old)
@@ -119,7 +117,7 @@ def transplanted(directory: Path, new: Tokenizer, made_of: Pieces, *, seed: int)
 def _of_vocabulary(model: PreTrainedModel) -> set[str]:
     """The names of the weights that have a row for each id: those that grow with the vocabulary."""
     config = copy.deepcopy(model.config)
-    setattr(config, config.attribute_map.get("vocab_size", "vocab_size"), config.vocab_size + 1)
+    config.vocab_size += 1
     with torch.device("meta"):
         larger = type(model)(config).state_dict()
     return {name for name, tensor in model.state_dict().items() if len(larger[name]) > len(tensor)}
@@ -137,10 +135,7 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     it. Weights that are not of the vocabulary do not change.
     """
     transformers.utils.logging.set_verbosity_error()
-    target = Path(out).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        sentence = f"--out {out} is not an empty directory; give a new one"
-        raise UsageError(sentence, "out-exists", option="out", given=out)
+    target = checkpoint.require_new(out)
     directory = checkpoint.find(Path(path))
     new = load_tokenizer(spec)
     made_of = pieces(load_tokenizer(str(directory)), new)

@@ -92,6 +92,15 @@ class Lock:
         self._held.close()
 
 
+def require_new(out: str) -> Path:
+    """The directory of --out. Raises UsageError if there is anything in it, or if it is a file."""
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        sentence = f"--out {out} is not an empty directory; give a new one"
+        raise UsageError(sentence, "out-exists", option="out", given=out)
+    return target
+
+
 class Content(NamedTuple):
     """What a checkpoint holds, beside the model's configuration: tensors that may still change, or a copy of them."""
 

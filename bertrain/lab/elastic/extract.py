@@ -15,7 +15,6 @@ import click
 from transformers import PreTrainedModel
 
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
@@ -26,10 +25,7 @@ from bertrain.run import card, checkpoint, state
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"--out {out} is not an empty directory; give a new one", "out-exists", option="out", given=str(out)
-        )
+    checkpoint.require_new(str(out))
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = state.read(directory).step if (directory / state.TRAINER).exists() else None
