@@ -1,0 +1,103 @@
+"""The ids of one word: its bytes after the normalizer, then what the model makes of them."""
+
+from __future__ import annotations
+
+from numba import int64, uint64
+
+from bertdata.bits import store64
+from bertdata.jit import jit
+from bertdata.tokenize.kernels.bits import decoded
+from bertdata.tokenize.kernels.merges import character_ids, merge_any
+from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, SPACE_FORM, UNIGRAM, WORD_PIECE
+from bertdata.tokenize.kernels.tries import whole_word
+from bertdata.tokenize.kernels.unigram import most_probable
+from bertdata.tokenize.kernels.wordpiece import longest_matches
+
+
+@jit(forceinline=True, _nrt=False)
+def _letters(text, start, stop, tables, ids):
+    """Writes the id of each byte of text[start:stop] to ids, where each is a character with an id. Returns whether."""
+    for k in range(stop - start):
+        ids[k] = tables.letters[int64(start + k == stop - 1), text[start + k]]
+        if ids[k] < 0:
+            return False
+    return True
+
+
+@jit(forceinline=True, _nrt=False)
+def _normal_form(text, start, stop, prefixed, tables, word):
+    """Writes the normal form of text[start:stop] to word. Returns its bytes and its characters."""
+    size, num_chars, after_space = 0, 0, False
+    if prefixed:
+        for k in range(tables.prefix.size):
+            word[k] = tables.prefix[k]
+        size, num_chars, after_space = tables.prefix.size, 1, True
+    i = start
+    while i < stop:
+        point, width = decoded(text, i)
+        entry = tables.points[point, 0]
+        length = int64((entry >> uint64(8)) & uint64(255))
+        i += width
+        if tables.collapses != 0 and length > 0:
+            is_space = entry & SPACE_FORM != uint64(0)
+            if is_space and after_space:
+                continue
+            after_space = is_space
+        store64(word, size, tables.points[point, 1])
+        store64(word, size + 8, entry >> uint64(32))
+        size += length
+        num_chars += int64((entry >> uint64(16)) & uint64(255))
+    if prefixed and tables.prefix_when == 3:
+        width = tables.prefix.size
+        has_it = size == width or size >= 2 * width
+        for k in range(width, min(2 * width, size)):
+            has_it = has_it and word[k] == tables.prefix[k - width]
+        if has_it:
+            size -= width
+            num_chars -= 1
+            for k in range(size):
+                word[k] = word[k + width]
+    return size, num_chars
+
+
+@jit(forceinline=True, _nrt=False)
+def _merged(word, size, tables, runs):
+    """Writes the ids that BPE gives for word[:size] to runs.ids. Returns how many."""
+    ids, count = runs.ids, 0
+    if tables.model == BYTE_BPE:
+        for k in range(size):
+            found = tables.byte_ids[int64(k == size - 1), word[k]]
+            if found >= 0:
+                ids[count] = found
+                count += 1
+    else:
+        count = character_ids(word, size, tables, ids)
+    return merge_any(count, tables, runs)
+
+
+@jit(forceinline=True, _nrt=False)
+def encode_word(text, start, stop, prefixed, tables, runs):
+    """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
+
+    prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
+    """
+    word, ids = runs.word, runs.ids
+    is_bpe = tables.model == BYTE_BPE or tables.model == CHARACTER_BPE  # noqa: PLR1714
+    if is_bpe and not prefixed and _letters(text, start, stop, tables, ids):
+        found = whole_word(text, start, stop, tables.trie) if tables.whole != 0 else int64(-1)
+        if found < 0:
+            return merge_any(stop - start, tables, runs)
+        ids[0] = found
+        return 1
+    size, num_chars = _normal_form(text, start, stop, prefixed, tables, word)
+    if size == 0:
+        return 0
+    if tables.model == UNIGRAM:
+        return most_probable(word, size, tables, ids, runs.ranks, runs.best)
+    if tables.model == WORD_PIECE:
+        return longest_matches(word, size, num_chars, tables, ids)
+    found = whole_word(word, 0, size, tables.trie) if not is_bpe or tables.whole != 0 else int64(-1)
+    if is_bpe and found < 0:
+        return _merged(word, size, tables, runs)
+    ids[0] = found if found >= 0 else tables.unk
+    return 1
