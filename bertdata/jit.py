@@ -1,23 +1,25 @@
 """How kernels are compiled: at first use, and once on a machine.
 
-What is used here of numba's private interface (the cache of compiled functions, the features of the processor) was
-tried with 0.61.0 and 0.68.1.
+What is used here of numba's private interface (the cache of compiled functions, dispatchers, the features of the
+processor) was tried with 0.61.0 and 0.68.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from numba import njit
 from numba.core import config, event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import get_host_cpu_features
+from numba.core.registry import CPUDispatcher
 
 _COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # that kernels import
+
+_OPTIONS = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
 
 
 class _Cache(FunctionCache):
@@ -64,15 +66,28 @@ def _stamp(file: str) -> list[tuple[str, int, int]]:
 
 def jit(**options: Any) -> Any:
     """numba's njit without the GIL, cached on disk; without a writable cache each process compiles for itself."""
+    return partial(_compiled, CPUDispatcher, options)
 
-    def decorate(function: Any) -> Any:
-        kernel = njit(nogil=True, **options)(function)
-        if kernel is not function:  # NUMBA_DISABLE_JIT compiles nothing
-            with suppress(RuntimeError):  # numba found no directory it may write its cache to
-                kernel._cache = _Cache(function)
-        return kernel
 
-    return decorate
+def part(**options: Any) -> Any:
+    """As `jit`, for a function that only kernels call. What Python needs to call it takes a quarter of compiling."""
+    return partial(_compiled, _Part, {"no_cpython_wrapper": True, **options})
+
+
+class _Part(CPUDispatcher):
+    """numba would let Python call what is not there, which ends the process."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
+
+
+def _compiled(dispatcher: Callable[..., Any], options: dict[str, Any], function: Any) -> Any:
+    if getattr(config, "DISABLE_JIT", False):
+        return function
+    kernel = dispatcher(function, targetoptions=_OPTIONS | options)
+    with suppress(RuntimeError):  # numba found no directory it may write its cache to
+        kernel._cache = _Cache(function)
+    return kernel
 
 
 def cpu_has(feature: str) -> bool:

@@ -21,6 +21,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from numba import njit
 
 import bertdata
 from bertdata.errors import BertdataError, UsageError
@@ -36,6 +37,11 @@ class Refusal(NamedTuple):
     option: str | None
     given: Any
     sentence: str
+
+
+def as_kernel(part):
+    """A kernel that calls a part of kernels, for tests of the part."""
+    return njit(lambda *arguments: part(*arguments))
 
 
 def invoke(command, *arguments, **options):

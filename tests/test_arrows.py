@@ -24,9 +24,9 @@ PACKAGES = {
                           "idfile megatron flat rows indexed mds litdata ids split blocks docstrings"),
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
-                 "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.words "
-                 "kernels.bytes rules forms models added engine wordpiece words bytewords encoder tokenizer load fixed "
-                 "rows texts spelling train"),
+                 "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "
+                 "kernels.words kernels.bytes rules forms models added engine wordpiece words bytewords encoder "
+                 "tokenizer load fixed rows texts spelling train"),
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),

@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 import bertdata
 from bertdata.jit import announcing_compilation
+from bertdata.tokenize.kernels.runs import num_ids
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.train import TRAINERS
 
@@ -79,14 +80,19 @@ def test_a_kernel_is_compiled_anew_when_a_file_beside_it_changes(tmp_path):
     package = tmp_path / "kernels"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "low.py").write_text("from bertdata.jit import jit\n@jit()\ndef low(n):\n    return n + 1\n")
+    (package / "low.py").write_text("from bertdata.jit import part\n@part()\ndef low(n):\n    return n + 1\n")
     (package / "high.py").write_text(
         "from bertdata.jit import jit\nfrom kernels.low import low\n@jit()\ndef high(n):\n    return low(n) * 2\n"
     )
     (tmp_path / "made.py").write_text("from kernels.high import high\n")
     assert program_of(tmp_path, "print(high(1))") == "4\n"
-    (package / "low.py").write_text("from bertdata.jit import jit\n@jit()\ndef low(n):\n    return n + 20\n")
+    (package / "low.py").write_text("from bertdata.jit import part\n@part()\ndef low(n):\n    return n + 20\n")
     assert program_of(tmp_path, "print(high(1))") == "42\n"
+
+
+def test_python_cannot_call_a_part_of_kernels():
+    with pytest.raises(TypeError, match="num_ids"):
+        num_ids(np.zeros(1, np.uint16), np.uint64(0))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import code_points, make_text
 from families import fast
-from helpers import joined, plain
+from helpers import as_kernel, joined, plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.merges import merged
@@ -27,6 +27,8 @@ from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Ours
 from bertdata.tokenize.words import GPT2_RULE
+
+cut_word, find_words, merge, merge_any = map(as_kernel, (cut_word, find_words, merge, merge_any))
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bertdata import keys
 from bertdata.bits import count_ones, request, trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.types import IGNORE_INDEX
 
 _inline = functools.partial(jit, inline="always")
@@ -83,7 +83,7 @@ def below32(x, n):
     return ((x >> U32) * n) >> U32
 
 
-@jit()
+@part()
 def key3(seed, purpose, variant):
     """key(seed, purpose, variant) of docs/determinism.md."""
     return absorb(absorb(absorb(U0, seed), purpose), variant)
@@ -322,7 +322,7 @@ def _add_span(table, frames, number, shard, start, length, row, place):
     return number + 1
 
 
-@jit()
+@part()
 def _shard_of(starts, start):
     """The number of the shard that holds token `start` of the stream, by bisection."""
     lo, hi = 0, starts.size - 1
@@ -611,7 +611,7 @@ def segment(part, rules, pairs, sentences):
     return num_pairs if s == num_sentences else np.int64(-1)
 
 
-@jit()
+@part()
 def _cut_front(key, segment, excess):
     """How many of `excess` tokens that a segment (1: A, 2: B) loses are at its front; the others are at its end."""
     front = 0
@@ -779,7 +779,7 @@ class MaskRows(NamedTuple):
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
 
 
-@jit()
+@part()
 def _select_exact(key, num_candidates, quota, selected):
     """Selects `quota` of the numbers [0, num_candidates), all subsets equally likely (Floyd's method)."""
     for j in range(quota):
@@ -790,7 +790,7 @@ def _select_exact(key, num_candidates, quota, selected):
         _set(selected, t)
 
 
-@jit()
+@part()
 def _select_bernoulli(key, n, select_below, selected):
     """Selects each of the places [1, n - 1) by its own draw."""
     for word in range((n + 62) >> 6):
@@ -800,7 +800,7 @@ def _select_bernoulli(key, n, select_below, selected):
         selected[word] = bits
 
 
-@jit()
+@part()
 def _find_words(row, n, kinds, inside_word, starts, stops):
     """Writes where the words of a row begin and end. Returns the number of words, and of candidates."""
     num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
@@ -817,13 +817,13 @@ def _find_words(row, n, kinds, inside_word, starts, stops):
     return num_words, num_candidates
 
 
-@jit()
+@part()
 def _select_range(start, stop, selected):
     for t in range(start, stop):
         _set(selected, t)
 
 
-@jit()
+@part()
 def _select_words(key, num_words, quota, starts, stops, selected):
     """Goes through the words in random order, and selects each that still fits into the quota of places."""
     left = quota
@@ -838,7 +838,7 @@ def _select_words(key, num_words, quota, starts, stops, selected):
             left -= stop - start
 
 
-@jit()
+@part()
 def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected):
     """Selects spans of neighbouring words, of random length, until the quota of places is full; the last is cut."""
     left = quota

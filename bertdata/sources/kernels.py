@@ -13,7 +13,7 @@ from numba import int64, types, uint16, uint64
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, is_byte, load64, pointer_to, trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 
 PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
@@ -204,7 +204,7 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
     return count
 
 
-@jit()
+@part()
 def _invalid_in_lines(data, start, stop, text, first, last, offset):
     """Where in the input the first invalid byte of text[first:last] is, which are the lines data[start:stop]; or -1."""
     bad = first_invalid(text, first, last)
@@ -265,7 +265,7 @@ def may_be_special(text, size):
     return False
 
 
-@jit()
+@part()
 def _ends_number(byte):
     return byte in (SPACE, TAB, RETURN, NEWLINE, ord(","), ord("]"), ord("}"))
 

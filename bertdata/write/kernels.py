@@ -13,7 +13,7 @@ from numba import types, uint64
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, is_byte, load64, trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.keys import absorbed, purpose
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -129,13 +129,13 @@ def count_words(data, offsets, gap, counts):
         counts[i] = count
 
 
-@jit()
+@part()
 def _absorbed(h, word):
     h = (h ^ word) * GOLDEN
     return h ^ (h >> uint64(32))
 
 
-@jit()
+@part()
 def _finished(data, place, stop, h, length):
     """The hash of a document of which data[place:stop] is not absorbed yet."""
     while place < stop:

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
-from bertdata.jit import cpu_has, jit
+from bertdata.jit import cpu_has, part
 from bertdata.tokenize.kernels.records import LETTERS, PRINTED, RANGES
 
 
@@ -106,7 +106,7 @@ def _not_letter64(typing: Any, array: Any, offset: Any) -> Any:
     return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def outside64(text, i, inside):
     """A bit for each of the 64 bytes from byte i on: 1 where the byte is not of the set `inside`."""
     if inside == LETTERS:
@@ -114,7 +114,7 @@ def outside64(text, i, inside):
     return _not_print64(text, i) if inside == PRINTED else not_lower64(text, i)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def decoded(text, i):
     """The code point at byte i of valid UTF-8 and its width."""
     point = int64(text[i])
@@ -161,7 +161,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
     return types.int64(places, types.int64, types.uint64, types.int64), generate
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _places_one_by_one(places, count, bits, distance):
     """Does what `write_places` does, on any processor."""
     num_places = count_ones(bits)

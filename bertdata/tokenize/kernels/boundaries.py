@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import int64, uint64
 
-from bertdata.jit import jit
+from bertdata.jit import part
 from bertdata.tokenize.kernels.bits import decoded
 from bertdata.tokenize.kernels.records import (
     BEFORE,
@@ -29,7 +29,7 @@ MAY_DIFFER = -1
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def strip(text, start, stop, strips, points, state):
     """What is left of text[start:stop] if blank code points at its ends are removed: its start, its stop, and a code.
 
@@ -62,7 +62,7 @@ def strip(text, start, stop, strips, points, state):
     return start, stop, code if strips & STRIPS_LATE != 0 else DONE
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _entry(text, i, points, state):
     """The entry of the code point at byte i, and its width. The code point is noted in case the entry is missing."""
     point, width = decoded(text, i)
@@ -70,7 +70,7 @@ def _entry(text, i, points, state):
     return points[point, 0], width
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _before(text, begin, i):
     """Where the code point before byte i begins; i is after byte `begin`."""
     i -= 1
@@ -79,7 +79,7 @@ def _before(text, begin, i):
     return i
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def is_unstable(text, begin, start, stop, points, stable, state):
     """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
@@ -123,7 +123,7 @@ def is_unstable(text, begin, start, stop, points, stable, state):
     return 0
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def cut_after(text, i, stop, points, cuts, state):
     """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
@@ -151,7 +151,7 @@ def cut_after(text, i, stop, points, cuts, state):
     return stop
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, state):
     """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 

@@ -16,7 +16,7 @@ from numba import int64, types, uint64
 from numba.extending import intrinsic
 
 from bertdata.bits import are_equal128, bits64, is_among, is_byte, keep_masked, pointer_to, prefetch, trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import decoded, leads64, write_places
 from bertdata.tokenize.kernels.merges import merge
 from bertdata.tokenize.kernels.records import (
@@ -134,7 +134,7 @@ def _contractions64(typing: Any, array: Any, offset: Any, fold: Any) -> Any:
     return types.UniTuple(types.uint64, 2)(array, types.int64, types.uint64), generate
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _below(count):
     """The lowest `count` bits, all if there are 64 or more."""
     if count >= 64:
@@ -142,13 +142,13 @@ def _below(count):
     return (ONE << uint64(count)) - ONE if count > 0 else uint64(0)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _after(bits, carry):
     """The bits of the bytes after those of `bits`. carry: whether the first byte is one, 0 or 1."""
     return (bits << ONE) | carry
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _add_others(text, i, begin, end, high, bits, classes):
     """Adds the characters of a block that are not ASCII to its bits, by their code points.
 
@@ -176,7 +176,7 @@ def _add_others(text, i, begin, end, high, bits, classes):
     return True, int64(0)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _block(text, i, begin, end, tables):
     """The classes of 64 bytes, or fewer at the end, where what is behind counts as blank.
 
@@ -202,7 +202,7 @@ def _block(text, i, begin, end, tables):
     return spaces & valid, newlines & valid, apostrophes & valid, (zeros & valid) != uint64(0), last, is_known, point
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _with_contractions(text, i, left, begins, apostrophes, fold, carry):
     """Where words begin if contractions such as 's and 'll are words: not inside these, and after them."""
     begins = (begins | carry[BEGIN]) & ~carry[INSIDE]
@@ -219,7 +219,7 @@ def _with_contractions(text, i, left, begins, apostrophes, fold, carry):
     return begins
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _gpt2_begins(text, i, begin, end, tables):
     """A bit for each of 64 bytes at which a word of GPT-2's rule begins.
 
@@ -242,7 +242,7 @@ def _gpt2_begins(text, i, begin, end, tables):
     return begins & _below(end - i), has_zero, True, point
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _has_newline(text, i, end, classes):
     """Whether the blanks from byte i on have a newline among them, and what `_add_others` returns."""
     while i < end:
@@ -255,7 +255,7 @@ def _has_newline(text, i, end, classes):
     return False, True, int64(0)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _group_begins(numbers, inside, carry):
     """Where groups of up to three digits begin, digit by digit."""
     size, begins = int64(carry[DIGITS]), uint64(0)
@@ -271,7 +271,7 @@ def _group_begins(numbers, inside, carry):
     return begins
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _number_begins(numbers, inside, carry):
     """Where groups of up to three digits begin."""
     before = _after(numbers, carry[NUMBERS])
@@ -285,7 +285,7 @@ def _number_begins(numbers, inside, carry):
     return numbers & ~before
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _llama3_begins(text, i, begin, end, tables):
     """The same for the rule of Llama 3, which is that of tiktoken's cl100k_base with digits in groups of three."""
     bits, carry, valid = tables.bits, tables.carry, _below(end - i)
@@ -324,7 +324,7 @@ def _llama3_begins(text, i, begin, end, tables):
     return begins & valid, has_zero, True, point
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def find_words(text, begin, i, end, tables, state):
     """Writes the places of words that begin in a window of a piece to tables.places, as distances from byte i.
 
@@ -352,7 +352,7 @@ def find_words(text, begin, i, end, tables, state):
     return count, i, has_zero, True
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _make_keys(text, first, start, count, has_zero, tables, runs):
     """Makes the keys of words, and asks the processor to load their sets.
 
@@ -375,7 +375,7 @@ def _make_keys(text, first, start, count, has_zero, tables, runs):
         _drop_zeros(text, first, start, count, tables, runs)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _hash_long(text, first, start, count, tables, runs):
     """Makes the hashes of words of more than 16 bytes, and asks the processor to load their sets."""
     for k in range(count):
@@ -387,7 +387,7 @@ def _hash_long(text, first, start, count, tables, runs):
         start = stop
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _drop_zeros(text, first, start, count, tables, runs):
     """Makes the keys of words with a zero byte zeros."""
     for k in range(count):
@@ -398,7 +398,7 @@ def _drop_zeros(text, first, start, count, tables, runs):
         start = stop
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _new_word(text, start, length, k, tables, runs, output, p):
     """Writes the ids of word number k, which RunTables.near does not have, at place p.
 
@@ -431,7 +431,7 @@ def _new_word(text, start, length, k, tables, runs, output, p):
     return count
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _write_known(k, count, keys, near, pool, out, p):
     """Writes the ids of words from number k on, up to the first that RunTables.near does not have, at out[p:].
 
@@ -466,7 +466,7 @@ def _write_known(k, count, keys, near, pool, out, p):
     return k, p
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _write_words(text, first, start, count, tables, runs, output, p):
     """Writes the ids of words whose keys are made. Returns the place after them, -1 for a special id.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import int64, uint64
 
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import least32
 from bertdata.tokenize.kernels.records import EMPTY
 from bertdata.tokenize.kernels.runs import GOLDEN
@@ -18,13 +18,13 @@ LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _slot(key, factor, slots):
     """One of the two slots in which a key may be in a table of merges of so many slots, a power of two."""
     return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def rank_of(pairs, left, right):
     """The rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
     predict it.
@@ -37,7 +37,7 @@ def rank_of(pairs, left, right):
     return int64(found & uint64(0xFFFFFF)) if found >> uint64(24) == key else NO_RANK
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def merge(size, pairs, merged, ids, ranks):
     """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
@@ -67,13 +67,13 @@ def merge(size, pairs, merged, ids, ranks):
     return size, last
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _lane(rank, place):
     """An entry of the lanes of `merge_short`."""
     return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def merge_short(size, pairs, merged, ids, lanes, links):
     """Does what `merge` does, for at most LANES ids, with one vector instruction for each search of the lowest rank.
 
@@ -105,7 +105,7 @@ def merge_short(size, pairs, merged, ids, lanes, links):
     return count
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def merge_any(size, tables, runs):
     """Merges runs.ids[:size] in place. Returns how many ids are left."""
     if size <= LANES:
@@ -174,7 +174,7 @@ def add_pairs(lefts, rights, ranks, pairs):
     return True
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def character_ids(word, size, tables, ids):
     """Writes the ids of the characters of a word to `ids`, for BPE. Returns how many."""
     count, i, in_unknown = 0, 0, False

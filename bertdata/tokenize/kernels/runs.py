@@ -9,7 +9,7 @@ import numpy as np
 from numba import int64, uint64
 
 from bertdata.bits import load64, store64
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.records import EMPTY
 
 UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
@@ -18,7 +18,7 @@ LOW32 = np.uint64(0xFFFFFFFF)
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def put_ids(out, p, value):
     """Writes the ids of a value at out[p:] and returns how many they are. Always writes three places."""
     if out.itemsize == 2:
@@ -29,7 +29,7 @@ def put_ids(out, p, value):
     return int64(value >> uint64(60))
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def put_more(out, p, more):
     """Writes the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
     if out.itemsize == 2:
@@ -38,19 +38,19 @@ def put_more(out, p, more):
         put_ids(out, p, more)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def most_ids(out):
     """How many ids the two values of a slot hold."""
     return uint64(7) if out.itemsize == 2 else uint64(6)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def num_ids(out, value):
     """How many ids a value holds, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def packed(out, ids, first, stop):
     """The bits of a value, or of a second one, for ids[first:stop]."""
     bits, value = uint64(16) if out.itemsize == 2 else uint64(20), uint64(0)
@@ -59,13 +59,13 @@ def packed(out, ids, first, stop):
     return value
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def counted(out, count):
     """The bits of a value that say how many ids there are."""
     return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def clear_runs(runs):
     """Empties the tables of runs."""
     for table in (runs.near, runs.far):
@@ -73,33 +73,33 @@ def clear_runs(runs):
     runs.used[:] = 0
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _first_bytes(word, count):
     """The first `count` bytes of a word, 0 to 8, and zeros."""
     half = uint64(32 - 4 * count)  # a shift by 64 would have no result
     return word & ((~uint64(0) >> half) >> half)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def near_key(text, start, length):
     """The first 8 bytes of a run of up to 16 bytes, and the others. Zeros fill both up."""
     key = _first_bytes(load64(text, start), min(length, 8))
     return key, _first_bytes(load64(text, start + 8), max(length, 8) - 8)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def near_set(near, key, rest):
     """The slot of RunTables.near where the search for a run begins."""
     return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(near.size - 8)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def far_set(far, run_hash):
     """The slot of RunTables.far where the search for a longer run begins."""
     return (run_hash >> uint64(42)) & uint64(far.size - 8)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def find_near(near, j, key, rest):
     """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: its `near_set`."""
     if near[j] == key and near[j + uint64(1)] == rest:
@@ -108,7 +108,7 @@ def find_near(near, j, key, rest):
     return EMPTY if slot == j else _moved_first(near, j, slot)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def other_slot(near, j, key, rest):
     """The slot of a run of RunTables.near if it is in another slot of its set than j, else j."""
     for k in range(1, 4):
@@ -118,7 +118,7 @@ def other_slot(near, j, key, rest):
     return j
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _moved_first(table, j, slot):
     """Exchanges the slots j and `slot` of a set. Returns the value that is in the first then."""
     for k in range(4):
@@ -127,7 +127,7 @@ def _moved_first(table, j, slot):
     return table[j + uint64(2)]
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def set_run(table, j, first, second, value):
     """Writes a new run to a slot of the set of slot j, a free one, else the second one. Returns the slot."""
     slot = j
@@ -141,7 +141,7 @@ def set_run(table, j, first, second, value):
     return slot
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def add_to_pool(ids, count, runs):
     """Adds ids[:count] to the pool. Returns where they are, as a value holds it. The caller has made room."""
     first = runs.used[1]
@@ -151,13 +151,13 @@ def add_to_pool(ids, count, runs):
     return uint64(first) | (uint64(count) << uint64(32))
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _has_zero(word):
     """Whether one of the 8 bytes of a word is zero."""
     return ((word - uint64(0x0101010101010101)) & ~word & uint64(0x8080808080808080)) != uint64(0)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def hash_of(text, start, length):
     """The hash of a run of 9 bytes or more."""
     h = uint64(length)
@@ -168,7 +168,7 @@ def hash_of(text, start, length):
     return h ^ (h >> uint64(32))
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def find_run(text, start, length, near, far, spelled):
     """The value of a run, EMPTY if the tables do not have it. length: 1 to LONGEST_KEY.
 
@@ -183,7 +183,7 @@ def find_run(text, start, length, near, far, spelled):
     return find_near(near, near_set(near, key, rest), key, rest)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _is_spelled(text, start, length, spelled, place):
     """Whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
     k, last = 0, length - 8
@@ -192,7 +192,7 @@ def _is_spelled(text, start, length, spelled, place):
     return k >= last and load64(text, start + last) == load64(spelled, place + last)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def find_far(text, start, length, run_hash, far, spelled):
     """The value of a run of 17 to LONGEST_KEY bytes, EMPTY if the table does not have it."""
     j = far_set(far, run_hash)
@@ -205,7 +205,7 @@ def find_far(text, start, length, run_hash, far, spelled):
     return EMPTY
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def keep_run(text, start, length, ids, count, out, runs):
     """Adds a run that the tables do not have, with its ids. If there is no room, all tables are emptied first.
 
@@ -232,13 +232,13 @@ def keep_run(text, start, length, ids, count, out, runs):
     used[0] += length
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def keep_near(j, key, rest, ids, count, out, runs):
     """Adds a run of up to 16 bytes with this key and no zero byte, whose search begins at slot j. See `keep_run`."""
     set_run(runs.near, j, key, rest, value_of(ids, count, out, runs))
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def keep_in_slot(j, key, rest, ids, count, out, runs):
     """Does what `keep_near` does, for a kernel that reads both values of a slot."""
     if 3 < count <= most_ids(out):
@@ -248,7 +248,7 @@ def keep_in_slot(j, key, rest, ids, count, out, runs):
         keep_near(j, key, rest, ids, count, out, runs)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def emit_slot(out, p, near, slot, pool):
     """Writes the ids of a slot that `keep_in_slot` has filled at out[p:] and returns how many they are."""
     value = near[slot + uint64(2)]
@@ -261,7 +261,7 @@ def emit_slot(out, p, near, slot, pool):
     return int64(size)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def value_of(ids, count, out, runs):
     """The value of ids[:count]."""
     if count <= 3:
@@ -287,7 +287,7 @@ def keep_runs(text, runs_of_text, ids, bounds, out, runs):
             keep_run(text, start, length, ids[bounds[i] :], bounds[i + 1] - bounds[i], out, runs)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def stable_place(stable, key):
     """The slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
     mask = uint64(stable.size - 1)
@@ -311,7 +311,7 @@ def keep_pair(before, point, is_stable, runs):
     runs.stable[stable_place(runs.stable, key)] = (key << 1) | int64(is_stable)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def emit(out, p, value, pool):
     """Writes the ids of a value at out[p:] and returns how many they are."""
     if num_ids(out, value) == UNPACKED:
@@ -319,7 +319,7 @@ def emit(out, p, value, pool):
     return put_ids(out, p, value)
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _emit_pooled(out, p, value, pool):
     """Does what `emit` does, for a value that says where its ids are in the pool."""
     first, count = int64(value & LOW32), int64((value >> uint64(32)) & uint64(0xFFFF))

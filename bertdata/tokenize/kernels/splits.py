@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from numba import int64, uint64
 
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.merges import NO_RANK, rank_of
 from bertdata.tokenize.kernels.tries import child_of, token_of
 
@@ -22,7 +22,7 @@ NUM_BYTES = 256
 LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of ByteTables.symbols
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def stay_apart(left, right, tables):
     """Whether merging leaves two symbols side by side as they are.
 
@@ -41,7 +41,7 @@ def stay_apart(left, right, tables):
     return False
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def cut_word(text, start, stop, tables, chain, dead):
     """Writes the symbols of the word text[start:stop] to `chain`, and returns how many they are.
 

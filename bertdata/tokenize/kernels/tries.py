@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import int64, uint64
 
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 
 NO_BYTE = np.uint64(256)  # of an entry of a trie; see `_child`
 OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def child_of(trie, entry, byte):
     """The entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
@@ -24,7 +24,7 @@ def child_of(trie, entry, byte):
     return child if child & uint64(0x1FF) == uint64(byte) else uint64(0)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def token_of(entry):
     """The id of the token that ends at an entry of a trie, -1 if none does."""
     return int64(entry >> uint64(40)) - 1
@@ -100,7 +100,7 @@ def grow_trie(text, bounds, roots, ids, trie):
     return size
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def whole_word(word, start, stop, trie):
     """The id of word[start:stop] if that is a token, else -1."""
     entry = trie[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from numba import int64, uint64
 
-from bertdata.jit import jit
+from bertdata.jit import part
 from bertdata.tokenize.kernels.tries import child_of, token_of, whole_word
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def most_probable(word, size, tables, ids, ranks, best):
     """Writes the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Returns how many.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import int64, uint64
 
 from bertdata.bits import store64
-from bertdata.jit import jit
+from bertdata.jit import part
 from bertdata.tokenize.kernels.bits import decoded
 from bertdata.tokenize.kernels.merges import character_ids, merge_any
 from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, SPACE_FORM, UNIGRAM, WORD_PIECE
@@ -14,7 +14,7 @@ from bertdata.tokenize.kernels.unigram import most_probable
 from bertdata.tokenize.kernels.wordpiece import longest_matches
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _letters(text, start, stop, tables, ids):
     """Writes the id of each byte of text[start:stop] to ids, where each is a character with an id. Returns whether."""
     for k in range(stop - start):
@@ -24,7 +24,7 @@ def _letters(text, start, stop, tables, ids):
     return True
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _normal_form(text, start, stop, prefixed, tables, word):
     """Writes the normal form of text[start:stop] to word. Returns its bytes and its characters."""
     size, num_chars, after_space = 0, 0, False
@@ -60,7 +60,7 @@ def _normal_form(text, start, stop, prefixed, tables, word):
     return size, num_chars
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _merged(word, size, tables, runs):
     """Writes the ids that BPE gives for word[:size] to runs.ids. Returns how many."""
     ids, count = runs.ids, 0
@@ -75,7 +75,7 @@ def _merged(word, size, tables, runs):
     return merge_any(count, tables, runs)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def encode_word(text, start, stop, prefixed, tables, runs):
     """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
 

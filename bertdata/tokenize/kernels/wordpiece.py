@@ -6,7 +6,7 @@ import numpy as np
 from numba import int64, uint64
 
 from bertdata.bits import prefetch, store64, trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import ascii_stops64, decoded
 from bertdata.tokenize.kernels.records import (
     ALONE,
@@ -43,7 +43,7 @@ HIGH = np.uint64(0x8080808080808080)
 CJK, HANGUL = 0xE3, 0xEA  # the first bytes from U+3000 and from U+A000 on
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def longest_matches(word, size, num_chars, tables, ids):
     """Writes the ids of a normalized word of `size` bytes to `ids`, longest match first. Returns how many.
 
@@ -70,7 +70,7 @@ def longest_matches(word, size, num_chars, tables, ids):
     return count
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _learn(text, start, length, tables, runs, out):
     """The value of an ASCII run that the tables do not have. Empties the tables if there is no room for its ids."""
     for k in range(length):
@@ -80,7 +80,7 @@ def _learn(text, start, length, tables, runs, out):
     return value_of(runs.ids, count, out, runs)
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _find_runs(text, i, end, tables, runs):
     """Makes the keys of the runs from byte i on, and asks the processor to load what the table has of each.
 
@@ -115,7 +115,7 @@ def _find_runs(text, i, end, tables, runs):
     return count, i, False
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _write_known(k, count, keys, near, pool, out, p):
     """Writes the ids of runs and stops from number k on, up to the first run that the table does not have, at out[p:].
 
@@ -135,7 +135,7 @@ def _write_known(k, count, keys, near, pool, out, p):
     return k, p
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _normal_word(text, i, stop, tables, word, state):
     """Reads a word from byte i on, up to `stop`, a break or a character that is a word, and writes its normal form.
 
@@ -166,7 +166,7 @@ def _normal_word(text, i, stop, tables, word, state):
     return i, size, num_chars, is_hard, value, DONE
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _read_run(text, i, end, p, tables, runs, output):
     """Encodes a run that `_find_runs` cannot take, and the stop after it, or a part of a run without a key.
 
@@ -221,7 +221,7 @@ def _read_run(text, i, end, p, tables, runs, output):
     return i, p, DONE
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _write_others(text, first, k, count, end, tables, runs, output, p):
     """Writes the ids of the runs that `_find_runs` found from byte `first` on, from number k on, which is not known.
 
@@ -245,7 +245,7 @@ def _write_others(text, first, k, count, end, tables, runs, output, p):
     return p, DONE, first
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _write_alone(text, i, end, points, out, p):
     """Writes the ids of words of one character each, such as Chinese ones, from byte i on. Returns byte and place."""
     while i < end and text[i] >= 0x80:

@@ -6,7 +6,7 @@ import numpy as np
 from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import decoded, not_lower64, outside64
 from bertdata.tokenize.kernels.boundaries import MAY_DIFFER, cut_after, is_unstable, strip, word_end
 from bertdata.tokenize.kernels.records import (
@@ -57,14 +57,14 @@ from bertdata.tokenize.kernels.runs import (
 from bertdata.tokenize.kernels.word import encode_word
 
 
-@jit(_nrt=False)
+@part(_nrt=False)
 def _put_hard(hard, number, start, stop, place, where):
     """Writes row `number` of Output.hard. Returns the number of the next one."""
     hard[number, 0], hard[number, 1], hard[number, 2], hard[number, 3] = start, stop, place, where
     return number + 1
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _after_silent(text, i, end, points, state):
     """The first byte from i on whose code point has a normal form, and its entry. 0: the entry is missing."""
     entry, width = SILENT_FORM, 0
@@ -75,7 +75,7 @@ def _after_silent(text, i, end, points, state):
     return i, entry
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _quick_words(text, i, end, p, tables, runs, out):
     """Writes the ids of words from byte i on as long as they need no automaton and the tables of runs have them.
 
@@ -125,7 +125,7 @@ def _quick_words(text, i, end, p, tables, runs, out):
             i, mask = s + 1 + int64(after[ord(" ")] == GAP), mask & (mask - uint64(1))
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _by_automaton(text, i, end, automaton, tables, state):
     """Where the automaton ends the word at byte i, -1 if none begins there.
 
@@ -161,7 +161,7 @@ def _by_automaton(text, i, end, automaton, tables, state):
                 word_stop = place - 1
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
     """Where the text ends that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
 
@@ -189,7 +189,7 @@ def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
     return stop, DONE if stop >= 0 else UNKNOWN_CODE_POINT
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _next_word(text, begin, i, end, automaton, tables, runs, state):
     """A code; where the word at byte i ends, -1 if none begins there; and, if it is hard, where that ends, else -1."""
     code, word_stop, place, flags = _by_automaton(text, i, end, automaton, tables, state)
@@ -203,7 +203,7 @@ def _next_word(text, begin, i, end, automaton, tables, runs, state):
     return code, word_stop, hard_stop
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _cut_by_rules(text, i, level, tables, limits, state):
     """Cuts the text from byte i on by the rules from `level` on, each within what the one before has found.
 
@@ -219,7 +219,7 @@ def _cut_by_rules(text, i, level, tables, limits, state):
     return level
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _put_word(text, i, length, prefixed, is_key, p, tables, runs, output):
     """Writes the ids of the word text[i : i + length] at output.ids[p:], and keeps them if `is_key`.
 
@@ -240,7 +240,7 @@ def _put_word(text, i, length, prefixed, is_key, p, tables, runs, output):
     return p + count
 
 
-@jit(forceinline=True, _nrt=False)
+@part(forceinline=True, _nrt=False)
 def _encode_piece(pieces, piece, tables, runs, output):
     """Encodes a piece of text from where output.state says, and notes there how far it came. Returns a code."""
     text, begin, end = pieces.data, pieces.starts[piece], pieces.stops[piece]
