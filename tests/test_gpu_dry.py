@@ -377,7 +377,7 @@ def test_no_step_of_packed_rows_waits_for_the_device(dataset, configs, tmp_path,
     monkeypatch.setattr(feed, "cu_seqlens_of", unseen)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "isolate_documents": True}
     with Waits(monkeypatch) as waits:
-        train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 100, "micro_batch_size": 2})
+        train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 2, "micro_batch_size": 2})
     assert waits.steps == 6
     assert waits.found == []
 

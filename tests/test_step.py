@@ -2,20 +2,23 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import QUIET, TINY, assert_near, changing, refused_run, train
+from training import QUIET, TINY, assert_near, changing, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.models import attention
 from bertrain.models.encoder import Encoder
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.run import records
 from bertrain.run.records import Records
 from bertrain.run.run import Run
-from bertrain.runtime.dist import Readings
+from bertrain.run.watch import Watch
+from bertrain.runtime import dist
 
 SEEN = {}
 
@@ -136,9 +139,9 @@ and shapes that follow from numbers."""
 
 
 class Waits(TorchDispatchMode):
-    """Lists what would make the host wait for a GPU, in the steps of a run but the first, without entries of the log.
+    """Lists what would make the host wait for a GPU, in the steps of a run but the first, and in entries of the log.
 
-    What a step gives to `Readings`, which reads it one step late on GPUs, is not counted.
+    What a step or an entry gives to `Reading`, which is read one step late on GPUs, is not counted.
     """
 
     def __init__(self, monkeypatch):
@@ -159,9 +162,9 @@ class Waits(TorchDispatchMode):
             return call
 
         monkeypatch.setattr(Run, "next_batch", next_batch)
-        for name in ("log", "save", "reserve"):
+        for name in ("save", "reserve"):
             monkeypatch.setattr(Records, name, quietly(getattr(Records, name)))
-        monkeypatch.setattr(Readings, "read", lambda self, numbers: [0.0] * len(numbers))
+        monkeypatch.setattr(dist.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             plain = getattr(torch.Tensor, name)
             monkeypatch.setattr(torch.Tensor, name, self._listed(name, plain))
@@ -200,7 +203,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_waits_for_the_device(dataset, bert_run, tmp_path, monkeypatch, name):
-    options = QUIET | {"steps": 7, "log_every": 100} | STEPS[name]
+    options = QUIET | {"steps": 7, "log_every": 2} | STEPS[name]
     if "side_channel" in options:
         (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
         options["side_channel"] = str(tmp_path / "names.tsv")
@@ -228,6 +231,39 @@ def test_a_step_that_waits_is_found(dataset, tmp_path, monkeypatch):
     with Waits(monkeypatch) as waits:
         train(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "log_every": 100, "objective": "mlm+reading"})
     assert waits.found == ["_local_scalar_dense"] * 2
+
+
+class Late(dist.Reading):
+    """As on a GPU, where the host has not waited for the numbers yet."""
+
+    def __init__(self, numbers):
+        super().__init__(numbers)
+        self.is_here, self._copied = False, SimpleNamespace(synchronize=lambda: None)
+
+
+def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monkeypatch):
+    """It does not wait another step where an evaluation, a checkpoint, a border or the end comes next."""
+    options = QUIET | {"save_every": 3, "eval_every": 4, "global_batch_size": "2..8"}
+    options |= {"phase": [{"steps": 6}, {"steps": 5, "mlm_probability": 0.3}]}
+    on_time = train(dataset.path, tmp_path / "on-time", **options)
+    begun, late_by = [], []
+
+    def next_batch(run, plain=Run.next_batch):
+        begun.append(run.step + 1)
+        return plain(run)
+
+    def entry(watch, entry, plain=Watch.entry, **more):
+        late_by.append(begun[-1] - entry["step"])
+        plain(watch, entry, **more)
+
+    monkeypatch.setattr(records, "Reading", Late)
+    monkeypatch.setattr(Run, "next_batch", next_batch)
+    monkeypatch.setattr(Watch, "entry", entry)
+    late = train(dataset.path, tmp_path / "late", **options)
+    assert losses(late) == losses(on_time)
+    for name in ("tokens", "lr", "accuracy"):
+        assert [entry.get(name) for entry in late] == [entry.get(name) for entry in on_time]
+    assert late_by == [1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
 
 
 # ----------------------------------------------------------------------------------------------------- masks and graphs

@@ -183,7 +183,7 @@ class Run:
 
     def end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
-        self.training.norm()
+        float(self.training.norm)
         self.clock.lap("trained")
 
     def take_last(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +49,9 @@ class Training:
         self.autocast = assemble.autocast(device, self.precision)
         self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
-        self.rate, self._norm = 0.0, torch.zeros(())
+        self.rate = 0.0
+        self.norm = torch.zeros((), device=device)
+        """float32 []: the gradient's norm of the last step, which is skipped where it is not finite."""
         self.skipped = torch.zeros((), device=device)
         """float32 []: 1 if the last step was skipped, as a loss or the norm was not finite, else 0."""
         self.in_a_row = torch.zeros(1, dtype=torch.float64, device=device)
@@ -156,18 +157,13 @@ class Training:
         """
         self.rate = rate
         self.scaler.unscale_(self.optimizer)
-        self._norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
-        self.skipped = 1 - self._norm.isfinite().float()
+        self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
+        self.skipped = 1 - self.norm.isfinite().float()
         self.in_a_row = (self.in_a_row + 1) * self.skipped
         optim.set_learning_rate(self.optimizer, rate)
         optim.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
-
-    def norm(self) -> float | None:
-        """The gradient's norm, for which the host waits; None where it is not finite, for then a step is skipped."""
-        norm = float(self._norm)
-        return norm if math.isfinite(norm) else None
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""
