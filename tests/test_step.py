@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import QUIET, TINY, assert_near, changing, losses, refused_run, train
+from training import QUIET, TINY, assert_near, changing, learner, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.models import attention
 from bertrain.models.encoder import Encoder
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
-from bertrain.run import records
+from bertrain.run import records, training
 from bertrain.run.records import Records
 from bertrain.run.run import Run
 from bertrain.run.watch import Watch
@@ -345,6 +345,33 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
     train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
     assert json.loads(found.read_text())["unique_graphs"] == 1
+
+
+# -------------------------------------------------------------------------------------------------------------- buffers
+
+
+class Counting(Reading):
+    """Counts its passes in a buffer."""
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.register_buffer("passes", torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("name", "objectives", "expected"),
+    [("bert", (), False), ("modernbert", (), False), ("bert", ("mlm", "counting"), True), ("roc_bert", (), True)],
+)
+def test_buffers_are_copied_between_ranks_only_if_something_may_change_them(
+    configs, monkeypatch, name, objectives, expected
+):
+    """roc_bert is not in the table of families."""
+    OBJECTIVES["counting"] = Counting
+    distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
+    monkeypatch.setattr(training, "DistributedDataParallel", lambda learner, **options: distributed)
+    config = AutoConfig.from_pretrained(configs[name], vocab_size=99, pad_token_id=1)
+    training._over_ranks(learner(AutoModelForMaskedLM.from_config(config), *objectives))
+    assert distributed.broadcast_buffers == expected
 
 
 @pytest.mark.slow

@@ -175,7 +175,11 @@ class Training:
 
 
 def _over_ranks(learner: Learner) -> DistributedDataParallel:
-    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)"""
+    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)
+
+    The buffers of rank 0 are copied to the others in each step only if something may change them: a family in FAMILIES
+    changes none in training, but an objective may.
+    """
 
     def add(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  (torch refuses annotations as text)
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -183,6 +187,8 @@ def _over_ranks(learner: Learner) -> DistributedDataParallel:
 
     unused = learner.leaves_unused
     module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
+    constant = set() if learner.is_dense else set(map(id, learner.model.buffers()))
+    module.broadcast_buffers = not constant.issuperset(map(id, learner.buffers()))  # as an argument it is deprecated
     module.register_comm_hook(None, add)
     return module
 
