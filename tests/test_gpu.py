@@ -282,7 +282,7 @@ def test_numbers_are_read_one_step_late():
 
 @pytest.mark.parametrize("options", [{}, {"isolate_documents": True}])
 def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
-    log = train(dataset.path, tmp_path / "run", steps=2, compile="off", **options)
+    log = train(dataset.path, tmp_path / "run", steps=2, compile="off", eval_precision="fp32", **options)
     command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
     result = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import refuses
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import QUIET, TINY, assert_near, changing, learner, losses, refused_run, train
@@ -14,7 +15,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from bertrain.models import attention
 from bertrain.models.encoder import Encoder
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
-from bertrain.run import records, training
+from bertrain.options.config import Config
+from bertrain.run import assemble, records, training, validation
+from bertrain.run import evaluate as evaluation
 from bertrain.run.records import Records
 from bertrain.run.run import Run
 from bertrain.run.watch import Watch
@@ -50,6 +53,48 @@ def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path):
     options = QUIET | {"objective": "mlm+watching", "precision": "bf16", "steps": 1, "micro_batch_size": 2}
     train(dataset.path, tmp_path / "run", **options)
     assert SEEN == {"prepare": False, "forward": True, "backward": False}
+
+
+@pytest.mark.parametrize(
+    ("precision", "choice", "expected"),
+    [("fp32", "auto", "fp32"), ("bf16", "auto", "fp32"), ("fp32", "bf16", "bf16"), ("bf16", "fp32", "fp32")],
+)
+def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, monkeypatch, precision, choice, expected):
+    """On CPUs fp32 unless another is given; run.json and the card of a checkpoint name it."""
+    seen, plain = set(), Encoder.logits
+
+    def logits(encoder, **piece):
+        seen.add(in_half())
+        return plain(encoder, **piece)
+
+    def evaluate(*arguments, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(Encoder, "logits", logits)
+            return evaluation.evaluate(*arguments, **options)
+
+    monkeypatch.setattr(validation, "evaluate", evaluate)
+    train(dataset.path, tmp_path / "run", **QUIET | {"steps": 1, "precision": precision, "eval_precision": choice})
+    assert seen == {expected == "bf16"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["eval_precision"] == expected
+    assert f"in {expected}" in (tmp_path / "run" / "step-00000001" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, "bf16"), (False, "fp16")])
+def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bf16)
+
+    def resolved(model="bert", **options):
+        weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
+        return assemble.precision(
+            Config.of(data="x", **options), torch.device("cuda"), weights, option="eval_precision"
+        )
+
+    assert resolved() == expected
+    assert resolved(precision="fp32") == "fp32"
+    assert resolved(precision="fp32", eval_precision="bf16") == "bf16"
+    assert resolved("deberta") == "fp32"
+    with refuses("unsupported", "eval_precision", given="bf16"):
+        resolved("deberta", eval_precision="bf16")
 
 
 # --------------------------------------------------------------------------------------------------------- --attention

@@ -219,6 +219,8 @@ class Config(Options):
     """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
     eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
     """Share of the tokens of the validation split to mask and predict."""
+    eval_precision: str = _option(CHECKPOINTS, "auto", type=click.Choice(PRECISIONS))
+    """Number format of matrix products in evaluations. auto: that of training on GPUs, fp32 on CPUs."""
     eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0)
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
     log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT)

@@ -46,6 +46,7 @@ class Records:
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,
             "precision": run.training.precision,
+            "eval_precision": run.training.eval_precision,
             "attention": run.training.attention,
         }
         if run.config.lr_scale:
@@ -245,7 +246,8 @@ class Records:
             "right": f"{evaluation[f'{kind}accuracy']:.2%}",
             "after step": f"{evaluation['step']:,}",
             "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {run.loader.length} tokens of the validation split, "
-            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training",
+            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training, "
+            f"in {run.training.eval_precision}",
         }
 
     def _renew_cards(self) -> None:

@@ -46,6 +46,7 @@ class Training:
         self._config, self._shards, self._ranks, self._methods = config, shards, ranks, methods
         device = ranks.device
         self.precision = assemble.precision(config, device, weights)
+        self.eval_precision = assemble.precision(config, device, weights, option="eval_precision")
         self.autocast = assemble.autocast(device, self.precision)
         self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
