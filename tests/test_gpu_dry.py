@@ -45,6 +45,7 @@ from bertdata import Loader
 from bertrain import pretrain
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
+from bertrain.options.config import MICRO_BATCH_TOKENS
 from bertrain.run import training as steps
 from bertrain.run import validation
 from bertrain.run.log import Sums
@@ -209,7 +210,8 @@ def test_the_kernel_of_gpus_gives_what_masks_give(configs, kind, packed, length)
 @pytest.mark.parametrize("length", [512, 1024])
 def test_documents_of_packed_rows_have_few_shapes(web, length):
     """Each shape of cu_seqlens is a graph. 1,000 micro-batches have at most two."""
-    loader = Loader(web, length=length, global_batch_size=ROWS, samples="packed", masking=None)
+    rows = MICRO_BATCH_TOKENS // length
+    loader = Loader(web, length=length, global_batch_size=rows, samples="packed", masking=None)
     batches = itertools.islice(loader, 1000)
     shapes = {feed.cu_seqlens_of(torch.from_numpy(batch.position_ids)).shape for batch in batches}
     assert len(shapes) <= 2
