@@ -91,7 +91,7 @@ def test_the_doctor_prints_the_speed_of_a_machine_that_is_not_here(dataset, tmp_
     assert "16 on each of 2 ranks" in examine(dataset, tmp_path, gpu="h100", nproc=2, length=2048)[1]["batch"]
     assert "each H100 has 80.0 GB" in lines["memory"]
     total, each, gpus, mfu, hours, gpu_hours = numbers(lines["speed"].split("about")[1])
-    assert (total, gpus, gpu_hours) == (pytest.approx(2 * each, rel=1e-3), 2, pytest.approx(2 * hours, rel=1e-2))
+    assert (total, gpus, gpu_hours) == (pytest.approx(2 * each, rel=1e-2), 2, pytest.approx(2 * hours, rel=1e-2))
     assert 0 <= mfu < 65
     assert hours == pytest.approx(100 * 256 * 32 / total / 3600, rel=1e-2)
     timed = examine(dataset, tmp_path, gpu="h100", steps=None, budget="2h")[1]["speed"]

@@ -209,9 +209,10 @@ def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
         operations += phase.steps * sizes.operations.of_step(rows=share, **rows)
         tokens += phase.steps * share * phase.length
     hours, mfu = (plan.seconds or seconds) / 3600, operations / seconds / GPUS[gpu].peak
-    each = f", {tokens / seconds:,.0f} on each of {nproc} GPUs" * (nproc > 1)
+    of_one, of_all = (float(f"{count * tokens / seconds:.3g}") for count in (1, nproc))  # no more digits than it knows
+    each = f", {of_one:,.0f} on each of {nproc} GPUs" * (nproc > 1)
     return (
-        f"about {nproc * tokens / seconds:,.0f} tokens a second{each}, MFU {mfu:.0%}, {hours:,.3g} hours, "
+        f"about {of_all:,.0f} tokens a second{each}, MFU {mfu:.0%}, {hours:,.3g} hours, "
         f"{hours * nproc:,.3g} GPU hours; computed from published figures, not measured"
     )
 
