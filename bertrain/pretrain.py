@@ -84,6 +84,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
     run.clock.start()
     while True:
         if validation.is_due:
+            records.write_entry()
             if not validation.evaluate(signals):
                 records.save(required=True)
                 return
@@ -109,6 +110,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             run.sums.add(losses, piece.get("sources"))
         run.update()
         run.sums.end_step(training.skipped, ranks)
+        records.write_entry()  # of the step before, on a GPU, which has work meanwhile
 
         rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)

@@ -66,6 +66,7 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
     assert (batch.attention_mask is None) == (samples == "windows")
     weights = built(configs[name], dataset).train()
     module = learner(weights)
+    buffers = {name: buffer.clone() for name, buffer in weights.named_buffers()}
     loss, num_correct, _ = module(**piece)["mlm"]
     ours = loss / feed.num_targets(batch)
     ours.backward()
@@ -73,6 +74,8 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
     # Ranks wait for the gradient of each parameter that is trained, if the learner does not tell them otherwise.
     is_complete = all(gradients[name] is not None for name, one in weights.named_parameters() if one.requires_grad)
     assert is_complete or module.leaves_unused
+    # Nor are buffers copied between ranks, if the family is in the table.
+    assert module.is_dense or all(torch.equal(buffer, buffers[name]) for name, buffer in weights.named_buffers())
     weights.zero_grad()
     mask = {} if batch.attention_mask is None else {"attention_mask": piece["attention_mask"]}
     labels = torch.from_numpy(batch.labels)

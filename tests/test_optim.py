@@ -222,7 +222,7 @@ def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, 
 
 @pytest.mark.parametrize(("resolved", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_muon_computes_in_the_precision_that_auto_becomes(dataset, tmp_path, monkeypatch, resolved, dtype):
-    monkeypatch.setattr(assemble, "precision", lambda *_: resolved)
+    monkeypatch.setattr(assemble, "precision", lambda *_, **__: resolved)
     seen, plain = set(), muon.orthogonal
     monkeypatch.setattr(muon, "orthogonal", lambda matrices, dtype: seen.add(dtype) or plain(matrices, dtype))
     train(dataset.path, tmp_path / "run", steps=1, **QUIET, optimizer="muon")

@@ -308,6 +308,16 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
         assert losses(train(dataset.path, out, **options)) == losses(complete), last
 
 
+@pytest.mark.parametrize(("length", "rows"), [(128, 64), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
+def test_a_pass_on_a_gpu_has_a_limit_of_tokens(length, rows):
+    """Unless its rows are given; a pass on a CPU has none."""
+    config = Config.of(data="x", length=length)
+    assert Plan.of(config, OF_100, world_size=1, on_gpu=True).micro_batch_size == rows
+    assert Plan.of(config, OF_100, world_size=1).micro_batch_size == 64
+    given = Config.of(data="x", length=length, micro_batch_size=100)
+    assert Plan.of(given, OF_100, world_size=1, on_gpu=True).micro_batch_size == 100
+
+
 OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 samples, whatever their length
 
 

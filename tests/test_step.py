@@ -2,20 +2,26 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import refuses
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import QUIET, TINY, assert_near, changing, refused_run, train
+from training import QUIET, TINY, assert_near, changing, learner, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.models import attention
 from bertrain.models.encoder import Encoder
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.options.config import Config
+from bertrain.run import assemble, records, training, validation
+from bertrain.run import evaluate as evaluation
 from bertrain.run.records import Records
 from bertrain.run.run import Run
-from bertrain.runtime.dist import Readings
+from bertrain.run.watch import Watch
+from bertrain.runtime import dist
 
 SEEN = {}
 
@@ -47,6 +53,48 @@ def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path):
     options = QUIET | {"objective": "mlm+watching", "precision": "bf16", "steps": 1, "micro_batch_size": 2}
     train(dataset.path, tmp_path / "run", **options)
     assert SEEN == {"prepare": False, "forward": True, "backward": False}
+
+
+@pytest.mark.parametrize(
+    ("precision", "choice", "expected"),
+    [("fp32", "auto", "fp32"), ("bf16", "auto", "fp32"), ("fp32", "bf16", "bf16"), ("bf16", "fp32", "fp32")],
+)
+def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, monkeypatch, precision, choice, expected):
+    """On CPUs fp32 unless another is given; run.json and the card of a checkpoint name it."""
+    seen, plain = set(), Encoder.logits
+
+    def logits(encoder, **piece):
+        seen.add(in_half())
+        return plain(encoder, **piece)
+
+    def evaluate(*arguments, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(Encoder, "logits", logits)
+            return evaluation.evaluate(*arguments, **options)
+
+    monkeypatch.setattr(validation, "evaluate", evaluate)
+    train(dataset.path, tmp_path / "run", **QUIET | {"steps": 1, "precision": precision, "eval_precision": choice})
+    assert seen == {expected == "bf16"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["eval_precision"] == expected
+    assert f"in {expected}" in (tmp_path / "run" / "step-00000001" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, "bf16"), (False, "fp16")])
+def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bf16)
+
+    def resolved(model="bert", **options):
+        weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
+        return assemble.precision(
+            Config.of(data="x", **options), torch.device("cuda"), weights, option="eval_precision"
+        )
+
+    assert resolved() == expected
+    assert resolved(precision="fp32") == "fp32"
+    assert resolved(precision="fp32", eval_precision="bf16") == "bf16"
+    assert resolved("deberta") == "fp32"
+    with refuses("unsupported", "eval_precision", given="bf16"):
+        resolved("deberta", eval_precision="bf16")
 
 
 # --------------------------------------------------------------------------------------------------------- --attention
@@ -136,9 +184,9 @@ and shapes that follow from numbers."""
 
 
 class Waits(TorchDispatchMode):
-    """Lists what would make the host wait for a GPU, in the steps of a run but the first, without entries of the log.
+    """Lists what would make the host wait for a GPU, in the steps of a run but the first, and in entries of the log.
 
-    What a step gives to `Readings`, which reads it one step late on GPUs, is not counted.
+    What a step or an entry gives to `Reading`, which is read one step late on GPUs, is not counted.
     """
 
     def __init__(self, monkeypatch):
@@ -159,9 +207,9 @@ class Waits(TorchDispatchMode):
             return call
 
         monkeypatch.setattr(Run, "next_batch", next_batch)
-        for name in ("log", "save", "reserve"):
+        for name in ("save", "reserve"):
             monkeypatch.setattr(Records, name, quietly(getattr(Records, name)))
-        monkeypatch.setattr(Readings, "read", lambda self, numbers: [0.0] * len(numbers))
+        monkeypatch.setattr(dist.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             plain = getattr(torch.Tensor, name)
             monkeypatch.setattr(torch.Tensor, name, self._listed(name, plain))
@@ -200,7 +248,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_waits_for_the_device(dataset, bert_run, tmp_path, monkeypatch, name):
-    options = QUIET | {"steps": 7, "log_every": 100} | STEPS[name]
+    options = QUIET | {"steps": 7, "log_every": 2} | STEPS[name]
     if "side_channel" in options:
         (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
         options["side_channel"] = str(tmp_path / "names.tsv")
@@ -228,6 +276,39 @@ def test_a_step_that_waits_is_found(dataset, tmp_path, monkeypatch):
     with Waits(monkeypatch) as waits:
         train(dataset.path, tmp_path / "run", **QUIET | {"steps": 3, "log_every": 100, "objective": "mlm+reading"})
     assert waits.found == ["_local_scalar_dense"] * 2
+
+
+class Late(dist.Reading):
+    """As on a GPU, where the host has not waited for the numbers yet."""
+
+    def __init__(self, numbers):
+        super().__init__(numbers)
+        self.is_here, self._copied = False, SimpleNamespace(synchronize=lambda: None)
+
+
+def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monkeypatch):
+    """It does not wait another step where an evaluation, a checkpoint, a border or the end comes next."""
+    options = QUIET | {"save_every": 3, "eval_every": 4, "global_batch_size": "2..8"}
+    options |= {"phase": [{"steps": 6}, {"steps": 5, "mlm_probability": 0.3}]}
+    on_time = train(dataset.path, tmp_path / "on-time", **options)
+    begun, late_by = [], []
+
+    def next_batch(run, plain=Run.next_batch):
+        begun.append(run.step + 1)
+        return plain(run)
+
+    def entry(watch, entry, plain=Watch.entry, **more):
+        late_by.append(begun[-1] - entry["step"])
+        plain(watch, entry, **more)
+
+    monkeypatch.setattr(records, "Reading", Late)
+    monkeypatch.setattr(Run, "next_batch", next_batch)
+    monkeypatch.setattr(Watch, "entry", entry)
+    late = train(dataset.path, tmp_path / "late", **options)
+    assert losses(late) == losses(on_time)
+    for name in ("tokens", "lr", "accuracy"):
+        assert [entry.get(name) for entry in late] == [entry.get(name) for entry in on_time]
+    assert late_by == [1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
 
 
 # ----------------------------------------------------------------------------------------------------- masks and graphs
@@ -309,6 +390,33 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
     train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})
     assert json.loads(found.read_text())["unique_graphs"] == 1
+
+
+# -------------------------------------------------------------------------------------------------------------- buffers
+
+
+class Counting(Reading):
+    """Counts its passes in a buffer."""
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.register_buffer("passes", torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("name", "objectives", "expected"),
+    [("bert", (), False), ("modernbert", (), False), ("bert", ("mlm", "counting"), True), ("roc_bert", (), True)],
+)
+def test_buffers_are_copied_between_ranks_only_if_something_may_change_them(
+    configs, monkeypatch, name, objectives, expected
+):
+    """roc_bert is not in the table of families."""
+    OBJECTIVES["counting"] = Counting
+    distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
+    monkeypatch.setattr(training, "DistributedDataParallel", lambda learner, **options: distributed)
+    config = AutoConfig.from_pretrained(configs[name], vocab_size=99, pad_token_id=1)
+    training._over_ranks(learner(AutoModelForMaskedLM.from_config(config), *objectives))
+    assert distributed.broadcast_buffers == expected
 
 
 @pytest.mark.slow

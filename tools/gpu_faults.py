@@ -79,8 +79,8 @@ FAULTS = {
     ),
     "a NaN in a gradient reaches the weights": Fault(
         "bertrain/run/training.py",
-        "self.skipped = 1 - self._norm.isfinite().float()",
-        "self.skipped = torch.zeros_like(self._norm)",
+        "self.skipped = 1 - self.norm.isfinite().float()",
+        "self.skipped = torch.zeros_like(self.norm)",
         "tests/test_finite.py::test_a_run_goes_on_after_a_skipped_step[adamw]",
     ),
     "a window that is one token wider": Fault(

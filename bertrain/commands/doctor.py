@@ -1,9 +1,10 @@
 """Check a run before it starts.
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
+    bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096 --gpu h100
 
 Takes the options of bertrain pretrain and builds what it would build, without training. Prints PASS, WARN or FAIL for
-each check, and what to do. The exit code is 1 if a check fails.
+each check, and what to do. The exit code is 1 if a check fails. With --gpu the run is for a machine with such GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -21,6 +23,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
+from bertrain.commands.speed import GPUS, Sizes, seconds_of_step
 from bertrain.methods import Method, methods_of
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
@@ -37,8 +40,11 @@ Finding = tuple[str, str]  # verdict, sentence
 SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
 
 
-def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
+def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[str, Finding]]:
+    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails.
+
+    gpu: the GPUs of the machine that will run it, one of GPUS; None for this machine.
+    """
     try:
         datasets = assemble.datasets(config)
     except BertdataError as error:
@@ -52,7 +58,8 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     try:
         assemble.check_names(config)
         methods = methods_of(config)
-        batches = Batches(config, datasets, methods=methods, world_size=nproc)
+        on_gpu = gpu is not None or torch.cuda.is_available()
+        batches = Batches(config, datasets, methods=methods, world_size=nproc, on_gpu=on_gpu)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
@@ -76,9 +83,12 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "masks", (FAIL, str(error))
         return
     yield "masks", (PASS, f"{targets:,} targets in the first rows")
-    yield "devices", _devices(nproc)
     passes = max([1, *(method.passes() for method in methods)])
-    yield "memory", _memory(config, batches.plan, weights, nproc, passes)
+    if gpu is None:
+        yield "devices", _devices(nproc)
+    yield "memory", _memory(config, batches.plan, weights, nproc, passes, gpu)
+    if gpu is not None:
+        yield "speed", (PASS, _speed(batches.plan, Sizes.of(weights), nproc, gpu))
     yield "disk", _disk(config, parameters, trained)
     yield "run", _run(config, batches, shards, methods, learner)
 
@@ -150,12 +160,15 @@ def _sizes(weights: PreTrainedModel) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
-def _memory(config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, passes: int) -> Finding:
+def _memory(
+    config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, passes: int, gpu: str | None = None
+) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
 
-    passes: forward passes whose activations are kept.
+    passes: forward passes whose activations are kept. gpu: as `check` has it.
     """
-    (parameters, trained), shape, on_gpu = _sizes(weights), weights.config, torch.cuda.is_available()
+    (parameters, trained), shape = _sizes(weights), weights.config
+    on_gpu = gpu is not None or torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -170,17 +183,38 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, pa
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
     copied = 4 * parameters + (8 + mean) * trained
-    if on_gpu:
+    if gpu is not None:
+        free, where = GPUS[gpu].memory, f"each {gpu.upper()}"
+    elif on_gpu:
         used = range(min(nproc, torch.cuda.device_count()))
         free, where = min(torch.cuda.mem_get_info(number)[0] for number in used), "a GPU"
     else:
         needed, where = needed * nproc + copied, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB free"
+    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB{' free' * (gpu is None)}"
     if needed > free:
         return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
     return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
+
+
+def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
+    """What the model of speed.py expects, on average over the phases of a run."""
+    tokens = seconds = operations = 0.0
+    for phase in plan.phases:
+        share = phase.samples() / phase.steps / nproc
+        rows: dict[str, Any] = {"length": phase.length, "slots": phase.masking.num_slots(phase.length)}
+        passes = plan.micro_batches(phase.length, max(phase.rows))[1]
+        seconds += phase.steps * seconds_of_step(sizes, GPUS[gpu], rows=share, passes=passes, gpus=nproc, **rows)
+        operations += phase.steps * sizes.operations.of_step(rows=share, **rows)
+        tokens += phase.steps * share * phase.length
+    hours, mfu = (plan.seconds or seconds) / 3600, operations / seconds / GPUS[gpu].peak
+    of_one, of_all = (float(f"{count * tokens / seconds:.3g}") for count in (1, nproc))  # no more digits than it knows
+    each = f", {of_one:,.0f} on each of {nproc} GPUs" * (nproc > 1)
+    return (
+        f"about {of_all:,.0f} tokens a second{each}, MFU {mfu:.0%}, {hours:,.3g} hours, "
+        f"{hours * nproc:,.3g} GPU hours; computed from published figures, not measured"
+    )
 
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
@@ -238,10 +272,10 @@ def _run(
     return PASS, f"continues from {newest.name}"
 
 
-def doctor(config: Config, nproc: int) -> None:
+def doctor(config: Config, nproc: int, gpu: str | None) -> None:
     """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
     failed = False
-    for name, (verdict, reason) in check(config, nproc):
+    for name, (verdict, reason) in check(config, nproc, gpu):
         failed |= verdict == FAIL
         click.echo(f"{verdict}  {name:<11}{reason}")
     if failed:
@@ -251,7 +285,12 @@ def doctor(config: Config, nproc: int) -> None:
 RANKS = click.Option(
     ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
 )
-main = command(doctor, own=[RANKS])
+GPU = click.Option(
+    ["--gpu"],
+    help="Check for a machine with --nproc of these GPUs instead of this one, and print the expected speed.",
+    type=click.Choice([*GPUS]),
+)
+main = command(doctor, own=[RANKS, GPU])
 
 if __name__ == "__main__":
     main()

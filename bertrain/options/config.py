@@ -38,7 +38,7 @@ from bertrain.options.fields import (
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
-MICRO_BATCH_SIZE = 64  # the default is at most this
+MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows, and tokens on GPUs
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
@@ -138,7 +138,8 @@ class Config(Options):
     global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
     micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
-    """Rows in one forward pass of a rank. Default: its share of a step, at most 64."""
+    """Rows in one forward pass of a rank. Default: its share of a step, at most 64; on GPUs also at most 32,768 tokens.
+    """
     lr: float = _option(SCHEDULE, 1e-3, bounds=ABOVE_0, phase=True)
     """Peak learning rate."""
     lr_end: float = _option(SCHEDULE, 0.0, bounds=WEIGHT, phase=True)
@@ -219,6 +220,8 @@ class Config(Options):
     """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
     eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
     """Share of the tokens of the validation split to mask and predict."""
+    eval_precision: str = _option(CHECKPOINTS, "auto", type=click.Choice(PRECISIONS))
+    """Number format of matrix products in evaluations. auto: that of training on GPUs, fp32 on CPUs."""
     eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0)
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
     log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT)

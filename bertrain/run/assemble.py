@@ -233,16 +233,21 @@ def check_trains(phase: Phase, names: Sequence[str]) -> None:
         raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
 
 
-def precision(config: Config, device: torch.device, weights: PreTrainedModel) -> str:
-    """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
-    half = family_of(weights).half
-    if config.precision not in ("auto", "fp32") and not half:
-        sentence = f"{weights.config.model_type} computes only in fp32; give --precision fp32"
-        raise UsageError(sentence, "unsupported", option="precision", given=config.precision)
-    if config.precision != "auto":
-        return config.precision
+def precision(config: Config, device: torch.device, weights: PreTrainedModel, *, option: str = "precision") -> str:
+    """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in.
+
+    option: eval_precision for that of evaluations.
+    """
+    half, given = family_of(weights).half, str(getattr(config, option))
+    if given not in ("auto", "fp32") and not half:
+        sentence = f"{weights.config.model_type} computes only in fp32; give {flag(option)} fp32"
+        raise UsageError(sentence, "unsupported", option=option, given=given)
+    if given != "auto":
+        return given
     if device.type != "cuda" or not half:
         return "fp32"
+    if option == "eval_precision":
+        return precision(config, device, weights)
     return "bf16" if rates.has_bf16(device) else "fp16"
 
 

@@ -38,12 +38,13 @@ class Batches:
         methods: Sequence[Method] = (),
         rank: int = 0,
         world_size: int = 1,
+        on_gpu: bool = False,
     ) -> None:
         """datasets: those of the run, by path. Raises UsageError for options that do not fit the datasets."""
         self.config, self.datasets, self._methods = config, datasets, methods
         self._samples: dict[tuple[str, int], int] = {}
         self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
-        self.plan = Plan.of(config, self, world_size=world_size)
+        self.plan = Plan.of(config, self, world_size=world_size, on_gpu=on_gpu)
         self.read: dict[str, int] = {}
         """Samples read of each stream before the loader of this phase began."""
         self.phase = self.plan.phases[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ def evaluate(
     length: int,
     max_samples: int | None = None,
     masking: bertdata.Masking = MASKING,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     interrupted: Callable[[], bool] = lambda: False,
     progress: bool = False,
 ) -> dict[str, Any] | None:
@@ -46,8 +48,8 @@ def evaluate(
 
     Also bits_per_byte (bits a token × tokens a byte of the dataset; None where its bytes are not known), and the token
     predicted most often and its share of all predictions. All ranks must call it; each takes its part, and all get the
-    same result. interrupted: asked on all ranks after each batch; where it is true the result is None. progress:
-    show a bar on rank 0.
+    same result. autocast: makes the context of forward passes. interrupted: asked on all ranks after each batch; where
+    it is true the result is None. progress: show a bar on rank 0.
     """
     loader = bertdata.Loader(
         shards,
@@ -72,7 +74,9 @@ def evaluate(
             loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
             batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
             for piece in feed.micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
-                logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), piece["targets"].flatten()
+                with autocast():
+                    logits = encoder.logits(**piece).flatten(0, 1).float()
+                wanted = piece["targets"].flatten()
                 best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
                 loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
                 totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])

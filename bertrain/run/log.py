@@ -141,22 +141,29 @@ class Sums:
         self._skipped[1:] += ~self._values[:, _LOSS].isfinite()
         torch.where(skipped != 0, self._before, self._values, out=self._values)
 
-    def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    def take(self, ranks: World) -> torch.Tensor:
+        """The sums of all ranks for `means`, float64 [N (3 + 2 S) + 1 + N]. They begin again at 0."""
+        taken = torch.cat([ranks.sum(self._values).flatten(), ranks.sum(self._skipped)])
+        self._values.zero_()
+        self._skipped.zero_()
+        return taken
+
+    def means(self, taken: Sequence[float], log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
 
         In a mix also the mean losses of each source, in `sources`. If steps were skipped, `skipped` says how many, and
-        `not_finite` which of the losses were the cause. The sums begin again at 0.
+        `not_finite` which of the losses were the cause. taken: what `take` gave.
         """
         means: dict[str, Any] = {}
         by_source: dict[str, dict[str, float | None]] = {source: {} for source in self._sources}
-        for name, (loss, correct, count, *parts) in zip(self._names, ranks.sum(self._values).tolist(), strict=True):
+        width, size = self._values.shape[1], self._values.numel()
+        rows = (taken[start : start + width] for start in range(0, size, width))
+        for name, (loss, correct, count, *parts) in zip(self._names, rows, strict=True):
             loss_name, accuracy_name = log_names[name]
             means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
             for source, of_source, number in zip(self._sources, parts[::2], parts[1::2], strict=True):
                 by_source[source][loss_name] = of_source / number if number else None
-        steps, *wild = ranks.sum(self._skipped).tolist()
-        self._values.zero_()
-        self._skipped.zero_()
+        steps, *wild = taken[size:]
         if steps:
             names = [log_names[name][0] for name, times in zip(self._names, wild, strict=True) if times]
             means |= {"skipped": int(steps), "not_finite": names or ["grad_norm"]}

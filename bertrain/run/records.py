@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import bertdata
 from bertrain.models.build import has_dropout
@@ -16,6 +20,7 @@ from bertrain.run.training import PATIENCE
 from bertrain.run.validation import EVALUATED_SAMPLES
 from bertrain.run.watch import TrainingError
 from bertrain.run.writer import Writer
+from bertrain.runtime.dist import Reading
 
 
 class Records:
@@ -26,6 +31,7 @@ class Records:
         self._run, self._lock = run, lock
         options: dict[str, Any] = {"keep": run.config.keep, "saved": run.resumed_from, "methods": run.methods}
         self.writer = Writer(run.out, warn=run.watch.warn, **options)
+        self._write: Callable[[], None] = lambda: None
 
     def begin(self) -> int:
         """Prints what the run is. Returns the step of the last evaluation in the log."""
@@ -40,6 +46,7 @@ class Records:
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,
             "precision": run.training.precision,
+            "eval_precision": run.training.eval_precision,
             "attention": run.training.attention,
         }
         if run.config.lr_scale:
@@ -68,43 +75,59 @@ class Records:
         return run.watch.last_evaluation.get("step", 0)
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
-        """Writes an entry of the log. Called on every rank; all stop together if too many steps were skipped."""
-        run = self._run
-        means = run.sums.take(run.ranks, run.learner.log_names())
-        tokens, epochs = run.batches.source_tokens(), run.batches.epochs()
-        for name in run.batches.names:
-            means["sources"][name] |= {"tokens": tokens[name], "epochs": round(epochs.get(name, 0.0), 4)}
-        entry = {
-            "step": run.step,
-            **means,
-            "lr": run.training.rate,
-            "grad_norm": run.training.norm(),
-            "tokens": run.tokens,
-            **rates.take(run.ranks.world_size),  # after the sums, for which the host waits for the GPU
-            "seconds": round(time.perf_counter() - run.watch.started, 3),
-            **run.clock.entry(),
-        }
+        """Makes an entry of the log, on every rank. On a GPU it is written by `write_entry`, but for the last one."""
+        run, training = self._run, self._run.training
+        numbers = Reading(torch.cat([run.sums.take(run.ranks), training.norm.double()[None], training.in_a_row]))
+        step, rate, tokens, clock = run.step, training.rate, run.tokens, run.clock.entry()
+        read, epochs = run.batches.source_tokens(), run.batches.epochs()
 
-        def show() -> None:
-            if run.ranks.rank == 0:
-                self._lock.require()
-            run.watch.entry(entry, done=is_last)
-            self.writer.poll()
+        def write() -> None:
+            *sums, norm, in_a_row = numbers.take()
+            means = run.sums.means(sums, run.learner.log_names())
+            for name in run.batches.names:
+                means["sources"][name] |= {"tokens": read[name], "epochs": round(epochs.get(name, 0.0), 4)}
+            entry = {
+                "step": step,
+                **means,
+                "lr": rate,
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "tokens": tokens,
+                **rates.take(run.ranks.world_size),  # after the numbers, for which the host waits for the GPU
+                "seconds": round(time.perf_counter() - run.watch.started, 3),
+                **clock,
+            }
+            run.ranks.together(lambda: self._show(entry, done=is_last))
+            # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
+            patience = PATIENCE if training.scaler.is_enabled() else min(PATIENCE, run.plan.steps)
+            if in_a_row >= patience:
+                run.ranks.on_first(lambda: self._give_up(step, int(in_a_row), entry["not_finite"]))
 
-        run.ranks.together(show)
-        # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
-        patience = PATIENCE if run.training.scaler.is_enabled() else min(PATIENCE, run.plan.steps)
-        if (in_a_row := int(run.training.in_a_row)) >= patience:
-            run.ranks.on_first(lambda: self._give_up(in_a_row, entry["not_finite"]))
+        self._write = write
+        if is_last or numbers.is_here:
+            self.write_entry()
 
-    def _give_up(self, in_a_row: int, losses: list[str]) -> None:
+    def write_entry(self) -> None:
+        """Writes the entry that waits for its numbers, if one does; ends the run if too many steps were skipped.
+
+        Called on every rank: when the GPU has the work of the step after it, and before an evaluation or a checkpoint.
+        """
+        write, self._write = self._write, lambda: None
+        write()
+
+    def _show(self, entry: dict[str, Any], *, done: bool) -> None:
+        if self._run.ranks.rank == 0:
+            self._lock.require()
+        self._run.watch.entry(entry, done=done)
+        self.writer.poll()
+
+    def _give_up(self, step: int, in_a_row: int, losses: list[str]) -> None:
         """Raises TrainingError. On rank 0."""
         config = self._run.config
         self.writer.wait()
         saved = f"continue from {self.saved}, the newest checkpoint" if self.saved else "begin again"
         fp16 = ", or give another --precision than fp16" * (self._run.training.precision == "fp16")
         sentence = (
-            f"the last {in_a_row} steps up to step {self._run.step} were skipped, as {' and '.join(losses)} was not "
+            f"the last {in_a_row} steps up to step {step} were skipped, as {' and '.join(losses)} was not "
             f"finite; lower --lr {config.lr} or lengthen --warmup{fp16}, and {saved}"
         )
         raise TrainingError(sentence, "not-finite", option="lr", given=config.lr)
@@ -122,6 +145,7 @@ class Records:
         full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
         run = self._run
+        self.write_entry()
         run.end_of_steps()
         run.sums.gather(run.ranks)
         run.take_last()
@@ -222,7 +246,8 @@ class Records:
             "right": f"{evaluation[f'{kind}accuracy']:.2%}",
             "after step": f"{evaluation['step']:,}",
             "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {run.loader.length} tokens of the validation split, "
-            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training",
+            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training, "
+            f"in {run.training.eval_precision}",
         }
 
     def _renew_cards(self) -> None:

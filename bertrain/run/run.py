@@ -45,7 +45,8 @@ class Run:
         self.shards = next(iter(self.datasets.values()))  # which has the tokenizer of all
         self.methods = methods.methods_of(config)
         options = {"rank": ranks.rank, "world_size": ranks.world_size}
-        self.batches = Batches(config, self.datasets, methods=self.methods, **options)
+        on_gpu = ranks.device.type == "cuda"
+        self.batches = Batches(config, self.datasets, methods=self.methods, **options, on_gpu=on_gpu)
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
         begun = self._resume()
@@ -56,7 +57,7 @@ class Run:
         self.warnings += warnings
         self.batches.first_targets()  # which fails where there are none, as where the model has another tokenizer
         self.training = Training(config, self.shards, ranks, self.methods, weights)
-        self.clock = Clock(begun.seconds, compiles=self.training.compiles or ranks.device.type == "cuda")
+        self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)
         self._load(begun)
         self.sums = Sums(list(self.learner.objectives), self.batches.names, ranks.device)
         if ranks.rank == 0:
@@ -183,7 +184,7 @@ class Run:
 
     def end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
-        self.training.norm()
+        float(self.training.norm)
         self.clock.lap("trained")
 
     def take_last(self) -> None:

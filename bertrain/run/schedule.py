@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bertdata.errors import counted
-from bertrain.options.config import MICRO_BATCH_SIZE, Config
+from bertrain.options.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
 from bertrain.run.phases import Phase, Sizes, resolve
 
 
@@ -67,12 +67,13 @@ class Plan:
         )
 
     @classmethod
-    def of(cls, config: Config, sizes: Sizes, *, world_size: int) -> Plan:
+    def of(cls, config: Config, sizes: Sizes, *, world_size: int, on_gpu: bool = False) -> Plan:
         """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
         phases = resolve(config, sizes)
         largest = max(max(phase.rows) for phase in phases)
         share = -(-largest // world_size)  # rows of the fullest rank
-        micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
+        most = min(MICRO_BATCH_SIZE, max(1, MICRO_BATCH_TOKENS // phases[0].length)) if on_gpu else MICRO_BATCH_SIZE
+        micro = min(share, config.micro_batch_size or most)
         return cls(
             phases=phases,
             steps=phases[-1].stop,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,10 +46,13 @@ class Training:
         self._config, self._shards, self._ranks, self._methods = config, shards, ranks, methods
         device = ranks.device
         self.precision = assemble.precision(config, device, weights)
+        self.eval_precision = assemble.precision(config, device, weights, option="eval_precision")
         self.autocast = assemble.autocast(device, self.precision)
         self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
-        self.rate, self._norm = 0.0, torch.zeros(())
+        self.rate = 0.0
+        self.norm = torch.zeros((), device=device)
+        """float32 []: the gradient's norm of the last step, which is skipped where it is not finite."""
         self.skipped = torch.zeros((), device=device)
         """float32 []: 1 if the last step was skipped, as a loss or the norm was not finite, else 0."""
         self.in_a_row = torch.zeros(1, dtype=torch.float64, device=device)
@@ -156,18 +158,13 @@ class Training:
         """
         self.rate = rate
         self.scaler.unscale_(self.optimizer)
-        self._norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
-        self.skipped = 1 - self._norm.isfinite().float()
+        self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
+        self.skipped = 1 - self.norm.isfinite().float()
         self.in_a_row = (self.in_a_row + 1) * self.skipped
         optim.set_learning_rate(self.optimizer, rate)
         optim.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
-
-    def norm(self) -> float | None:
-        """The gradient's norm, for which the host waits; None where it is not finite, for then a step is skipped."""
-        norm = float(self._norm)
-        return norm if math.isfinite(norm) else None
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""
@@ -179,7 +176,11 @@ class Training:
 
 
 def _over_ranks(learner: Learner) -> DistributedDataParallel:
-    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)"""
+    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)
+
+    The buffers of rank 0 are copied to the others in each step only if something may change them: a family in FAMILIES
+    changes none in training, but an objective may.
+    """
 
     def add(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  (torch refuses annotations as text)
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -187,6 +188,8 @@ def _over_ranks(learner: Learner) -> DistributedDataParallel:
 
     unused = learner.leaves_unused
     module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
+    constant = set() if learner.is_dense else set(map(id, learner.model.buffers()))
+    module.broadcast_buffers = not constant.issuperset(map(id, learner.buffers()))  # as an argument it is deprecated
     module.register_comm_hook(None, add)
     return module
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import bertdata
+from bertrain.run import assemble
 from bertrain.run.evaluate import MASKING, evaluate, mean, predictions
 from bertrain.run.run import Run
 from bertrain.runtime.stop import Signals
@@ -68,7 +69,7 @@ class Validation:
         if self._held_out:
             result = self._evaluate()
         else:
-            options = self._options | {"split": "train", "max_samples": EVALUATED_SAMPLES}
+            options = self._options | self._limits | {"split": "train"}
             result = evaluate(run.learner, run.datasets[run.phase.sources[0][0]], run.ranks, **options)
         run.clock.lap("evaluated")
         return result["loss"] if result else None
@@ -85,9 +86,15 @@ class Validation:
         masking = replace(MASKING, probability=self._run.config.eval_masking)
         return {"split": "validation", "length": self._run.loader.length, "masking": masking}
 
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """How many rows are evaluated, and the context of forward passes."""
+        training, device = self._run.training, self._run.ranks.device
+        return {"max_samples": EVALUATED_SAMPLES, "autocast": assemble.autocast(device, training.eval_precision)}
+
     def _evaluate(self, **more: Any) -> dict[str, Any] | None:
         """The result of `evaluate`; in a mix the mean of each source's by weight."""
-        run, options = self._run, self._options | {"max_samples": EVALUATED_SAMPLES} | more
+        run, options = self._run, self._options | self._limits | more
         if not run.batches.names:
             return evaluate(run.learner, run.shards, run.ranks, **options)
         results = {}

@@ -81,6 +81,25 @@ class World:
         return bool(self.sum(torch.tensor([float(condition)], device=self.device)).item())
 
 
+class Reading:
+    """Numbers on their way from a GPU to the host, which waits for them only when it takes them."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        """numbers: a tensor that nothing changes later."""
+        self.is_here = numbers.device.type == "cpu"
+        self._numbers = numbers
+        if not self.is_here:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def take(self) -> list[float]:
+        if not self.is_here:
+            self._copied.synchronize()
+        return self._numbers.tolist()
+
+
 class Readings:
     """Reads numbers of a GPU one step late, so that the GPU never waits for the host.
 
@@ -89,19 +108,14 @@ class Readings:
     """
 
     def __init__(self) -> None:
-        self._pending_copy: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._before: Reading | None = None
 
     def read(self, numbers: torch.Tensor) -> list[float]:
-        if numbers.device.type == "cpu":
-            return numbers.tolist()
-        copy, copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True), torch.cuda.Event()
-        copy.copy_(numbers, non_blocking=True)
-        copied.record()
-        before, self._pending_copy = self._pending_copy, (copy, copied)
-        if before is None:
-            return [0.0] * numbers.numel()
-        before[1].synchronize()
-        return before[0].tolist()
+        reading = Reading(numbers)
+        if reading.is_here:
+            return reading.take()
+        before, self._before = self._before, reading
+        return before.take() if before else [0.0] * numbers.numel()
 
 
 @contextlib.contextmanager
