@@ -389,7 +389,7 @@ OPTIONS = (
     default="classification",
     help="What labels are. classification: classes. regression: numbers. multilabel: several labels of a text. token: "
     "tags of words. qa: answers (SQuAD). pairs: classes of pairs. choice: one of several choices. coreference: whether "
-    "a pronoun means a noun.",
+    "a pronoun means a noun. copa, multirc, wic: files of these tasks of SuperGLUE.",
 )
 @click.option(
     "--text",
