@@ -72,7 +72,10 @@ gpu:  ## the tests and measurements that need a GPU
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
-outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: EuroEval; some minutes
+# Notebooks with what they print, and programs of others. The notebooks are written anew where they are.
+outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval; some minutes
+	$(INSTALL) nbclient ipykernel
+	$(BIN)/python tools/notebooks.py
 	$(PYTEST) -m outside
 
 # Before a GPU is rented: the same path as far as a CPU can follow it. docs/gpu.md says what that shows.
