@@ -7,8 +7,8 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash gpu gpu-dry pages docs check fix reference \
-    golden dist bom tagged publish-docs
+.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash gpu gpu-dry outside pages docs check fix \
+    reference golden dist bom tagged publish-docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -32,7 +32,7 @@ proof: $(VENV)/.train  ## the table of README, from committed results; RUN=1 rep
 
 # The quick tests. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests
-	$(PYTEST) -m "not slow and not gpu and not dry"
+	$(PYTEST) -m "not slow and not gpu and not dry and not outside"
 
 test-all: $(VENV)/.dev  ## all tests that need no GPU
 	$(PYTEST)
@@ -71,6 +71,12 @@ gpu:  ## the tests and measurements that need a GPU
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
+
+# Notebooks with what they print, and programs of others. The notebooks are written anew where they are.
+outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval; some minutes
+	$(INSTALL) nbclient ipykernel
+	$(BIN)/python tools/notebooks.py
+	$(PYTEST) -m outside
 
 # Before a GPU is rented: the same path as far as a CPU can follow it. docs/gpu.md says what that shows.
 gpu-dry: $(VENV)/.dev  ## what a CPU can show of the path on GPUs, in some minutes

@@ -1,10 +1,9 @@
-"""--lora: what is frozen and what is trained, what is written, and who can read it; sentence embeddings."""
+"""--lora: what is frozen and what is trained, what is written, and who can read it."""
 
 import json
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from bertrain.run.rates import Operations
 
 NUMBER = {"bert": 12, "modernbert": 8, "bert untied": 12, "albert": 6}  # linear maps in the layers
 LORA = {"lora": "r=2,alpha=6", "steps": 4, "eval_every": 0, "save_every": 2, "lr": 2e-2}
-DOCS = Path(__file__).parent.parent / "docs"
 # in PeftModel
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
@@ -216,30 +214,6 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     assert not torch.equal(after["classifier.weight"], other["classifier.weight"])
     refused(*command, "--from-scratch", kind="conflict", option="from_scratch")
     refused(*command[:-1], "8", kind="malformed", option="lora")
-
-
-@pytest.mark.slow
-def test_sentence_embeddings(dataset, runs, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    script, *_ = re.findall(r'```python\n("""python embeddings.*?)```', (DOCS / "finetuning.md").read_text(), re.S)
-    script = script.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3")
-    names = {"__name__": "embeddings"}
-    exec(compile(script, "x", "exec"), names)  # noqa: S102
-    start = last_checkpoint(runs("bert")[0])
-    model = names["main"](str(dataset.path), str(start), str(tmp_path / "embeddings"))
-    texts = ["river light", "the bread of morning and the wind", "salt"]
-    one, two = (SentenceTransformer(str(tmp_path / "embeddings")).encode(texts) for _ in range(2))
-    assert one.shape == (3, 32)
-    assert (one == two).all()
-    assert (one == model.encode(texts)).all()
-    assert abs(one - SentenceTransformer(str(start)).encode(texts)).max() > 1e-3
-    tokenizer = model.tokenizer
-    pairs = list(names["neighbours"](dataset, tokenizer))
-    shards = dataset.splits["train"].shards
-    assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
-    first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
-    assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

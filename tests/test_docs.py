@@ -81,6 +81,8 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
     ("docs/methods.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/methods.md", "python benchmarks/"): "takes hours",
+    ("docs/finetuning.md", "python search_task.py "): "mteb; tests/test_embeddings.py",
+    ("docs/finetuning.md", "euroeval "): "is not installed; tests/test_embeddings.py",
     ("docs/recipes.md", "python benchmarks/"): "takes hours",
     ("*", "bertdata build gs://"): "needs Google's store",
     ("*", "bertdata build hf://"): "needs the hub",

@@ -122,6 +122,20 @@ def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
         assert any(same) != from_scratch
 
 
+def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
+    data, out = write_labelled(tmp_path / "train.tsv", repeat=4), tmp_path / "out"
+    given = ["--checkpoint", source, "--train", data, "--dev", data, "--seeds", 1, "--lr", 2e-2, "--batch-size", 4]
+    given += ["--epochs", 4, "--out", out, "--freeze", "all"]
+    succeeds(finetune.main, *given)
+    curve = json.loads((out / "result.json").read_text())["runs"][0]["curve"]
+    assert curve[-1]["train_loss"] < 0.9 * curve[0]["train_loss"]
+    before, after = load_file(source / "model.safetensors"), load_file(out / "seed-0" / "model.safetensors")
+    encoder = [name for name in before if name.startswith("bert.")]
+    assert len(encoder) > 30
+    assert all(torch.equal(before[name], after[name]) for name in encoder)
+    refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="freeze")
+
+
 def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
     data, tuned = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"

@@ -1,4 +1,4 @@
-"""Suites: the tasks whose files are there run, in the layouts that GLUE and CLUE give out; the others are listed."""
+"""Suites: tasks whose files are there run, in the layouts that GLUE, SuperGLUE and CLUE give out; others are listed."""
 
 import json
 import os
@@ -58,6 +58,30 @@ def test_a_suite_of_chinese_files(bert_run, tmp_path):
     assert all("dev_accuracy" in task for task in result["tasks"].values())
     read = tables.read(str(data / "csl_public" / "dev.json"), text="abst", other="keyword", label="label")
     assert read.others == ["salt 水"] * 4
+
+
+@pytest.mark.slow
+def test_a_suite_of_json_lines(bert_run, tmp_path):
+    data, word = tmp_path / "superglue", {"start1": 0, "end1": 5, "start2": 4, "end2": 9}
+    answers = [{"text": "salt", "label": 1}, {"text": "light", "label": 0}]
+    passage = {"text": "the river", "questions": [{"question": "what", "answers": answers}]}
+    target = {"span1_index": 1, "span1_text": "river", "span2_index": 3, "span2_text": "It"}
+    rows = {
+        "BoolQ": {"question": "is it", "passage": "the river", "label": True},
+        "CB": {"premise": "the river", "hypothesis": "a river", "label": "neutral"},
+        "COPA": {"premise": "salt", "choice1": "river", "choice2": "light", "question": "effect", "label": 1},
+        "MultiRC": {"idx": 0, "passage": passage},
+        "RTE": {"premise": "the river", "hypothesis": "a river", "label": "entailment"},
+        "WiC": {"sentence1": "light it", "sentence2": "the light", "word": "light", "label": False, **word},
+        "WSC": {"text": "The river rose. it fell", "target": target, "label": True},
+    }  # fmt: skip
+    for name, row in rows.items():
+        for split in ("train", "val"):
+            write(data / name / f"{split}.jsonl", *[json.dumps(row)] * 2)
+    result = json_of(suite.main, "superglue", *common(bert_run, data, tmp_path / "out"))
+    assert list(result["tasks"]) == ["boolq", "cb", "copa", "multirc", "rte", "wic", "wsc"]
+    for name, task in result["tasks"].items():
+        assert all(f"dev_{metric}" in task for metric in suite.SUITES["superglue"][name].metrics)
 
 
 def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp_path, monkeypatch):

@@ -421,6 +421,51 @@ def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
     examples, _ = task("coreference", text="text", label="label").read(str(path))
     assert examples.texts == ["_床_上有书，[它]很软", "[他]说_老王_来了"]
     assert examples.labels == ["true", "false"]
+    of_superglue = wsc("The board met him. he left", "the board", "he", span1_index=0, span2_index=4)
+    path = write(tmp_path / "b.jsonl", of_superglue)
+    examples, _ = task("coreference", text="text", label="label").read(str(path))
+    assert examples.texts == ["_The board_ met him. [he] left"]
+
+
+def copa(**more):
+    row = {"premise": "salt", "choice1": "river", "choice2": "light", "question": "cause", "label": 0}
+    return json.dumps(row | more)
+
+
+def wic(**more):
+    row = {"sentence1": "light it", "sentence2": "the light", "start1": 0, "end1": 5, "start2": 4, "end2": 9}
+    return json.dumps(row | {"label": False} | more)
+
+
+def multirc(*labels):
+    answers = [{"text": f"salt {number}", "label": label} for number, label in enumerate(labels)]
+    return json.dumps(
+        {"idx": 0, "passage": {"text": "the river", "questions": [{"question": "what", "answers": answers}]}}
+    )
+
+
+def test_files_of_superglue_are_read(tmp_path):
+    path = str(write(tmp_path / "a.jsonl", copa(), copa(question="effect", label=1)))
+    (questions, _) = task("copa").read(path)
+    assert [(q.text, q.choices[q.answer]) for q in questions] == [("salt", "river"), ("salt", "light")]
+    assert questions[0].question != questions[1].question
+    examples, _ = task("wic").read(str(write(tmp_path / "b.jsonl", wic())))
+    assert (examples.texts, examples.others, examples.labels) == (["[light] it"], ["the [light]"], [False])
+    examples, _ = task("multirc").read(str(write(tmp_path / "c.jsonl", multirc(0, 1), multirc(1))))
+    assert examples.texts == ["the river"] * 3
+    assert examples.others == ["what salt 0", "what salt 1", "what salt 0"]
+    assert (examples.labels, len(set(examples.places))) == ([0, 1, 1], 2)
+
+
+def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, tokenizer):
+    answers = task("multirc")
+    examples, _ = answers.read(str(write(tmp_path / "a.jsonl", multirc(0, 1), multirc(1, 1), multirc(0))))
+    answers.learn(examples)
+    data, _ = answers.encode(tokenizer, examples, 16)
+    logits = [torch.eye(2)[label] for label in (0, 1, 1, 0, 0)]  # one of five is wrong
+    scores = answers.score(logits, data.gold)
+    assert (scores["accuracy"], scores["exact_match"]) == (pytest.approx(4 / 5), pytest.approx(2 / 3))
+    assert scores["f1"] == pytest.approx(4 / 5)  # two of three right answers are found, and nothing else
 
 
 # ------------------------------------------------------------------------------------------------ files that do not fit
@@ -464,6 +509,9 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ("choice", "json", "empty", "", "[]"),
     ("coreference", "json", "bad-row", ", line 1", json.dumps({"text": "a", "target": "b", "label": 1}),
      *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES)),
+    ("copa", "jsonl", "bad-row", ", line 1", copa(question="why"), copa(choice2=None), copa(label=2)),
+    ("wic", "jsonl", "bad-row", ", line 1", wic(start1="0"), wic(end2=10), wic(start1=5)),
+    ("multirc", "jsonl", "bad-row", ", line 1", multirc("x"), '{"idx": 0, "passage": "a"}'),
 ]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import click
 
 ROOT = Path(__file__).parent.parent
-FAST, SLOW = "not slow and not gpu and not dry", "slow and not gpu"
+FAST, SLOW = "not slow and not gpu and not dry and not outside", "slow and not gpu"
 LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
     "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],

@@ -81,6 +81,9 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
     if job.settings.lora and job.settings.from_scratch:
         sentence = "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
         raise UsageError(sentence, "conflict", option="from_scratch")
+    if job.settings.lora and job.settings.freeze:
+        sentence = "--freeze and --lora were given; --lora freezes the weights and trains an adapter, so give one"
+        raise UsageError(sentence, "conflict", option="freeze")
     if job.settings.lora:
         adapters.parse(job.settings.lora)  # refuses what is none
     start = ranks.from_first(lambda: resolved(job.start))
@@ -209,6 +212,10 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     if settings.lora:
         adapters.add(model, adapters.parse(settings.lora), seed=seed, whole=adapters.heads_of(model))
+    if settings.freeze:
+        model.requires_grad_(False)
+        for name in adapters.heads_of(model):
+            model.get_submodule(name).requires_grad_(True)
     tokenizer = heads.tokenizer_of(directory)
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     return Reader(model, tokenizer, work.task), bf16
@@ -302,6 +309,7 @@ def _card(
         "length": work.length,
         "dropout": settings.dropout,
         "adapter": settings.lora or "none",
+        "frozen": "the encoder" if settings.freeze else "nothing",
         "start": "random weights" if settings.from_scratch else "those of the checkpoint",
     }
     measures = {f"{split} {name}": f"{value:.4f}" for split, part in scores.items() for name, value in part.items()}
@@ -375,6 +383,11 @@ OPTIONS = (
         "--lora",
         help="Train only an adapter and the head, such as r=8,alpha=16 (docs/methods.md).  [default: off]",
     ),
+    click.option(
+        "--freeze",
+        type=click.Choice(["all"]),
+        help="all: train only the head, on frozen weights (a linear probe); it needs a higher --lr.  [default: off]",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
     click.option("--from-scratch", is_flag=True, help="Start from random weights, for comparison."),
 )
@@ -389,7 +402,7 @@ OPTIONS = (
     default="classification",
     help="What labels are. classification: classes. regression: numbers. multilabel: several labels of a text. token: "
     "tags of words. qa: answers (SQuAD). pairs: classes of pairs. choice: one of several choices. coreference: whether "
-    "a pronoun means a noun.",
+    "a pronoun means a noun. copa, multirc, wic: files of these tasks of SuperGLUE.",
 )
 @click.option(
     "--text",

@@ -35,6 +35,7 @@ class Settings:
     dropout: float
     precision: str
     lora: str | None
+    freeze: str | None
     from_scratch: bool
 
 

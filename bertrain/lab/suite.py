@@ -2,7 +2,8 @@
 
     bertrain suite glue --data glue/ --checkpoint run/ --out tuned/
 
-The files are those that GLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its own directory.
+The files are those that GLUE and SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its
+own directory.
 Test labels are secret, so all figures are of dev, which also chooses the epoch. docs/finetuning.md has the tables.
 """
 
@@ -47,6 +48,11 @@ def _clue(
     return Entry(task, columns, tuple(metrics.split()), directories, train, dev)
 
 
+def _superglue(task: str, text: str, other: str, metrics: str, directory: str) -> Entry:
+    columns = Columns(text, other, "label", skip=True)
+    return Entry(task, columns, tuple(metrics.split()), (directory,), "train.jsonl", "val.jsonl")
+
+
 SUITES: dict[str, dict[str, Entry]] = {
     "glue": {
         "cola": _glue("classification", "3", "", "1", "mcc", "CoLA"),
@@ -68,6 +74,15 @@ SUITES: dict[str, dict[str, Entry]] = {
         "rte": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "RTE"),
         "wnli": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "WNLI"),
     },
+    "superglue": {
+        "boolq": _superglue("pairs", "question", "passage", "accuracy", "BoolQ"),
+        "cb": _superglue("pairs", "premise", "hypothesis", "accuracy f1", "CB"),
+        "copa": _superglue("copa", "", "", "accuracy", "COPA"),
+        "multirc": _superglue("multirc", "", "", "f1 exact_match", "MultiRC"),
+        "rte": _superglue("pairs", "premise", "hypothesis", "accuracy", "RTE"),
+        "wic": _superglue("wic", "", "", "accuracy", "WiC"),
+        "wsc": _superglue("coreference", "text", "", "accuracy", "WSC"),
+    },
     "clue": {
         "afqmc": _clue("pairs", "sentence1", "sentence2", "accuracy", "afqmc"),
         "tnews": _clue("classification", "sentence", "", "accuracy", "tnews"),
@@ -80,7 +95,9 @@ SUITES: dict[str, dict[str, Entry]] = {
         "c3": _clue("choice", "", "", "accuracy", "c3", "d-train.json", "d-dev.json"),
     },
 }
-"""The tasks of each suite. ChID of CLUE is not here: half a million blanks with ten choices each are too many rows."""
+"""The tasks of each suite. Two are not here, as they are too many rows: ChID of CLUE, half a million blanks with ten
+choices each, and ReCoRD of SuperGLUE, a hundred thousand with a dozen.
+"""
 
 
 def find(data: Path, entry: Entry) -> dict[str, str] | None:
@@ -103,7 +120,7 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
 @click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common
 def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, **settings: Any) -> None:
-    """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) that have files. Also under torchrun.
+    """Fine-tune a checkpoint for the tasks of SUITE (glue, superglue or clue) that have files. Also under torchrun.
 
     Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
     """

@@ -3,6 +3,7 @@
 from bertrain.lab.tasks.base import Columns, Data, Task
 from bertrain.lab.tasks.choices import Choices
 from bertrain.lab.tasks.spans import Spans
+from bertrain.lab.tasks.superglue import Answers, Causes, Senses
 from bertrain.lab.tasks.texts import Classification, Coreference, Multilabel, Pairs, Regression
 from bertrain.lab.tasks.words import Words
 
@@ -15,6 +16,9 @@ TASKS: dict[str, type[Task]] = {
     "pairs": Pairs,
     "choice": Choices,
     "coreference": Coreference,
+    "copa": Causes,
+    "multirc": Answers,
+    "wic": Senses,
 }
 """Tasks by the name that --task gives them."""
 

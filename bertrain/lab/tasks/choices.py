@@ -47,7 +47,7 @@ class Choices(Task):
         text, choices, label, _, skip = self.columns
         if path.lower().endswith(".json") and _is_list(path):
             rows_of_c3 = (row for file in self.files(path) for row in _of_c3(file))
-            questions, num_left = examples_of(_question, rows_of_c3, skip=skip)
+            questions, num_left = examples_of(question_of, rows_of_c3, skip=skip)
             return questions, left_out(path, num_left)
         if not choices:
             raise UsageError(
@@ -56,7 +56,7 @@ class Choices(Task):
         table = tables.table(path, {"text": text, "other": choices, "label": label}, skip)
         columns = table.texts("text"), table.values("other"), table.values("label"), table.places
         rows = ((text, "", *row) for text, *row in zip(*columns, strict=True))
-        questions, num_left = examples_of(_question, rows, skip=skip)
+        questions, num_left = examples_of(question_of, rows, skip=skip)
         return questions, left_out(path, table.num_left + num_left)
 
     def learn(self, train: list[Question]) -> list[str]:
@@ -80,7 +80,7 @@ class Choices(Task):
         return {"accuracy": sum(right) / len(right)}
 
 
-def _question(text: str, question: str, choices: Any, answer: Any, place: str) -> Question:
+def question_of(text: str, question: str, choices: Any, answer: Any, place: str) -> Question:
     """Raises UsageError, naming the place, for choices that are no list and for an answer that is none of them."""
     if isinstance(choices, str):
         try:
@@ -120,7 +120,7 @@ def _is_list(path: str) -> bool:
 
 
 def _of_c3(path: str) -> list[tuple[str, str, Any, Any, str]]:
-    """What _question takes of a file of C3, a list of [lines of the text, questions, name]."""
+    """What question_of takes of a file of C3, a list of [lines of the text, questions, name]."""
     questions: list[tuple[str, str, Any, Any, str]] = []
     text = reading.text(path)
     texts = reading.parsed(text, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import torch
@@ -92,10 +93,11 @@ class Pairs(Classification):
 
 
 class Coreference(Classification):
-    """Whether a pronoun means a noun of its text: files of CLUEWSC (Xu et al., 2020).
+    """Whether a pronoun means a noun of its text: files of CLUEWSC (Xu et al., 2020), and of SuperGLUE's WSC.
 
-    The column `target` says where both are: span1_text at character span1_index is the noun, span2_… the pronoun. The
-    model reads the text with _marks_ around the noun and [marks] around the pronoun.
+    The column `target` says where both are: span1_text at span1_index is the noun, span2_… the pronoun. CLUEWSC counts
+    characters, and SuperGLUE words between spaces. The model reads the text with _marks_ around the noun and [marks]
+    around the pronoun.
     """
 
     taught = None  # type: ignore[assignment]  # a copy with other words would have its noun elsewhere
@@ -117,24 +119,33 @@ def _marked(text: str, target: Any, label: Any, place: str) -> tuple[str, Any, s
 
     Raises UsageError, naming the place, where noun or pronoun are not there.
     """
+    try:
+        spans = [(str(target[f"{span}_text"]), int(target[f"{span}_index"])) for span in ("span1", "span2")]
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC", "bad-row"
+        ) from None
+    words = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))
+    counts = [words.get(index, -1) for _, index in spans], [index for _, index in spans]
+    starts = next((starts for starts in counts if _are_at(text, starts, spans)), None)
+    if starts is None:
+        said = " and ".join(f"{word!r} at {index}" for word, index in spans)
+        sentence = f"{place}: {said} are not in the text, counted in characters or in words; correct span1_ and span2_"
+        raise UsageError(sentence, "bad-row")
     ends = []
-    for span, marks in (("span1", "__"), ("span2", "[]")):
-        try:
-            word, first = target[f"{span}_text"], target[f"{span}_index"]
-            is_there = bool(word) and first >= 0 and text[first : first + len(word)] == word
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC", "bad-row"
-            ) from None
-        if not is_there:
-            raise UsageError(
-                f"{place}: {span}_text {word!r} is not at character {first} of the text; correct {span}_index",
-                "bad-row",
-            )
+    for first, (word, _), marks in zip(starts, spans, ("__", "[]"), strict=True):
         ends += [(first, 1, marks[0]), (first + len(word), 0, marks[1])]
     for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
         text = text[:where] + mark + text[where:]
     return text, label, place
+
+
+def _are_at(text: str, starts: list[int], spans: list[tuple[str, int]]) -> bool:
+    """Whether each word begins at its character, in small or capital letters, as these differ in some rows of WSC."""
+    return all(
+        word and first >= 0 and text[first : first + len(word)].lower() == word.lower()
+        for first, (word, _) in zip(starts, spans, strict=True)
+    )
 
 
 class Regression(_Texts):

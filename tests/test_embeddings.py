@@ -1,0 +1,103 @@
+"""Sentence embeddings, and the programs of others that rate models: what docs/finetuning.md says of them is run.
+
+mteb and EuroEval are in environments of their own, which are made in .bench if they are not there.
+"""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import BAD, GOOD, write
+from training import train
+from transformers import AutoTokenizer
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "finetuning.md").read_text()
+PINS = {
+    "mteb": ["mteb==2.26.24"],
+    "euroeval": ["euroeval==16.11.0", "transformers==4.57.6", "datasets==3.6.0", "pandas==2.3.3"],
+}
+
+
+def script(name):
+    """A script of the page, with few and small steps."""
+    (text,) = re.findall(rf'```python\n("""python {name}\.py.*?)```', PAGE, re.DOTALL)
+    return text.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3")
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What embeddings.py defines."""
+    found = {"__name__": "embeddings"}
+    exec(compile(script("embeddings"), "embeddings.py", "exec"), found)  # noqa: S102
+    return found
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """outside(library, directory, *words): what a command of an environment prints there."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    environments = importlib.import_module("environments")
+
+    def run(library, directory, *words):
+        monkeypatch.setitem(environments.PINS, library, PINS[library])
+        python = environments.python_of(library, ROOT / ".bench")
+        around = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run([python, "-s", *words], cwd=directory, env=around, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_tuned_model_is_saved_and_mteb_gives_it_the_same_figure(dataset, bert_run, names, outside, tmp_path, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    start = str(bert_run / "step-00000002")
+    model = names["main"](str(dataset.path), start, str(tmp_path / "embeddings"))
+    scores = [float(score) for score in re.findall(r"ndcg@10 ([\d.]+)", capsys.readouterr().out)]
+    texts = ["river light", "the bread of morning and the wind", "salt"]
+    one, two = (SentenceTransformer(str(tmp_path / "embeddings")).encode(texts) for _ in range(2))
+    assert one.shape == (3, 128)
+    assert (one == two).all()
+    assert (one == model.encode(texts)).all()
+    assert abs(one - SentenceTransformer(start).encode(texts)).max() > 1e-3
+    for name in ("embeddings", "search_task"):
+        (tmp_path / f"{name}.py").write_text(script(name))
+    rated = float(outside("mteb", tmp_path, "search_task.py", dataset.path, "embeddings").split()[-1])
+    assert len(scores) == 2
+    assert rated == pytest.approx(scores[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_pairs_are_neighbours_and_no_held_out_text_is_in_both_columns(dataset, bert_run, names):
+    tokenizer = AutoTokenizer.from_pretrained(bert_run / "step-00000002")
+    pairs = list(names["neighbours"](dataset, tokenizer, "train"))
+    shards = dataset.splits["train"].shards
+    assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
+    first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
+    assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")
+    sentences, nexts = names["held_out"](dataset, tokenizer)
+    pairs = [tuple(pair) for pair in names["neighbours"](dataset, tokenizer, "validation")]
+    assert [*zip(sentences.values(), nexts.values(), strict=True)] == pairs[::2]
+
+
+@pytest.mark.outside
+def test_euroeval_trains_a_checkpoint_for_a_task_of_ours(dataset, outside, tmp_path):
+    """One step, as EuroEval's own tests do it."""
+    (task,) = re.findall(r"```python\n# custom_datasets.py\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "custom_datasets.py").write_text(task)
+    for part in ("train", "dev", "test"):
+        rows = [f"{text},{'positive' if text in GOOD else 'negative'}" for text in (GOOD + BAD) * 8]
+        write(tmp_path / f"{part}.csv", "text,label", *rows)
+    train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1, eval_every=0)
+    command = ["--model", "run/step-00000001", "--dataset", "own", "--num-iterations", "1", "--device", "cpu"]
+    run = "import sys; sys._called_from_test = True; from euroeval.cli import benchmark; benchmark()"
+    outside("euroeval", tmp_path, "-c", run, *command)
+    results = json.loads((tmp_path / "euroeval_benchmark_results.jsonl").read_text())
+    assert 0 <= results["results"]["total"]["test_accuracy"] <= 100
