@@ -315,6 +315,20 @@ def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, v
     assert verify(tmp_path / "out") == []
 
 
+@pytest.mark.usefixtures("dataset")
+def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
+    """An array of an older dataset with its name is not taken for it."""
+    options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
+    build(text, tmp_path / "complete", **options)
+    build(text, tmp_path / "out", tokenizer=vocab, shard_size=700)
+    assert stopped(text, tmp_path / "out", 2, **options)
+    (tmp_path / "out" / ".build" / "train-00001.tokens.npy").unlink()
+    with refuses("parts-missing", "out", given="train-00001.tokens.npy"):
+        build(text, tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == published(tmp_path / "complete")
+
+
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
     out, changing = tmp_path / "out", tmp_path / "text"
     shutil.copy(corpus, changing)
