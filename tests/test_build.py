@@ -329,6 +329,22 @@ def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tm
     assert published(tmp_path / "out") == published(tmp_path / "complete")
 
 
+@pytest.mark.usefixtures("dataset")
+def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(
+    tmp_path, text, vocab, bad
+):
+    """Of files that were moved, nothing but .build says whose they are."""
+    options = {"tokenizer": vocab, "overwrite": True}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        build(text, tmp_path / "out", **options)
+    with refuses("empty", "inputs"):
+        build(bad / "blank", tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == expected
+
+
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
     out, changing = tmp_path / "out", tmp_path / "text"
     shutil.copy(corpus, changing)

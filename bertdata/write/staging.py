@@ -37,8 +37,8 @@ _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what w
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
 
-    A failure removes what it made, unless a unit is finished. Raises BuildError if another process holds the lock, or
-    if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another
+    process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
     _require_free(directory, overwrite=overwrite)
@@ -58,11 +58,16 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")):
+            if part is None and not any(staging.glob("unit-*")) and not _is_being_published(directory):
                 shutil.rmtree(staging, ignore_errors=True)
                 if created and not any(directory.iterdir()):
                     directory.rmdir()
             raise
+
+
+def _is_being_published(directory: Path) -> bool:
+    """Whether a build that was killed has moved files there. Without .build they would be taken for somebody else's."""
+    return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
 
 
 def _require_free(directory: Path, *, overwrite: bool) -> None:
