@@ -27,7 +27,7 @@ from bertdata.errors import BertdataError, BuildError, DatasetError, InputError,
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write import build
+from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
@@ -342,6 +342,19 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
     with refuses("empty", "inputs"):
         build(bad / "blank", tmp_path / "out", **options)
     build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == expected
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, vocab):
+    options = {"tokenizer": vocab, "shard_size": 900}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    for number in range(2):
+        build(text, tmp_path / "out", part=(number, 2), **options)
+    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        finish(tmp_path / "out")
+    finish(tmp_path / "out")
     assert published(tmp_path / "out") == expected
 
 

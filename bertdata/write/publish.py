@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, DatasetError, InputError
-from bertdata.files import fsync_directory
+from bertdata.files import fsync_directory, write_file
 from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
 from bertdata.format.origins import NamedInput, prepare_directory, write_origins
@@ -98,7 +98,9 @@ def publish(
             (directory / name).unlink()
     prepare_directory(directory, origins)
     for made, name in _files(manifest, origins):
-        if exists(f"{staging}/{made}"):
+        if made in tokenizer.files:  # stays in `staging`, where --finish reads it again after a kill
+            write_file(directory / name, tokenizer.files[made])
+        elif exists(f"{staging}/{made}"):
             os.replace(f"{staging}/{made}", f"{directory}/{name}")
     if origins:
         write_origins(
