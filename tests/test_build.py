@@ -358,6 +358,23 @@ def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, v
     assert published(tmp_path / "out") == expected
 
 
+@pytest.mark.usefixtures("dataset")
+def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
+    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
+
+    def begin(path, **options):
+        unlink(path, **options)
+        if os.path.basename(path) == "lock":
+            left.extend(os.listdir(lock.parent))
+            lock.touch()
+
+    with patch.object(os, "unlink", begin):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert left == []
+    assert lock.exists()
+    assert verify(tmp_path / "out") == []
+
+
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
     out, changing = tmp_path / "out", tmp_path / "text"
     shutil.copy(corpus, changing)

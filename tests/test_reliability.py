@@ -439,7 +439,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
     """A build that is killed as it tidies up has published."""
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
-    tidying = patch("bertdata.write.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
+    tidying = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0

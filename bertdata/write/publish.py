@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from os.path import exists
 from pathlib import Path
@@ -21,7 +20,7 @@ from bertdata.format.origins import array_name as origins_name
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.types import SpecialTokens
-from bertdata.write.staging import TOKENIZER_NAME
+from bertdata.write.staging import TOKENIZER_NAME, remove_staging
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
 from bertdata.write.units import SPLIT_COUNTS
 
@@ -111,7 +110,7 @@ def publish(
     manifest.write(directory)
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
     (staging / PLAN).unlink()  # without it there is no unfinished build
-    shutil.rmtree(staging)
+    remove_staging(staging)
     fsync_directory(directory)
 
 

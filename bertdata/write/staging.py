@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -59,9 +60,28 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
             if part is None and not any(staging.glob("unit-*")) and not _is_being_published(directory):
-                shutil.rmtree(staging, ignore_errors=True)
+                with suppress(OSError):
+                    remove_staging(staging)
                 if created and not any(directory.iterdir()):
                     directory.rmdir()
+            raise
+
+
+def remove_staging(staging: Path) -> None:
+    """Removes the directory of a build whose lock this process holds.
+
+    The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
+    """
+    for path in staging.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    (staging / "lock").unlink(missing_ok=True)
+    try:
+        staging.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
             raise
 
 
