@@ -24,6 +24,7 @@ from sources import stop_after_units, stopped, write
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
+from bertdata.files import make_directory
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.tokenize.load import load as load_tokenizer
@@ -373,6 +374,18 @@ def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path,
     assert left == []
     assert lock.exists()
     assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_pull_that_begins_before_a_build_has_its_lock_goes_on_alone(tmp_path, text, vocab):
+    def make(directory):
+        make_directory(directory.parent)
+        (directory.parent / ".pull.lock").touch()
+        make_directory(directory)
+
+    with patch("bertdata.write.staging.make_directory", make), refuses("out-exists", "out"):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert os.listdir(tmp_path / "out") == [".pull.lock"]
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

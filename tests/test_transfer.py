@@ -126,6 +126,24 @@ def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, mo
     assert seen[0] == [transfer.LOCK]
 
 
+def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pushed, dataset, vocab, tmp_path):
+    out = built(tmp_path, "Another text.\n", tokenizer=vocab).path
+    expected = published(out)
+    (out / ".build").mkdir()
+    os.replace(out / "manifest.json", out / ".build" / "replaced.json")
+    (out / transfer.LOCK).touch()  # of a killed pull
+
+    def publish(directory):
+        if (out / ".build").exists():
+            os.replace(out / ".build" / "replaced.json", out / "manifest.json")
+            (out / ".build").rmdir()
+
+    with patch.object(transfer, "fsync_directory", publish), refuses("out-exists", "directory"):
+        pull(pushed, out)
+    publish(out)
+    assert {name: published(out)[name] for name in expected} == expected
+
+
 def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
     stores.remove(f"{pushed}/origins/inputs.jsonl")
     copy, clear, has_begun, events = transfer._copy, transfer.prepare_directory, threading.Event(), []

@@ -136,10 +136,11 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
-        if not (target / MANIFEST).exists():
+        there = [*target.iterdir()]  # looked at once, as a build may end meanwhile, which has .build or the manifest
+        if target / MANIFEST not in there:
             fsync_directory(target)  # before any file, as the name of the lock says whose they are
             names = {*files_of(manifest), LOCK, ORIGINS}
-            left = [path for path in target.iterdir() if path.name not in names]  # by a killed pull of another dataset
+            left = [path for path in there if path.name not in names]  # by a killed pull of another dataset
             if foreign := next((path for path in left if not _FILE.fullmatch(path.name) or path.is_dir()), None):
                 sentence = f"{foreign} was not written by a pull; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)

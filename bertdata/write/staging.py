@@ -42,11 +42,12 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
     process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
-    _require_free(directory, overwrite=overwrite)
+    _require_free(directory, overwrite=overwrite, is_new=not staging.exists())
     created = not directory.exists()
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
         while True:  # until the directory is not the one that a build, which has just ended, removed
+            is_new = not staging.exists()
             make_directory(staging)
             with suppress(FileNotFoundError):
                 locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
@@ -55,11 +56,11 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             lock_of_part = staging / part_name(*part).replace(".json", ".lock")
             locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
-            _require_free(directory, overwrite=overwrite)  # again: another build may have just ended
+            _require_free(directory, overwrite=overwrite, is_new=is_new)  # again: a build may have ended, a pull begun
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")) and not _is_being_published(directory):
+            if part is None and not any(staging.glob("unit-*")) and (is_new or not _is_being_published(directory)):
                 with suppress(OSError):
                     remove_staging(staging)
                 if created and not any(directory.iterdir()):
@@ -90,8 +91,11 @@ def _is_being_published(directory: Path) -> bool:
     return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
 
 
-def _require_free(directory: Path, *, overwrite: bool) -> None:
-    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote."""
+def _require_free(directory: Path, *, overwrite: bool, is_new: bool) -> None:
+    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote.
+
+    is_new: no build was there before, so other files are not what one has moved.
+    """
     staging = directory / STAGING
     if directory.exists() and not directory.is_dir():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
@@ -106,7 +110,7 @@ def _require_free(directory: Path, *, overwrite: bool) -> None:
         if not overwrite and not (staging / PLAN).exists():
             sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
             raise BuildError(sentence, "out-exists", option="out", given=directory)
-    elif directory.exists() and not staging.exists() and any(directory.iterdir()):
+    elif is_new and directory.exists() and any(path != staging for path in directory.iterdir()):
         sentence = f"{directory} holds other files and no dataset; give an empty directory, or a new one"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
