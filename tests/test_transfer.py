@@ -355,6 +355,20 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, ful
         bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
+def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path):
+    source, real = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write
+
+    def write(url, path):
+        real(url, path)
+        if path.name == "origins.json":  # the last one
+            build(corpus, source, tokenizer=vocab, overwrite=True)
+
+    one_by_one = patch.multiple(transfer, _THREADS=1)
+    with one_by_one, patch.object(stores, "write", write), refuses("replaced", given=source):
+        push(source, f"{bucket.url}/shards")
+    assert "manifest.json" not in under(bucket, "shards")
+
+
 @pytest.mark.parametrize("content", [b"{}", None])
 @pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.tokens.npy", "train-00000.json"])
 def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path, name, content):

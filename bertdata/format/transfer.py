@@ -33,6 +33,7 @@ from bertdata.files import (
     write_file,
 )
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
+from bertdata.format.dataset import stamp
 from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record, read_record
@@ -78,7 +79,7 @@ def push(
     """
     source, root = Path(directory), url.rstrip("/")
     require_writable(root, option="url")
-    manifest = read_manifest(source)
+    before, manifest = stamp(source / MANIFEST), read_manifest(source)
     _require_own_id(manifest)
     there = _id_under(root)
     if there is None and root.startswith("hf:"):
@@ -92,7 +93,7 @@ def push(
         hub.commit_folder(root, source, names, unless=MANIFEST, message=message, public=public)
         there = _id_under(root)
     elif there is None:
-        there = _put_all(source, root, manifest, progress)
+        there = _put_all(source, root, manifest, before, progress)
     elif there == manifest.dataset_id and not root.startswith("hf:"):
         stores.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
     if there is None:
@@ -272,13 +273,20 @@ def _other_file(name: str) -> DatasetError:
     return DatasetError(sentence, "damaged", given=name)
 
 
-def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) -> str | None:
-    """Puts all files, the manifest last. Returns the dataset_id that is there in the end, which may be another one."""
+def _put_all(source: Path, root: str, manifest: Manifest, before: object, progress: Progress) -> str | None:
+    """Puts all files, the manifest last. Returns the dataset_id that is there in the end, which may be another one.
+
+    before: the stamp of manifest.json. A build that replaces the dataset removes it before it touches another file.
+    """
     done = _claim(root, manifest)
     there = _id_under(root)  # again: who had the claim before may have finished
     if there is None:
         _put_files(source, root, manifest, done, progress)
-        is_mine = stores.create(f"{root}/{MANIFEST}", (source / MANIFEST).read_bytes())
+        content = (source / MANIFEST).read_bytes() if stamp(source / MANIFEST) else b""
+        if stamp(source / MANIFEST) != before:
+            sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
+            raise DatasetError(sentence, "replaced", given=source)
+        is_mine = stores.create(f"{root}/{MANIFEST}", content)
         there = manifest.dataset_id if is_mine else _id_under(root)
     if there is not None:
         stores.remove(f"{root}/{CLAIM}")
