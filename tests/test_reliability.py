@@ -448,6 +448,20 @@ def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, voc
         bertdata.open(small)
 
 
+def test_a_dataset_opens_if_its_build_was_killed_after_the_manifest_was_there(small, corpus, vocab):
+    before, unlink = bertdata.open(small), Path.unlink
+
+    def killed(path, **options):
+        if path == small / manifest.REPLACED:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with patch.object(Path, "unlink", killed), pytest.raises(KeyboardInterrupt):
+        build(corpus, small, tokenizer=vocab, overwrite=True)
+    with patch("bertdata.format.dataset.PATIENCE_S", 0.0):
+        assert bertdata.open(small).dataset_id != before.dataset_id
+
+
 READ_ONLY = """
 import tempfile
 def refused(*arguments, **options): raise PermissionError(13, "Permission denied")

@@ -212,8 +212,10 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         except DatasetError as error:
             fault = error
         # A build removes REPLACED after it has written the new manifest, so what is looked at first matters.
-        is_replacing = (directory / REPLACED).exists()
-        stayed = not is_replacing and stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
+        # Beside a manifest it says nothing: a build was killed before it removed it.
+        is_replacing = before is None and (directory / REPLACED).exists()
+        stayed = not is_replacing and stamp(directory / MANIFEST) == before
+        stayed = stayed and not (before is None and (directory / REPLACED).exists())
         if fault is None and stayed:
             return manifest, arrays, before
         if stayed or time.monotonic() > deadline:
