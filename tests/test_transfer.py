@@ -312,6 +312,20 @@ def test_a_store_that_ignores_conditions_is_refused(bucket, dataset):
     assert under(bucket, "shards") == {}
 
 
+def test_a_claim_that_another_push_removed_at_its_end_is_no_fault_of_the_server(bucket, dataset):
+    url, real, is_first = f"{bucket.url}/shards", stores.create, [True]
+
+    def create(name, content):
+        is_new = real(name, content)
+        if is_first and is_first.pop():
+            push(dataset.path, url)
+        return is_new
+
+    with patch.object(stores, "create", create):
+        assert push(dataset.path, url) == dataset.dataset_id
+    assert under(bucket, "shards") == published(dataset.path)
+
+
 def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
     """Another one finishes after this one has seen that there is no manifest."""
     url, real, is_first = f"{bucket.url}/shards", transfer._id_under, [True]

@@ -308,7 +308,7 @@ def _claim(root: str, manifest: Manifest) -> set[str]:
             "if nobody does that any more"
         )
         raise BuildError(sentence, "busy", option="url", given=root)
-    if stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
+    if stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())) and _id_under(root) is None:  # else one has ended
         stores.remove(f"{root}/{CLAIM}")
         sentence = f"{root}: the server ignores If-None-Match, so two pushes could mix; push to another store"
         raise RemoteError(sentence, "server-unsuitable", option="url", given=root)
