@@ -7,8 +7,8 @@ PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash gpu gpu-dry outside pages docs check fix \
-    reference golden dist bom tagged publish-docs
+.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash states gpu gpu-dry outside pages docs check \
+    fix reference golden dist bom tagged publish-docs
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -58,6 +58,10 @@ capabilities: $(VENV)/.dev  ## every line of docs/howto/migrate.md, at a small s
 # CRASH="calls --only build,pull" fails calls to the system in place of the power. Needs a C compiler; Linux on x86-64.
 crash: $(VENV)/.dev  ## loses power at every moment of each command, and runs it again; takes an hour
 	$(BIN)/python tools/crash.py $(or $(CRASH),states)
+
+# STATES="--steps 5000 --seed 7" makes others. It prints the counts after each thousand steps.
+states: $(VENV)/.dev  ## 100,000 steps: builds and transfers in any order, killed and damaged, against a model; takes hours
+	$(BIN)/python tools/states.py $(STATES)
 
 # What needs a GPU: its tests, then the speed of a training step. Takes the environment, if there is one, else what
 # python3 has, and installs nothing. It ends in about ten minutes; run it again for the cases that it left out.

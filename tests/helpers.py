@@ -139,7 +139,7 @@ def failing(number, error):
         return call
 
     with ExitStack() as patched:
-        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (shutil, "rmtree")):
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "rmdir"), (shutil, "rmtree")):
             patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
         yield calls
 
@@ -238,7 +238,8 @@ def recorded(root):
     with ExitStack() as patched:
         for owner, name, changed in (
             (os, "fsync", on_fsync), (os, "replace", on_replace), (Path, "mkdir", on_mkdir),
-            (Path, "unlink", removing(Path.unlink)), (shutil, "rmtree", removing(shutil.rmtree)),
+            (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(Path.rmdir)),
+            (shutil, "rmtree", removing(shutil.rmtree)),
         ):  # fmt: skip
             patched.enter_context(patch.object(owner, name, changed))
         yield SimpleNamespace(renames=renames, pending=pending, holds=holds)

@@ -24,10 +24,11 @@ from sources import stop_after_units, stopped, write
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
+from bertdata.files import make_directory
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write import build
+from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
@@ -313,6 +314,78 @@ def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, v
         build([text], tmp_path / "out", **options)
     assert bertdata.open(tmp_path / "out").dataset_id == old.dataset_id
     assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
+    """An array of an older dataset with its name is not taken for it."""
+    options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
+    build(text, tmp_path / "complete", **options)
+    build(text, tmp_path / "out", tokenizer=vocab, shard_size=700)
+    assert stopped(text, tmp_path / "out", 2, **options)
+    (tmp_path / "out" / ".build" / "train-00001.tokens.npy").unlink()
+    with refuses("parts-missing", "out", given="train-00001.tokens.npy"):
+        build(text, tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == published(tmp_path / "complete")
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(
+    tmp_path, text, vocab, bad
+):
+    """Of files that were moved, nothing but .build says whose they are."""
+    options = {"tokenizer": vocab, "overwrite": True}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        build(text, tmp_path / "out", **options)
+    with refuses("empty", "inputs"):
+        build(bad / "blank", tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == expected
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, vocab):
+    options = {"tokenizer": vocab, "shard_size": 900}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    for number in range(2):
+        build(text, tmp_path / "out", part=(number, 2), **options)
+    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        finish(tmp_path / "out")
+    finish(tmp_path / "out")
+    assert published(tmp_path / "out") == expected
+
+
+@pytest.mark.usefixtures("dataset")
+def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
+    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
+
+    def begin(path, **options):
+        unlink(path, **options)
+        if os.path.basename(path) == "lock":
+            left.extend(os.listdir(lock.parent))
+            lock.touch()
+
+    with patch.object(os, "unlink", begin):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert left == []
+    assert lock.exists()
+    assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_pull_that_begins_before_a_build_has_its_lock_goes_on_alone(tmp_path, text, vocab):
+    def make(directory):
+        make_directory(directory.parent)
+        (directory.parent / ".pull.lock").touch()
+        make_directory(directory)
+
+    with patch("bertdata.write.staging.make_directory", make), refuses("out-exists", "out"):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert os.listdir(tmp_path / "out") == [".pull.lock"]
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

@@ -122,4 +122,4 @@ def test_some_commands_go_on_after_a_call_that_failed():
 @pytest.mark.slow
 def test_planted_faults_are_found():
     """A sync that is left out. `crash.py faults` plants all."""
-    assert python(TOOL, "faults", "--planted", 9).endswith("1 of 1 planted faults are found\n")
+    assert python(TOOL, "faults", "--planted", 8).endswith("1 of 1 planted faults are found\n")

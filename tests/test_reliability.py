@@ -439,13 +439,27 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
     """A build that is killed as it tidies up has published."""
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
-    tidying = patch("bertdata.write.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
+    tidying = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0
     os.replace(small / "manifest.json", small / manifest.REPLACED)
     with refuses("unfinished"):
         bertdata.open(small)
+
+
+def test_a_dataset_opens_if_its_build_was_killed_after_the_manifest_was_there(small, corpus, vocab):
+    before, unlink = bertdata.open(small), Path.unlink
+
+    def killed(path, **options):
+        if path == small / manifest.REPLACED:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with patch.object(Path, "unlink", killed), pytest.raises(KeyboardInterrupt):
+        build(corpus, small, tokenizer=vocab, overwrite=True)
+    with patch("bertdata.format.dataset.PATIENCE_S", 0.0):
+        assert bertdata.open(small).dataset_id != before.dataset_id
 
 
 READ_ONLY = """

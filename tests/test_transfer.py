@@ -126,6 +126,24 @@ def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, mo
     assert seen[0] == [transfer.LOCK]
 
 
+def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pushed, dataset, vocab, tmp_path):
+    out = built(tmp_path, "Another text.\n", tokenizer=vocab).path
+    expected = published(out)
+    (out / ".build").mkdir()
+    os.replace(out / "manifest.json", out / ".build" / "replaced.json")
+    (out / transfer.LOCK).touch()  # of a killed pull
+
+    def publish(directory):
+        if (out / ".build").exists():
+            os.replace(out / ".build" / "replaced.json", out / "manifest.json")
+            (out / ".build").rmdir()
+
+    with patch.object(transfer, "fsync_directory", publish), refuses("out-exists", "directory"):
+        pull(pushed, out)
+    publish(out)
+    assert {name: published(out)[name] for name in expected} == expected
+
+
 def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
     stores.remove(f"{pushed}/origins/inputs.jsonl")
     copy, clear, has_begun, events = transfer._copy, transfer.prepare_directory, threading.Event(), []
@@ -294,6 +312,20 @@ def test_a_store_that_ignores_conditions_is_refused(bucket, dataset):
     assert under(bucket, "shards") == {}
 
 
+def test_a_claim_that_another_push_removed_at_its_end_is_no_fault_of_the_server(bucket, dataset):
+    url, real, is_first = f"{bucket.url}/shards", stores.create, [True]
+
+    def create(name, content):
+        is_new = real(name, content)
+        if is_first and is_first.pop():
+            push(dataset.path, url)
+        return is_new
+
+    with patch.object(stores, "create", create):
+        assert push(dataset.path, url) == dataset.dataset_id
+    assert under(bucket, "shards") == published(dataset.path)
+
+
 def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
     """Another one finishes after this one has seen that there is no manifest."""
     url, real, is_first = f"{bucket.url}/shards", transfer._id_under, [True]
@@ -335,6 +367,20 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, ful
             pull(pushed, tmp_path / "copy")
         assert not (tmp_path / "copy" / "manifest.json").exists()
         bucket.put(f"shards/{name}", published(dataset.path)[name])
+
+
+def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path):
+    source, real = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write
+
+    def write(url, path):
+        real(url, path)
+        if path.name == "origins.json":  # the last one
+            build(corpus, source, tokenizer=vocab, overwrite=True)
+
+    one_by_one = patch.multiple(transfer, _THREADS=1)
+    with one_by_one, patch.object(stores, "write", write), refuses("replaced", given=source):
+        push(source, f"{bucket.url}/shards")
+    assert "manifest.json" not in under(bucket, "shards")
 
 
 @pytest.mark.parametrize("content", [b"{}", None])

@@ -249,6 +249,7 @@ COMMANDS: dict[str, Command] = {
     "export-parquet": Command((f"bertdata export in/shards --format parquet --out {NEW}/rows",), of_files("*.parquet")),
     "push": Command((f"bertdata push in/shards {BUCKET}/pushed",), of_bucket, differing_objects, server="writes"),
     "pull": Command((f"bertdata pull {BUCKET}/served {NEW}/copy",), of_dataset("new/copy"), server="reads"),
+    "pull-plain": Command((f"bertdata pull {BUCKET}/plain {NEW}/copy",), of_dataset("new/copy"), server="reads"),
     "pretrain": Command(
         (
             f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
@@ -324,10 +325,11 @@ def load_kernels(folder: Path) -> None:
 
 
 def put_dataset(address: str, shards: Path) -> None:
-    """Empties the server, and puts a dataset there, which is pulled."""
+    """Empties the server, and puts a dataset there, with origins and without, which is pulled."""
     requests = [("POST", "/moto-api/reset", b""), ("PUT", "/crash", b"")]
-    requests += [("PUT", f"/crash/served/{path.relative_to(shards)}", path.read_bytes())
-                 for path in sorted(shards.rglob("*")) if path.is_file()]  # fmt: skip
+    files = {str(path.relative_to(shards)): path.read_bytes() for path in sorted(shards.rglob("*")) if path.is_file()}
+    requests += [("PUT", f"/crash/served/{name}", content) for name, content in files.items()]
+    requests += [("PUT", f"/crash/plain/{name}", files[name]) for name in files if not name.startswith("origins/")]
     kind = {"Content-Type": "application/octet-stream"}  # else it takes the content for a form
     for method, path, content in requests:
         asked = urllib.request.Request(address + path, content, kind, method=method)

@@ -34,8 +34,6 @@ FAULTS = [
           "", "states", "build"),
     Fault("sync of an array", "bertdata/format/arrays.py", "os.fsync(self._file.fileno())\n", "pass\n",
           "states", "build"),
-    Fault("sync of a shard's names", "bertdata/format/shard.py", "        fsync_directory(self.directory)\n", "",
-          "states", "build"),
     Fault("sync before the manifest", "bertdata/write/publish.py",
           "    fsync_directory(directory)\n    manifest.write", "    manifest.write", "states", "build"),
     Fault("sync of the old manifest's new name", "bertdata/write/publish.py",
@@ -50,7 +48,7 @@ FAULTS = [
     Fault("sync of a pull's lock", "bertdata/format/transfer.py", "            fsync_directory(target)  #",
           "            #", "states", "pull"),
     Fault("sync before a pulled manifest", "bertdata/format/transfer.py",
-          "        is_over.set()\n    fsync_directory(target)\n", "        is_over.set()\n", "states", "pull"),
+          "        is_over.set()\n    fsync_directory(target)\n", "        is_over.set()\n", "states", "pull-plain"),
     Fault("sync of a unit of answers", "bertdata/format/answers.py", "    fsync_directory(directory)\n    record =",
           "    record =", "states", "teacher"),
     Fault("sync of a checkpoint's files", "bertrain/run/checkpoint.py", SYNC, "pass", "states", "merge"),
@@ -65,25 +63,26 @@ FAULTS = [
           "shutil.copytree(temporary, target)", "states", "merge"),
     Fault("the manifest last", "bertdata/write/publish.py", "    prepare_directory(directory, origins)\n",
           "    manifest.write(directory)\n    prepare_directory(directory, origins)\n", "states", "build"),
+    Fault("the old manifest until the new one is there", "bertdata/write/publish.py",
+          "    manifest.write(directory)\n    (directory / REPLACED).unlink(missing_ok=True)",
+          "    (directory / REPLACED).unlink(missing_ok=True)\n    manifest.write(directory)", "states", "overwrite"),
     Fault("the plan of answers goes last", "bertdata/format/answers.py",
           "    write_record(directory / CACHE, header", "    (directory / PLAN).unlink()\n"
           "    write_record(directory / CACHE, header", "states", "teacher"),
     # checks
-    Fault("sizes of the arrays of a unit of answers", "bertdata/format/answers.py",
-          "open_array(array_path(directory, unit_name(number), name), dtype, length)\n        except",
-          "pass\n        except", "states", "teacher"),
-    Fault("digests of a finished seed", "bertrain/lab/seeds.py", "if kept and not fault:", "if kept:",
-          "states", "finetune"),
+    Fault("where a killed publication moved a file", "bertdata/write/publish.py",
+          ' or (may_be_moved and exists(f"{directory}/{name}"))', "", "states", "build"),
+    Fault("a build that tidies up beside its manifest goes on", "bertdata/write/staging.py",
+          "if not overwrite and not (staging / PLAN).exists():", "if not overwrite:", "states", "build"),
     Fault("an error of the system is one sentence", "bertdata/cli.py", "    except OSError as error:",
           "    except ZeroDivisionError as error:", "calls", "export"),
     Fault("an error of a write ends the command", "bertdata/files.py",
-          "file.write(content)\n                file.flush()\n", "try:\n                    file.write(content)\n"
-          "                    file.flush()\n                except OSError:\n                    pass\n",
-          "calls", "build"),
+          "file.write(content)\n                file.flush()\n", "with suppress(OSError):\n"
+          "                    os.write(file.fileno(), content)\n", "calls", "build"),
     # locks and bounds
     Fault("the lock of a pull", "bertdata/format/transfer.py",
           'with locked(target / LOCK, f"{target} is being filled", "wait for it"):', "if True:", "states", "pull"),
-    Fault("how many checkpoints stay", "bertrain/run/checkpoint.py", "others[keep - 1 :]", "others[keep - 2 :]",
+    Fault("how many checkpoints stay", "bertrain/run/checkpoint.py", "others[keep - 1 :]", "others[keep:]",
           "states", "pretrain"),
 ]  # fmt: skip
 

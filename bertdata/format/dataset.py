@@ -112,7 +112,7 @@ class Dataset:
             array: NDArray[Any] = open_one(self.path, shard, name)
         except DatasetError as error:
             fault = error
-        if _stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
+        if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
             sentence = f"{self.path} was replaced by a build while it was read; open it again"
             raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
@@ -200,7 +200,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        before = _stamp(directory / MANIFEST)
+        before = stamp(directory / MANIFEST)
         try:
             manifest = read_manifest(directory)
             listed = [] if manifest.tables else manifest.splits.values()
@@ -212,8 +212,10 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         except DatasetError as error:
             fault = error
         # A build removes REPLACED after it has written the new manifest, so what is looked at first matters.
-        is_replacing = (directory / REPLACED).exists()
-        stayed = not is_replacing and _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
+        # Beside a manifest it says nothing: a build was killed before it removed it.
+        is_replacing = before is None and (directory / REPLACED).exists()
+        stayed = not is_replacing and stamp(directory / MANIFEST) == before
+        stayed = stayed and not (before is None and (directory / REPLACED).exists())
         if fault is None and stayed:
             return manifest, arrays, before
         if stayed or time.monotonic() > deadline:
@@ -222,7 +224,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         time.sleep(0.02)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp(path: Path) -> tuple[int, int, int] | None:
     """(inode, modification time, size): changes when the file is replaced. None: there is no file."""
     try:
         status = path.stat()

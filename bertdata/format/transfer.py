@@ -33,6 +33,7 @@ from bertdata.files import (
     write_file,
 )
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
+from bertdata.format.dataset import stamp
 from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record, read_record
@@ -78,7 +79,7 @@ def push(
     """
     source, root = Path(directory), url.rstrip("/")
     require_writable(root, option="url")
-    manifest = read_manifest(source)
+    before, manifest = stamp(source / MANIFEST), read_manifest(source)
     _require_own_id(manifest)
     there = _id_under(root)
     if there is None and root.startswith("hf:"):
@@ -92,7 +93,7 @@ def push(
         hub.commit_folder(root, source, names, unless=MANIFEST, message=message, public=public)
         there = _id_under(root)
     elif there is None:
-        there = _put_all(source, root, manifest, progress)
+        there = _put_all(source, root, manifest, before, progress)
     elif there == manifest.dataset_id and not root.startswith("hf:"):
         stores.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
     if there is None:
@@ -136,10 +137,11 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
-        if not (target / MANIFEST).exists():
+        there = [*target.iterdir()]  # looked at once, as a build may end meanwhile, which has .build or the manifest
+        if target / MANIFEST not in there:
             fsync_directory(target)  # before any file, as the name of the lock says whose they are
             names = {*files_of(manifest), LOCK, ORIGINS}
-            left = [path for path in target.iterdir() if path.name not in names]  # by a killed pull of another dataset
+            left = [path for path in there if path.name not in names]  # by a killed pull of another dataset
             if foreign := next((path for path in left if not _FILE.fullmatch(path.name) or path.is_dir()), None):
                 sentence = f"{foreign} was not written by a pull; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)
@@ -271,13 +273,20 @@ def _other_file(name: str) -> DatasetError:
     return DatasetError(sentence, "damaged", given=name)
 
 
-def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) -> str | None:
-    """Puts all files, the manifest last. Returns the dataset_id that is there in the end, which may be another one."""
+def _put_all(source: Path, root: str, manifest: Manifest, before: object, progress: Progress) -> str | None:
+    """Puts all files, the manifest last. Returns the dataset_id that is there in the end, which may be another one.
+
+    before: the stamp of manifest.json. A build that replaces the dataset removes it before it touches another file.
+    """
     done = _claim(root, manifest)
     there = _id_under(root)  # again: who had the claim before may have finished
     if there is None:
         _put_files(source, root, manifest, done, progress)
-        is_mine = stores.create(f"{root}/{MANIFEST}", (source / MANIFEST).read_bytes())
+        content = (source / MANIFEST).read_bytes() if stamp(source / MANIFEST) else b""
+        if stamp(source / MANIFEST) != before:
+            sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
+            raise DatasetError(sentence, "replaced", given=source)
+        is_mine = stores.create(f"{root}/{MANIFEST}", content)
         there = manifest.dataset_id if is_mine else _id_under(root)
     if there is not None:
         stores.remove(f"{root}/{CLAIM}")
@@ -299,7 +308,7 @@ def _claim(root: str, manifest: Manifest) -> set[str]:
             "if nobody does that any more"
         )
         raise BuildError(sentence, "busy", option="url", given=root)
-    if stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
+    if stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())) and _id_under(root) is None:  # else one has ended
         stores.remove(f"{root}/{CLAIM}")
         sentence = f"{root}: the server ignores If-None-Match, so two pushes could mix; push to another store"
         raise RemoteError(sentence, "server-unsuitable", option="url", given=root)

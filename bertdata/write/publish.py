@@ -6,28 +6,28 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from os.path import exists
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import BuildError, InputError
-from bertdata.files import fsync_directory
+from bertdata.errors import BuildError, DatasetError, InputError
+from bertdata.files import fsync_directory, write_file
 from bertdata.format.arrays import array_name
-from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest
+from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
 from bertdata.format.origins import NamedInput, prepare_directory, write_origins
 from bertdata.format.origins import array_name as origins_name
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.types import SpecialTokens
-from bertdata.write.staging import TOKENIZER_NAME
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally
+from bertdata.write.staging import TOKENIZER_NAME, remove_staging
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
 from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
 OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
+_NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
 
 
 def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: Tokenizer, plan: BuildPlan) -> dict[str, Any]:
@@ -86,10 +86,7 @@ def publish(
             path.unlink()
         raise if_none
     origins = _origins(units, manifest)
-    for made, name in _files(manifest, origins):
-        if not (exists(f"{staging}/{made}") or exists(f"{directory}/{name}")):  # where an interrupted run moved it
-            sentence = f"{made} was removed from {directory} during the build; use --overwrite to build it again"
-            raise BuildError(sentence, "parts-missing", option="out", given=made)
+    _require_all(staging, manifest, origins)
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
@@ -100,7 +97,9 @@ def publish(
             (directory / name).unlink()
     prepare_directory(directory, origins)
     for made, name in _files(manifest, origins):
-        if exists(f"{staging}/{made}"):
+        if made in tokenizer.files:  # stays in `staging`, where --finish reads it again after a kill
+            write_file(directory / name, tokenizer.files[made])
+        elif exists(f"{staging}/{made}"):
             os.replace(f"{staging}/{made}", f"{directory}/{name}")
     if origins:
         write_origins(
@@ -111,8 +110,33 @@ def publish(
     manifest.write(directory)
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
     (staging / PLAN).unlink()  # without it there is no unfinished build
-    shutil.rmtree(staging)
+    remove_staging(staging)
     fsync_directory(directory)
+
+
+def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> None:
+    """Raises BuildError if a file is not in `staging`, nor where an interrupted publication moved it.
+
+    The unit that it is of is then no longer finished, so that the next command makes it again.
+    """
+    directory, may_be_moved = staging.parent, True
+    if (directory / MANIFEST).exists():
+        try:
+            may_be_moved = read_manifest(directory).dataset_id == manifest.dataset_id
+        except DatasetError:
+            may_be_moved = False
+        # else nothing is moved yet, and what has these names is of the older dataset
+    lost = [
+        made
+        for made, name in _files(manifest, origins)
+        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}")))
+    ]
+    for made in lost:
+        if number := _NUMBER.search(made):
+            (staging / unit_name(int(number[1]))).unlink(missing_ok=True)
+    if lost:
+        sentence = f"{lost[0]} was removed from {directory} during the build; run the same command again to make it"
+        raise BuildError(sentence, "parts-missing", option="out", given=lost[0])
 
 
 def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:

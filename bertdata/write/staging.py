@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -37,15 +38,16 @@ _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what w
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
 
-    A failure removes what it made, unless a unit is finished. Raises BuildError if another process holds the lock, or
-    if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another
+    process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
-    _require_free(directory, overwrite=overwrite)
+    _require_free(directory, overwrite=overwrite, is_new=not staging.exists())
     created = not directory.exists()
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
         while True:  # until the directory is not the one that a build, which has just ended, removed
+            is_new = not staging.exists()
             make_directory(staging)
             with suppress(FileNotFoundError):
                 locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
@@ -54,19 +56,46 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             lock_of_part = staging / part_name(*part).replace(".json", ".lock")
             locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
-            _require_free(directory, overwrite=overwrite)  # again: another build may have just ended
+            _require_free(directory, overwrite=overwrite, is_new=is_new)  # again: a build may have ended, a pull begun
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")):
-                shutil.rmtree(staging, ignore_errors=True)
+            if part is None and not any(staging.glob("unit-*")) and (is_new or not _is_being_published(directory)):
+                with suppress(OSError):
+                    remove_staging(staging)
                 if created and not any(directory.iterdir()):
                     directory.rmdir()
             raise
 
 
-def _require_free(directory: Path, *, overwrite: bool) -> None:
-    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote."""
+def remove_staging(staging: Path) -> None:
+    """Removes the directory of a build whose lock this process holds.
+
+    The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
+    """
+    for path in staging.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    (staging / "lock").unlink(missing_ok=True)
+    try:
+        staging.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            raise
+
+
+def _is_being_published(directory: Path) -> bool:
+    """Whether a build that was killed has moved files there. Without .build they would be taken for somebody else's."""
+    return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
+
+
+def _require_free(directory: Path, *, overwrite: bool, is_new: bool) -> None:
+    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote.
+
+    is_new: no build was there before, so other files are not what one has moved.
+    """
     staging = directory / STAGING
     if directory.exists() and not directory.is_dir():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
@@ -81,7 +110,7 @@ def _require_free(directory: Path, *, overwrite: bool) -> None:
         if not overwrite and not (staging / PLAN).exists():
             sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
             raise BuildError(sentence, "out-exists", option="out", given=directory)
-    elif directory.exists() and not staging.exists() and any(directory.iterdir()):
+    elif is_new and directory.exists() and any(path != staging for path in directory.iterdir()):
         sentence = f"{directory} holds other files and no dataset; give an empty directory, or a new one"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
