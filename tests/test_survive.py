@@ -1,7 +1,9 @@
-"""The campaigns of tools/survive.py and tools/damage.py, short. tests/test_dist.py kills ranks and their launcher."""
+"""The campaigns of survive.py, damage.py and fuzz.py in tools/, short. tests/test_dist.py kills ranks."""
 
 import json
+import os
 import random
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from helpers import python
 
 import bertdata
+from bertdata.errors import BertdataError
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,24 @@ def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
         import_module("damage").fuzz(tmp_path, random.Random(0), 1)
     names = {"manifest.read_manifest", "table.read_tables", "shard.open_shard", "verify.verify"}
     assert {f"bertdata.format.{name}" for name in names} <= set(watched)
+
+
+def test_no_changed_file_of_others_is_a_traceback(tmp_path):
+    output = python(TOOL.with_name("fuzz.py"), "--count", 5000, "--seed", 5, "--keep", tmp_path, timeout=900)
+    counts = {line[:16].strip(): json.loads(line[16:]) for line in output.splitlines()}
+    assert (counts["all"]["inputs"], counts["all"]["faults"]) == (5000, 0)
+    assert [kind for kind, each in counts.items() if not each["used"]] == []
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_fuzzer_keeps_what_ends_in_anything_else(tmp_path, monkeypatch):
+    def refuse():
+        raise BertdataError("refused", "damaged")
+
+    ends = iter([int, int, refuse, lambda: 1 // 0, lambda: os.kill(os.getpid(), signal.SIGKILL)])
+    monkeypatch.syspath_prepend(TOOL.parent)
+    (tmp_path / "file").write_bytes(b"sound")
+    target = import_module("fuzz").Target(tmp_path / "file", lambda: next(ends)())
+    seen = import_module("fuzz").tried("kind", target, 4, random.Random(0), tmp_path)
+    assert seen == {"inputs": 3, "used": 1, "faults": 2}  # the last one wrote no counts
+    assert {path.name for path in tmp_path.glob("kind*")} == {"kind", "kind.2"}
