@@ -26,6 +26,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,7 +282,7 @@ def _changed_json(value: Any, draw: random.Random) -> bytes:
             if draw.random() < 0.2:
                 del holder[key]
             else:
-                holder[key] = draw.choice(ODD)
+                holder[key] = deepcopy(draw.choice(ODD))
     return json.dumps(value).encode()
 
 
