@@ -176,7 +176,7 @@ def recorded(root):
     loss of power, those of locks apart; and `holds(path)`, whether all of a file is on disk.
     """
     synced, renames, renamed, pending, unpublished = {}, [], set(), set(), set()
-    fsync, replace, mkdir = os.fsync, os.replace, Path.mkdir
+    fsync, replace, mkdir, rmdir = os.fsync, os.replace, Path.mkdir, Path.rmdir
     records = re.compile(r"(manifest|cache|unit-\d+)\.json")
 
     def state(path):
@@ -228,7 +228,8 @@ def recorded(root):
                 assert directory not in unpublished, f"{directory} may have its old manifest and no {path}"
                 is_checkpoint = path in renames and Path(path).is_dir()
                 assert not is_checkpoint or directory not in renamed, f"{path} is removed before the next is on disk"
-                pending.add(directory)
+                if function is not rmdir:  # an empty directory that comes back does no harm
+                    pending.add(directory)
                 for directories in (renamed, pending, unpublished):  # what was inside may be lost
                     directories.difference_update({each for each in directories if Path(each).is_relative_to(path)})
             function(path, *args, **kwargs)
@@ -238,7 +239,7 @@ def recorded(root):
     with ExitStack() as patched:
         for owner, name, changed in (
             (os, "fsync", on_fsync), (os, "replace", on_replace), (Path, "mkdir", on_mkdir),
-            (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(Path.rmdir)),
+            (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(rmdir)),
             (shutil, "rmtree", removing(shutil.rmtree)),
         ):  # fmt: skip
             patched.enter_context(patch.object(owner, name, changed))

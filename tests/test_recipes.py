@@ -13,7 +13,7 @@ from helpers import refused, succeeds
 from training import entries
 
 from bertrain import recipes
-from bertrain.options.config import MICRO_BATCH_SIZE, Config
+from bertrain.options.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
 from bertrain.options.fields import helps
 from bertrain.options.flags import command
 from bertrain.pretrain import pretrain
@@ -111,7 +111,10 @@ def test_only_the_first_rank_says_it(options_of, monkeypatch):
 
 def test_every_option_has_a_help():
     assert helps(Config).keys() == {option.name for option in fields(Config)}
-    assert f"at most {MICRO_BATCH_SIZE}." in helps(Config)["micro_batch_size"]
+    assert (
+        f"at most {MICRO_BATCH_SIZE}; on GPUs also at most {MICRO_BATCH_TOKENS:,} tokens"
+        in helps(Config)["micro_batch_size"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- published recipes

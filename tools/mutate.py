@@ -82,9 +82,8 @@ EQUIVALENT = {
     ("bertrain/lab/distillation/objective.py sign: -2 -> (2)",
      "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])"):
         "the array has four axes, so that the last but one is axis 2",
-    ("bertrain/run/run.py dropped term: self.training.compiles or ranks.device.type == \"cuda\" -> "
-     "(self.training.compiles)",
-     "self.clock = Clock(begun.seconds, compiles=self.training.compiles or ranks.device.type == \"cuda\")"):
+    ("bertrain/run/run.py dropped term: self.training.compiles or on_gpu -> (self.training.compiles)",
+     "self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)"):
         "without a GPU both are the same, and with one only what a time is called differs",
     ("bertrain/lab/tables.py bound: 30 -> 31", "csv.field_size_limit(1 << 30)"):
         "no test makes a cell of 2**30 characters",
