@@ -15,6 +15,7 @@ from bertdata.errors import UsageError
 IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
+LARGEST_VOCABULARY = 1 << 24
 _BY_ROLE = -1  # no id
 
 

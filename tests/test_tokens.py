@@ -289,9 +289,11 @@ def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
     assert "\n" not in str(refused.value)
 
 
-def test_an_empty_vocabulary_is_refused():
+@pytest.mark.parametrize("vocabulary", [{}, {"[UNK]": 0, "a": 1 << 24}, {"[UNK]": 0, "a": (1 << 32) - 1}])
+def test_a_vocabulary_that_is_empty_or_has_an_id_that_is_never_stored_is_refused(vocabulary):
     with refuses("tokenizer-unreadable", "tokenizer"):
-        Tokenizer(tokenizers.Tokenizer(models.BPE()).to_str())
+        Tokenizer(tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")).to_str())
+    Tokenizer(tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": (1 << 24) - 1}, unk_token="[UNK]")).to_str())
 
 
 @pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "no/", "a/no/", "x" * 5000])

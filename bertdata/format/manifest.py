@@ -29,11 +29,10 @@ from bertdata.format.table import (
     read_tables,
     write_tables,
 )
-from bertdata.types import SpecialTokens
+from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 MANIFEST = "manifest.json"
 REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new dataset in its place
-LARGEST_VOCABULARY = 1 << 24
 MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)

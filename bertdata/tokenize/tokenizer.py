@@ -21,7 +21,7 @@ from tokenizers import processors
 from bertdata.errors import SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
-from bertdata.types import SpecialTokens
+from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which they are looked up
@@ -90,6 +90,9 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
+        if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
+            sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
+            raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
         added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         names = {
@@ -102,7 +105,7 @@ class Tokenizer:
         self._roles = {role: name for role, name in names.items() if name in vocabulary}
         spelled |= {vocabulary[name]: name for name in self._roles.values()}
         self.special = SpecialTokens(
-            vocab_size=max(vocabulary.values()) + 1,
+            vocab_size=largest + 1,
             special_ids=tuple(sorted(spelled)),
             **{role: vocabulary[name] for role, name in self._roles.items()},
         )
