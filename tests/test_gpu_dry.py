@@ -241,7 +241,11 @@ def graphs_of(name, web, packed):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "modernbert-base-windows" else pytest.mark.dry) for case in CASES]
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case == "modernbert-base-windows" else pytest.mark.dry)
+        for case in CASES
+    ],
 )
 def test_a_model_is_one_graph(web, case):
     """And one more for each other shape of cu_seqlens; none holds a mask of all pairs of tokens."""
@@ -333,7 +337,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "packed" else pytest.mark.dry) for way in RUNS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way == "packed" else pytest.mark.dry) for way in RUNS]
+)
 def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypatch, on_cpus, way):
     """Two ranks that add up gradients of several passes, with a graph that is split where buckets end."""
     monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, timedelta(seconds=PATIENCE_S)))

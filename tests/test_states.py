@@ -584,7 +584,7 @@ def campaign(examples, seed=None):
 
 
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
-    assert sum(campaign(2).values()) > 20
+    assert sum(campaign(1).values()) > 10
 
 
 @pytest.mark.slow
