@@ -24,7 +24,7 @@ COMMANDS = {
     "evaluate": ("commands.evaluate", "Measure a checkpoint on held-out text, or on minimal pairs."),
     "finetune": ("lab.finetune", "Fine-tune a checkpoint on labelled text, over several seeds."),
     "augment": ("lab.augment", "Add copies with replaced words to labelled text."),
-    "suite": ("lab.suite", "Fine-tune a checkpoint for the tasks of GLUE or CLUE."),
+    "suite": ("lab.suite", "Fine-tune a checkpoint for the tasks of GLUE, SuperGLUE or CLUE."),
     "search": ("lab.elastic.search", "Find the best sub-network within a latency limit."),
     "extract": ("lab.elastic.extract", "Write a sub-network as a separate checkpoint."),
     "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),

@@ -7,11 +7,13 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -23,6 +25,8 @@ import bertdata
 from bertdata.cli import main
 from bertdata.look import bench
 from bertdata.write import build
+from bertrain.__main__ import COMMANDS as TRAINER
+from bertrain.__main__ import main as trainer
 
 COMMANDS = sorted(main.commands)
 
@@ -399,3 +403,19 @@ def test_inspect_writes_one_of_a_thing_without_the_s_of_several(tmp_path):
     shown = succeeds(main, "inspect", tmp_path / "one").output
     assert " 1 document\n" in shown
     assert " 1 documents" not in shown
+
+
+GROUPS = {"bertdata": main, "bertrain": trainer}
+EXAMPLES = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for name in TRAINER)]
+EXAMPLES = [pair for pair in EXAMPLES if pair[1] != "demo"]
+
+
+@pytest.mark.parametrize(("program", "name"), EXAMPLES)
+def test_the_examples_of_a_help_are_command_lines(program, name):
+    command = GROUPS[program].get_command(click.Context(main), name)
+    heading, *examples = command.epilog.removeprefix("\b\n").splitlines()
+    assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2))
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        assert words[:2] == [program, name]
+        command.make_context(name, words[2:])

@@ -132,7 +132,7 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
         click.echo(json.dumps(facts | result) if as_json else pairs.text(result, directory, file))
 
 
-@click.command(cls=OneSentence)
+@click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain evaluate --checkpoint run/ --data shards/ --show 4")
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
 @click.option("--data", help="Directory of shards.")
 @click.option(

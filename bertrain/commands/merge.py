@@ -87,7 +87,7 @@ def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
     return files | {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
 
 
-@click.command(cls=OneSentence)
+@click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain merge run-a/ run-b/ --out mean/")
 @click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
 @click.option("--out", required=True, help="New directory for the mean.")
 def main(checkpoints: tuple[str, ...], out: str) -> None:

@@ -25,7 +25,7 @@ PANELS = (
 )
 
 
-@click.command(cls=OneSentence)
+@click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain plot run/ run2/ --html runs.html")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", help="PNG file to write. Default: curves.png without --html, none with it.")
 @click.option("--html", help="Write a page about runs to this file.")

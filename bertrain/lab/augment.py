@@ -381,7 +381,9 @@ class _Work:
         )
 
 
-@click.command(cls=OneSentence)
+@click.command(
+    cls=OneSentence, epilog="\b\nExample:\n  bertrain augment --checkpoint run/ --train train.tsv --out more.tsv"
+)
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
 @click.option("--train", required=True, help="Labelled examples: TSV, CSV, JSON lines or Parquet, as for finetune.")
 @click.option("--out", required=True, help="New file for the examples and their copies, in the format of --train.")

@@ -393,7 +393,10 @@ OPTIONS = (
 )
 
 
-@click.command(cls=OneSentence)
+@click.command(
+    cls=OneSentence,
+    epilog="\b\nExample:\n  bertrain finetune --checkpoint run/ --train train.tsv --dev dev.tsv --out tuned/",
+)
 @click.option("--train", required=True, help="Examples to train on: TSV, CSV, JSON lines or Parquet.")
 @click.option("--dev", required=True, help="Examples for choosing the best epoch, in the same formats.")
 @click.option("--test", help="Examples for the final result, with the best epoch.")

@@ -115,7 +115,9 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
     return {split: str(directory / name) for split, name in files.items()}
 
 
-@click.command(cls=OneSentence)
+@click.command(
+    cls=OneSentence, epilog="\b\nExample:\n  bertrain suite glue --data glue/ --checkpoint run/ --out tuned/"
+)
 @click.argument("name", metavar="SUITE", type=click.Choice(list(SUITES)))
 @click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common

@@ -123,7 +123,9 @@ def _of_vocabulary(model: PreTrainedModel) -> set[str]:
     return {name for name, tensor in model.state_dict().items() if len(larger[name]) > len(tensor)}
 
 
-@click.command(cls=OneSentence)
+@click.command(
+    cls=OneSentence, epilog="\b\nExample:\n  bertrain transplant --checkpoint run/ --tokenizer new/ --out moved/"
+)
 @click.option("--checkpoint", "path", required=True, help="The trained model: a run, or a checkpoint directory.")
 @click.option("--tokenizer", "spec", required=True, help="The new vocabulary: a tokenizer as bertdata build takes it.")
 @click.option("--out", required=True, help="New directory for the model with the new vocabulary.")

@@ -62,11 +62,13 @@ class _GroupedCommand(OneSentence):
                     formatter.write_dl(records)
 
 
-def command(run: Callable[..., None], *, names_out: bool = True, own: Sequence[click.Parameter] = ()) -> click.Command:
+def command(
+    run: Callable[..., None], example: str, *, names_out: bool = True, own: Sequence[click.Parameter] = ()
+) -> click.Command:
     """A click command with a flag for every option of a run and of its methods, --recipe and --config.
 
-    run: called with a Config, and with the values of `own`, further options. names_out: print the directory of a run
-    that --out does not name.
+    run: called with a Config, and with the values of `own`, further options. example: a command line for the end of
+    its help. names_out: print the directory of a run that --out does not name.
     """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
@@ -85,7 +87,10 @@ def command(run: Callable[..., None], *, names_out: bool = True, own: Sequence[c
         run(config, **values)
 
     settings = {"help_option_names": ["-h", "--help"]}
-    return _GroupedCommand("pretrain", callback=main, help=run.__doc__, context_settings=settings, own=own)
+    epilog = f"\b\nExample:\n  {example}"
+    return _GroupedCommand(
+        "pretrain", callback=main, help=run.__doc__, epilog=epilog, context_settings=settings, own=own
+    )
 
 
 def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, list[str]]:

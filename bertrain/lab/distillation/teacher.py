@@ -274,7 +274,10 @@ def _unlock(out: Path, *, is_new: bool) -> None:
 _ONE = click.IntRange(min=1)
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(
+    context_settings=SETTINGS,
+    epilog="\b\nExample:\n  bertrain teacher --model teacher/ --data shards/ --variants 1 --out cache/",
+)
 @click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, help="Directory for the cache.")

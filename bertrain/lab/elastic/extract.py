@@ -41,7 +41,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
 
 
-@click.command(cls=OneSentence)
+@click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain extract --checkpoint run/ --layers 4 --out small/")
 @click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic, or a checkpoint.")
 @click.option("--layers", type=int, help="Number of layers. Default of all sizes: the size of the checkpoint.")
 @click.option("--width", type=int, help="Width of the hidden states.")

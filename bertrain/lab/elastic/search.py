@@ -244,7 +244,10 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-@click.command(cls=OneSentence)
+@click.command(
+    cls=OneSentence,
+    epilog="\b\nExample:\n  bertrain search --checkpoint run/ --data shards/ --latency 5ms --out search/",
+)
 @click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--latency", "limit", required=True, help="Longest latency of a sub-network, such as 5ms or 0.2s.")
