@@ -74,6 +74,7 @@ print(time.perf_counter() - start)
 def seconds(checkout: Path, code: str, *arguments: str) -> float:
     """What a program prints last, run with a checkout's packages."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else a new checkout compiles its modules in each turn
     environment["PYTHONSAFEPATH"] = "1"  # else the packages of the directory from which this was started come first
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
