@@ -132,7 +132,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
 
 
-main = command(pretrain, "bertrain pretrain --data shards/ --out run/ --steps 10000")
+main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
 
 if __name__ == "__main__":
     main()

@@ -290,7 +290,9 @@ GPU = click.Option(
     help="Check for a machine with --nproc of these GPUs instead of this one, and print the expected speed.",
     type=click.Choice([*GPUS]),
 )
-main = command(doctor, "bertrain doctor --data shards/ --model bert-base --nproc 8 --gpu h100", own=[RANKS, GPU])
+main = command(
+    doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8 --gpu h100", own=[RANKS, GPU]
+)
 
 if __name__ == "__main__":
     main()

@@ -94,7 +94,7 @@ def _disk(config: Config, batches: Batches) -> str:
     )
 
 
-main = command(plan, "bertrain plan --config run.toml", names_out=False)
+main = command(plan, example="bertrain plan --config run.toml", names_out=False)
 
 if __name__ == "__main__":
     main()

@@ -63,7 +63,11 @@ class _GroupedCommand(OneSentence):
 
 
 def command(
-    run: Callable[..., None], example: str, *, names_out: bool = True, own: Sequence[click.Parameter] = ()
+    run: Callable[..., None],
+    *,
+    example: str | None = None,
+    names_out: bool = True,
+    own: Sequence[click.Parameter] = (),
 ) -> click.Command:
     """A click command with a flag for every option of a run and of its methods, --recipe and --config.
 
@@ -87,7 +91,7 @@ def command(
         run(config, **values)
 
     settings = {"help_option_names": ["-h", "--help"]}
-    epilog = f"\b\nExample:\n  {example}"
+    epilog = f"\b\nExample:\n  {example}" if example else None
     return _GroupedCommand(
         "pretrain", callback=main, help=run.__doc__, epilog=epilog, context_settings=settings, own=own
     )
