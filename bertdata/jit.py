@@ -70,7 +70,7 @@ def jit(**options: Any) -> Any:
 
 
 def part(**options: Any) -> Any:
-    """As `jit`, for a function that only kernels call. What Python needs to call it takes a quarter of compiling."""
+    """As `jit`, for a function that only kernels call. It has no entry for Python, which takes long to compile."""
     return partial(_compiled, _Part, {"no_cpython_wrapper": True, **options})
 
 
