@@ -50,6 +50,17 @@ class Encoded:
     special_ids_replaced: int  # how many special ids the model gave for plain text; they became the unknown id
 
 
+def _vocabulary(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    """All tokens and their ids. Raises TokenizerError if there is none, or one that a dataset cannot store."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
+    if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
+        sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
+        raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
+    return vocabulary
+
+
 class Tokenizer:
     """A tokenizer whose special tokens have known roles."""
 
@@ -87,12 +98,7 @@ class Tokenizer:
                 f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
             ) from None
         self._tokenizer.encode_special_tokens = True
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not vocabulary:
-            raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
-        if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
-            sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
-            raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
+        vocabulary = _vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         names = {
@@ -105,7 +111,7 @@ class Tokenizer:
         self._roles = {role: name for role, name in names.items() if name in vocabulary}
         spelled |= {vocabulary[name]: name for name in self._roles.values()}
         self.special = SpecialTokens(
-            vocab_size=largest + 1,
+            vocab_size=max(vocabulary.values()) + 1,
             special_ids=tuple(sorted(spelled)),
             **{role: vocabulary[name] for role, name in self._roles.items()},
         )

@@ -51,18 +51,7 @@ def evaluate(
     same result. autocast: makes the context of forward passes. interrupted: asked on all ranks after each batch; where
     it is true the result is None. progress: show a bar on rank 0.
     """
-    loader = bertdata.Loader(
-        shards,
-        length=length,
-        global_batch_size=ROWS * ranks.world_size,
-        seed=SEED,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        split=split,
-        masking=masking,
-        samples="packed" if encoder.isolate else "windows",
-        epochs=1,
-    )
+    loader = _loader(encoder, shards, ranks, split=split, length=length, masking=masking)
     predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, correct, targets, samples
     was_training = encoder.training
@@ -93,6 +82,24 @@ def evaluate(
         "same_token_text": spelled(load_tokenizer(str(shards.path)))(most),
     }
     return {"split": split} | result | {"same_share": int(predicted[most]) / max(1, result["targets"])}
+
+
+def _loader(
+    encoder: Encoder, shards: bertdata.Dataset, ranks: World, *, split: str, length: int, masking: bertdata.Masking
+) -> bertdata.Loader:
+    """One epoch of a split, in an order and with masks that never change."""
+    return bertdata.Loader(
+        shards,
+        length=length,
+        global_batch_size=ROWS * ranks.world_size,
+        seed=SEED,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        split=split,
+        masking=masking,
+        samples="packed" if encoder.isolate else "windows",
+        epochs=1,
+    )
 
 
 def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:
