@@ -4,17 +4,22 @@
 
 Needs nothing but this repository and a GPU: weights are random, and so is the text (documents of random length over
 30,522 words). bf16, AdamW, clipping, batches from the Loader, as in bertrain.pretrain. Each case warms up (and
-compiles), then runs for some seconds. One that does not fit into memory is tried with half the rows.
+compiles), then runs for some seconds, then for 10 steps under torch's profiler, whose shares of the time are in
+`profile`: by kind of kernel, and `idle`, in which no kernel ran. The batch with the padded row at the end of an epoch,
+for which a second graph is compiled, is left out, but not of whole runs. A case that does not fit into memory is tried
+with half the rows.
 
 compiled   the step of bertrain, as it is on GPUs
+cudnn      the same with cuDNN's kernel of attention alone
 pretrain   bertrain pretrain itself: the last entries of its log
 plain      transformers' model with labels for all places and an attention mask, not compiled, with the same batches
 packed     the step of bertrain with --isolate-documents, compiled; its MFU counts attention over whole rows
 eager      the step of bertrain, not compiled
+muon       as pretrain, with --optimizer muon
 
 Each way has a case before any has a second one. Each case that is done is a line of --out at once, and is not run
 again, so the command can be stopped and repeated. It begins no case that may take longer than what is left of
---seconds. --quick: tiny models on any device, to see that the script works.
+--seconds. --only names cases, as they are printed. --quick: tiny models on any device, to see that the script works.
 """
 
 # ruff: noqa: E402  (bertdata need not be installed)
@@ -27,6 +32,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +59,26 @@ from bertrain.runtime import feed
 ROWS = {32: 4, 128: 256, 512: 64, 1024: 32}  # of a step, by length
 GRID = [("bert-base", 128), ("modernbert-base", 1024), ("modernbert-base", 128), ("bert-base", 512),
         ("bert-large", 128), ("modernbert-base", 512), ("bert-large", 512)]  # fmt: skip
-WAYS = {"compiled": GRID, "pretrain": GRID[:2], "packed": GRID, "plain": GRID, "eager": GRID}  # what matters most first
+WAYS = {
+    "compiled": GRID,
+    "pretrain": GRID[:2],
+    "packed": GRID,
+    "plain": GRID,
+    "eager": GRID,
+    "cudnn": GRID,
+    "muon": GRID[:1],
+}  # fmt: skip  (what matters most first)
 QUICK = {way: [("bert-tiny", 32), ("modernbert-tiny", 32)] for way in ("pretrain", "packed", "plain", "eager")}
-LONGEST_S = {"compiled": 100, "packed": 100, "pretrain": 100}  # of a case, at a guess; others 30
+LONGEST_S = dict.fromkeys(("compiled", "packed", "pretrain", "cudnn", "muon"), 50)  # of a case; others 30
+PROFILED = 10  # steps
+KINDS = {
+    "attention": ("flash", "fmha", "attention", "sdpa"),
+    "products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk"),
+    "optimizer": ("multi_tensor", "adam"),
+    "fused": ("triton",),
+    "copies": ("memcpy", "memset"),
+}
+"""Kinds of kernels by parts of their names, in small letters; the first that has one. The rest is "other"."""
 
 
 def in_order(ways: dict[str, list[tuple[str, int]]]) -> list[list[Any]]:
@@ -78,7 +101,26 @@ def make_shards(place: Path, num_tokens: int) -> bertdata.Dataset:
 
 def kernels_of(way: str, module: Any, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """A function that makes the context of a step: which kernels of attention may run."""
-    return contextlib.nullcontext if way == "plain" else attention.limited(attention.kernels("auto", module, device))
+    if way == "plain":
+        return contextlib.nullcontext
+    return attention.limited(attention.kernels(way if way in attention.KERNELS else "auto", module, device))
+
+
+def profile(steps: Callable[[int], None]) -> dict[str, Any]:
+    """Shares of the time of steps by kind of kernel, idle among them, and the kernels that take most."""
+    steps(1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        start = time.perf_counter()
+        steps(PROFILED)
+        passed = time.perf_counter() - start
+    shares: Counter[str] = Counter()
+    kernels = Counter({event.key: event.self_device_time_total / 1e6 / passed for event in profiler.key_averages()})
+    for name, share in kernels.items():
+        kind = next((kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), "other")
+        shares[kind] += share
+    shares["idle"] = 1 - shares.total()
+    most = [[name[:100], round(share, 3)] for name, share in kernels.most_common(16)]
+    return {"step_ms": round(1000 * passed / PROFILED, 2), "most": most} | {k: round(v, 3) for k, v in shares.items()}
 
 
 def measure(
@@ -87,11 +129,11 @@ def measure(
     """Tokens a second of whole steps, what share of the time waits for data, MFU and peak memory."""
     weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
-    if way in ("compiled", "eager") and feed.has_kernel(device):
-        model.choose_windows(weights)
+    if way in ("compiled", "cudnn", "eager") and feed.has_kernel(device):
+        model.leave_out_masks(weights)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
-    if way in ("compiled", "packed") and device.type == "cuda":
+    if way in ("compiled", "cudnn", "packed") and device.type == "cuda":
         module.compile(fullgraph=True, dynamic=False)
     limited = kernels_of(way, module, device)
     config = Config.of(data=str(shards.path), out="none")
@@ -101,7 +143,7 @@ def measure(
     def step() -> None:
         nonlocal waited
         start = time.perf_counter()
-        batch = next(loader)
+        batch = next(each for each in loader if isolate or each.attention_mask is None)
         waited += time.perf_counter() - start
         with limited():
             with torch.autocast(device.type, torch.bfloat16):
@@ -139,14 +181,15 @@ def measure(
         "step_ms": round(1000 * passed / count, 2),
         "data_wait": round(waited / passed, 5),
         "warm_up_s": round(warm_s, 1),
+        "profile": profile(steps) if device.type == "cuda" and seconds else None,
     }
 
 
-def whole_run(shards: bertdata.Dataset, name: str, length: int, *, rows: int, quick: bool) -> dict[str, Any]:
-    """The last entry of the log of a short run, which is of its last 20 steps."""
+def whole_run(shards: bertdata.Dataset, name: str, length: int, *, rows: int, **given: Any) -> dict[str, Any]:
+    """The last entry of the log of a short run, which is of its last 20 steps. given: options of the run."""
     with tempfile.TemporaryDirectory() as out:
-        each, start = 2 if quick else 20, time.perf_counter()
-        options = {"global_batch_size": rows, "micro_batch_size": rows, "steps": 3 * each, "log_every": each}
+        each, start = 2 if length == 32 else 20, time.perf_counter()
+        options = {"global_batch_size": rows, "micro_batch_size": rows, "steps": 3 * each, "log_every": each, **given}
         pretrain(Config.of(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
         entry = json.loads((Path(out) / "log.jsonl").read_text().splitlines()[-1])
     kept = {key: entry.get(key) for key in ("tokens_per_s", "mfu", "data_wait")}
@@ -161,8 +204,8 @@ def case(shards: bertdata.Dataset, name: str, length: int, way: str, seconds: fl
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         try:
-            if way == "pretrain":
-                found = whole_run(shards, name, length, rows=rows, quick=length == 32)
+            if way in ("pretrain", "muon"):
+                found = whole_run(shards, name, length, rows=rows, optimizer="muon" if way == "muon" else "adamw")
             else:
                 found = measure(shards, name, length, way, rows=rows, seconds=seconds, device=device)
         except torch.OutOfMemoryError:
@@ -184,8 +227,10 @@ def case(shards: bertdata.Dataset, name: str, length: int, way: str, seconds: fl
 @click.option("--out", type=Path, required=True, help="File of JSON lines; cases that are in it are not run again.")
 @click.option("--seconds", default=480.0, help="For everything.")
 @click.option("--each", default=4.0, help="Seconds measured of a case.")
+@click.option("--only", multiple=True, help="A case, such as 'bert-base 128 compiled'; may be given several times.")
+@click.option("--data", type=Path, help="A dataset in place of the random one.")
 @click.option("--quick", is_flag=True, help="Tiny models, to see that it works.")
-def main(out: Path, seconds: float, each: float, quick: bool) -> None:
+def main(out: Path, seconds: float, each: float, only: tuple[str, ...], data: Path | None, quick: bool) -> None:
     begun = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not quick:
@@ -193,10 +238,15 @@ def main(out: Path, seconds: float, each: float, quick: bool) -> None:
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else "none"
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = [line["case"] for line in lines if line["GPU"] == gpu]
-    cases = [each_case for each_case in in_order(QUICK if quick else WAYS) if each_case not in done]
+    cases = [one for one in in_order(QUICK if quick else WAYS) if one not in done]
+    if only:
+        cases = [one for one in cases if " ".join(map(str, one)) in only]
     left_out = []
     with tempfile.TemporaryDirectory() as scratch:
-        shards = make_shards(Path(scratch), 100_000 if quick else 4_000_000) if cases else None
+        if data:
+            shards = bertdata.open(data)
+        elif cases:
+            shards = make_shards(Path(scratch), 100_000 if quick else 4_000_000)
         for name, length, way in cases:
             if time.perf_counter() - begun + LONGEST_S.get(way, 30) > seconds:
                 left_out.append(f"{name} {length} {way}")

@@ -43,7 +43,7 @@ def speeds(data: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def table(data: dict[str, Any], proofs: list[dict[str, Any]], has_gpu: bool) -> str:
+def table(data: dict[str, Any], proofs: list[dict[str, Any]]) -> str:
     stamp, cpu = data["stamp"], data["stamp"]["machine"]
     lines = [
         f"Speeds are of {stamp['date']}, {cpu['cores']} cores of {cpu['cpu']}. 4.9 means that ours is 4.9 times as",
@@ -53,7 +53,6 @@ def table(data: dict[str, Any], proofs: list[dict[str, Any]], has_gpu: bool) -> 
         "|---|---|",
         *(f"| {said} | {found} |" for said, found in speeds(data)),
         *(f"| {one['asked']} | {one['found']} ([how]({one['page']})) |" for one in proofs),
-        f"| on GPUs | {'measured' if has_gpu else 'not yet: no GPU has run this'} ([how](docs/gpu.md)) |",
     ]
     return "\n".join(lines)
 
@@ -89,7 +88,7 @@ def write(root: Path = ROOT) -> None:
     data, proofs = read()
     path = root / "README.md"
     before, rest = path.read_text().split(BEGIN)
-    made = table(data, proofs, (RESULTS / "gpu.jsonl").exists())
+    made = table(data, proofs)
     path.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}")
     plot(data, root / PICTURE)
 

@@ -316,7 +316,7 @@ def proof(table):
 def test_readme_has_the_table_of_committed_results(proof):
     _, _, rest = (ROOT / "README.md").read_text().partition(f"{proof.BEGIN}\n")
     data, proofs = proof.read()
-    assert rest.partition(f"\n{proof.END}")[0] == proof.table(data, proofs, (RESULTS / "gpu.jsonl").exists())
+    assert rest.partition(f"\n{proof.END}")[0] == proof.table(data, proofs)
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     assert (ROOT / proof.PICTURE).read_bytes().startswith(b"\x89PNG")
 
@@ -328,9 +328,3 @@ def test_each_line_of_the_table_names_a_page_and_a_command_that_are_there(proof)
         assert (ROOT / one["page"]).is_file(), one
         if "again" in one:
             assert (ROOT / one["again"].split()[1]).is_file(), one
-
-
-def test_a_missing_gpu_is_said(proof):
-    data, proofs = proof.read()
-    assert "not yet" in proof.table(data, proofs, False).splitlines()[-1]
-    assert "not yet" not in proof.table(data, proofs, True)

@@ -38,7 +38,7 @@ from test_step import Waits
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 from training import CPU, QUIET, assert_near, learner, train
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, masking_utils
 
 import bertdata
 from bertdata import Loader
@@ -173,7 +173,7 @@ def both_ways(config, length, *, packed):
     if packed:
         piece["cu_seqlens"] = feed.cu_seqlens_of(positions)
     else:
-        build.choose_windows(weights)
+        build.leave_out_masks(weights)
     module.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     compiled = gradients_of(module, piece)
     distance = (compiled[1] - plain[1]).norm() / plain[1].norm()
@@ -224,11 +224,12 @@ def graphs_of(name, web, packed):
     def record(graph, inputs):
         for node in graph.graph.nodes:
             given = node.meta.get("example_value")
-            if node.op == "call_function" and getattr(given, "shape", ())[-2:] == (LENGTHS[name],) * 2:
+            if node.op.startswith("call_") and getattr(given, "shape", ())[-2:] == (LENGTHS[name],) * 2:
                 squares.append(str(node.target))
         return graph.forward
 
     with pytest.MonkeyPatch.context() as patch, fakes(patch, CPU):
+        patch.setattr(masking_utils, "is_torchdynamo_exporting", lambda: True)  # as torch 2.11 says
         training = training_of(name, web, CPU, isolate_documents=packed)
         training.learner.compile(fullgraph=True, dynamic=False, backend=record)
         for number in range(4):
@@ -430,5 +431,5 @@ def test_every_way_has_a_case_in_the_first_four_minutes(tmp_path, monkeypatch):
     result = CliRunner().invoke(gpu_step.main, ["--out", tmp_path / "gpu.jsonl", "--seconds", "240"])
     assert result.exit_code == 0, result.output
     cases = [json.loads(line)["case"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
-    assert [way for _, _, way in cases] == list(gpu_step.WAYS)
+    assert [way for _, _, way in cases][: len(gpu_step.WAYS)] == list(gpu_step.WAYS)
     assert cases[0] == ["bert-base", 128, "compiled"]

@@ -1,13 +1,13 @@
-"""How fast a run should be on a GPU that is not here: a model, made of published figures. No GPU has confirmed it.
+"""How fast a run should be on a GPU that is not here: a model, made of published figures and some of one H100.
 
 A step takes the time of its matrix products, of attention, of what its layers and its head move through memory, and of
 its optimizer, one after another. Each is divided by what the GPU does at best times a share of that. The shares are the
-same for all GPUs and models. docs/gpu.md compares this with runs that others published.
+same for all GPUs and models. docs/gpu.md compares this with runs that others published, and with runs of ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -39,6 +39,8 @@ github.com/mag-/gpu_benchmark; it has no H200, which has the cores of an H100.""
 PRODUCTS, ATTENTION = 0.65, 0.35  # shares of the fastest product that a model's own products and its attention reach
 BANDWIDTH = 0.8  # share of the data sheet's that kernels and links reach
 WIDTHS, INNER = 28, 7  # so many times its width and inner width a layer moves, forward and backward, in bf16 numbers
+ROTARY = 20  # so many times its width more, if it turns queries and keys
+AROUND = 256  # tokens around a window whose products a kernel computes in vain, as it works on blocks
 LOGIT, PARAMETER = 12, 46  # bytes that the loss moves a logit, and clipping and AdamW a parameter
 BACKWARD = 2 / 3  # share of a pass in which gradients can be added up over GPUs meanwhile
 
@@ -53,6 +55,7 @@ class Sizes:
     inner: int
     layers: int
     vocab_size: int
+    rotary: bool = False  # whether positions are given to attention by turning queries and keys
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Sizes:
@@ -65,15 +68,17 @@ class Sizes:
             inner=getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", None) or 4 * width,
             layers=getattr(config, "num_hidden_layers", 0),
             vocab_size=config.vocab_size,
+            rotary=bool(getattr(config, "rope_parameters", None)),
         )
 
 
 def seconds_of_step(sizes: Sizes, gpu: Gpu, *, rows: float, length: int, slots: int, passes: int, gpus: int) -> float:
     """A step of AdamW in bf16. rows: of one GPU, in so many passes. slots: masked tokens of a row."""
     tokens, operations = rows * length, sizes.operations
+    around = replace(operations, windows=tuple(None if one is None else one + AROUND for one in operations.windows))
     products = 6 * rows * (length * operations.token + slots * operations.target)
-    attention = operations.of_step(rows=rows, length=length, slots=slots) - products
-    moved = 2 * tokens * sizes.layers * (WIDTHS * sizes.width + INNER * sizes.inner)
+    attention = around.of_step(rows=rows, length=length, slots=slots) - products
+    moved = 2 * tokens * sizes.layers * ((WIDTHS + ROTARY * sizes.rotary) * sizes.width + INNER * sizes.inner)
     moved += LOGIT * rows * slots * sizes.vocab_size
     bandwidth = BANDWIDTH * gpu.bandwidth
     computing = products / (PRODUCTS * gpu.product) + attention / (ATTENTION * gpu.product) + moved / bandwidth

@@ -36,7 +36,7 @@ PROBED = 64  # tokens of the row that shows whether a kernel can run
 def kernels(choice: str, encoder: Encoder, device: torch.device) -> tuple[str, ...]:
     """The kernels that --attention lets a model run; what transformers calls its attention if it has no such kernel."""
     own = str(encoder.model.config._attn_implementation)  # noqa: SLF001
-    if own not in ("sdpa", isolation.NAME, isolation.WINDOWED):
+    if own not in ("sdpa", isolation.NAME, isolation.WHOLE_ROWS):
         return (own,)
     if choice != "auto":
         return (choice,)

@@ -457,15 +457,13 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
         model.set_attn_implementation("eager")
 
 
-def choose_windows(model: PreTrainedModel) -> None:
-    """Lets layers that attend to a window compute it without a mask of all pairs of tokens, where they can.
+def leave_out_masks(model: PreTrainedModel) -> None:
+    """Lets a model compute rows without padding without a mask of all pairs of tokens, where it can.
 
-    For GPUs in half precision, which have a kernel for it.
+    For GPUs in half precision, which have a kernel for layers that attend to a window.
     """
-    is_local = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
-    can = family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa"  # noqa: SLF001
-    if is_local and can:
-        model.set_attn_implementation(isolation.WINDOWED)
+    if family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa":  # noqa: SLF001
+        model.set_attn_implementation(isolation.WHOLE_ROWS)
 
 
 def check_runs(model: PreTrainedModel, *, length: int) -> None:

@@ -143,7 +143,8 @@ FAMILIES: dict[str, Family] = {
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
     "convbert": Family(),
     "nystromformer": Family(),
-    "fnet": Family(untrained=("pooler",), scores=lambda config, tokens: 0),  # Fourier transforms
+    # Fourier transforms, which GPUs do not compute in bf16, and in fp16 only for lengths that are powers of two.
+    "fnet": Family(untrained=("pooler",), scores=lambda config, tokens: 0, half=False),
     "squeezebert": Family(untrained=("pooler",)),
     "flaubert": Family(),
     "xlm": Family(),

@@ -5,8 +5,9 @@ packed rows, so it makes no mask. On CUDA, in half precision, the documents go t
 unequal length, elsewhere to scaled dot-product attention with a mask of the tokens that share a document. (position_ids
 alone isolate nothing: without flash attention transformers does not look at them.)
 
-Other rows need this on GPUs alone, for layers that attend to a window: each row is a document of that kernel, which
-computes the window without a mask of all pairs of tokens.
+Other rows have an attention of ours on GPUs alone, so that none without padding has a mask of all pairs of tokens. In
+layers that attend to a window each row is a document of that kernel. transformers would make a mask for the others too
+if a model is compiled by an older torch (2.11), as that says that it exports the model; and flash takes no mask.
 
 Families that compute attention themselves take a mask of all pairs of tokens instead ("mask" in the table of families).
 """
@@ -21,8 +22,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME, WINDOWED = "bertrain_isolated", "bertrain_windowed"
-"""What transformers calls the attention of packed rows, and that of other rows with windows."""
+NAME, WHOLE_ROWS = "bertrain_isolated", "bertrain_whole_rows"
+"""What transformers calls the attention of packed rows, and that of other rows."""
 
 
 def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def attend(
     return attended.transpose(1, 2).contiguous(), None
 
 
-def attend_in_windows(
+def attend_in_rows(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -118,5 +119,5 @@ def mask_of_padding(*, attention_mask: torch.Tensor | None = None, **others: Any
 
 
 AttentionInterface.register(NAME, attend)
-AttentionInterface.register(WINDOWED, attend_in_windows)
-AttentionMaskInterface.register(WINDOWED, mask_of_padding)
+AttentionInterface.register(WHOLE_ROWS, attend_in_rows)
+AttentionMaskInterface.register(WHOLE_ROWS, mask_of_padding)

@@ -17,7 +17,8 @@ class Average:
     def __init__(self, module: torch.nn.Module) -> None:
         self._weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self._means: dict[str, torch.Tensor] = {}
-        self._count = torch.zeros((), dtype=torch.float64)
+        self._device = next(iter(self._weights.values())).device
+        self._count = torch.zeros((), dtype=torch.float64, device=self._device)
 
     @property
     def count(self) -> int:
@@ -28,8 +29,8 @@ class Average:
     def add(self, skipped: torch.Tensor | None = None) -> None:
         """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays."""
         weights: list[torch.Tensor] = [*self._weights.values()]
-        taken = 1 - (torch.zeros((), device=weights[0].device) if skipped is None else skipped).double()
-        self._count = self._count.to(taken.device) + taken
+        taken = 1 - (torch.zeros((), device=self._device) if skipped is None else skipped).double()
+        self._count = self._count + taken
         if not self._means:
             self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
         share: Any = (taken / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
@@ -63,5 +64,5 @@ class Average:
         """Raises ValueError if the means are of other weights."""
         if state["means"].keys() != self._weights.keys():
             raise ValueError("the means are of other weights")
-        self._count = torch.tensor(state["count"], dtype=torch.float64)
+        self._count = torch.tensor(state["count"], dtype=torch.float64, device=self._device)
         self._means = {name: state["means"][name].to(weight.device) for name, weight in self._weights.items()}

@@ -179,7 +179,7 @@ def learner(
     if config.attention == "auto":
         build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     if precision != "fp32" and feed.has_kernel(ranks.device):
-        build.choose_windows(weights)
+        build.leave_out_masks(weights)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)
