@@ -111,10 +111,8 @@ def test_only_the_first_rank_says_it(options_of, monkeypatch):
 
 def test_every_option_has_a_help():
     assert helps(Config).keys() == {option.name for option in fields(Config)}
-    assert (
-        f"at most {MICRO_BATCH_SIZE}; on GPUs also at most {MICRO_BATCH_TOKENS:,} tokens"
-        in helps(Config)["micro_batch_size"]
-    )
+    limits = f"at most {MICRO_BATCH_SIZE}, on GPUs at most {MICRO_BATCH_TOKENS:,} tokens"
+    assert limits in helps(Config)["micro_batch_size"]
 
 
 # ---------------------------------------------------------------------------------------------------- published recipes

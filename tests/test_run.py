@@ -50,7 +50,7 @@ from bertrain.commands import doctor, evaluate
 from bertrain.models import build as model
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
-from bertrain.run import checkpoint, phases, rates, state, validation, watch, writer
+from bertrain.run import assemble, checkpoint, phases, rates, state, validation, watch, writer
 from bertrain.run import evaluate as evaluation
 from bertrain.run import run as runs
 from bertrain.run.run import Run
@@ -308,10 +308,10 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
         assert losses(train(dataset.path, out, **options)) == losses(complete), last
 
 
-@pytest.mark.parametrize(("length", "rows"), [(128, 64), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
+@pytest.mark.parametrize(("length", "rows"), [(128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
 def test_a_pass_on_a_gpu_has_a_limit_of_tokens(length, rows):
-    """Unless its rows are given; a pass on a CPU has none."""
-    config = Config.of(data="x", length=length)
+    """Unless its rows are given; a pass on a CPU has one of rows."""
+    config = Config.of(data="x", length=length, global_batch_size=300)
     assert Plan.of(config, OF_100, world_size=1, on_gpu=True).micro_batch_size == rows
     assert Plan.of(config, OF_100, world_size=1).micro_batch_size == 64
     given = Config.of(data="x", length=length, micro_batch_size=100)
@@ -764,10 +764,13 @@ def test_the_doctor_counts_numbers_of_the_precision_that_a_run_would_have(monkey
 
     def needed(model, **options):
         weights = SimpleNamespace(config=CONFIG_MAPPING[model](), parameters=list)
-        estimate = doctor._memory(Config.of(data="x", out="y", **options), shape, weights, 1, 1)[1]
+        config = Config.of(data="x", out="y", **options)
+        compiled = assemble.compiles(config, [], on_gpu=True)
+        estimate = doctor._memory(config, shape, weights, 1, 1, compiled=compiled)[1]
         return float(re.search(r"([\d.]+) GB", estimate)[1])
 
     assert needed("bert") < needed("bert", precision="fp32")
+    assert needed("bert") < needed("bert", compile="off")
     only_fp32 = next(name for name, family in FAMILIES.items() if not family.half)
     assert needed(only_fp32) == needed(only_fp32, precision="fp32")
 

@@ -96,7 +96,7 @@ def test_the_doctor_prints_the_speed_of_a_machine_that_is_not_here(dataset, tmp_
     code, lines = examine(dataset, tmp_path, gpu="h100", nproc=2)
     assert code == 0
     assert "devices" not in lines
-    assert "64 on each of 2 ranks" in lines["batch"]
+    assert "1 × 128 on each of 2 ranks" in lines["batch"]
     assert "16 on each of 2 ranks" in examine(dataset, tmp_path, gpu="h100", nproc=2, length=2048)[1]["batch"]
     assert "each H100 has 80.0 GB" in lines["memory"]
     total, each, gpus, mfu, hours, gpu_hours = numbers(lines["speed"].split("about")[1])

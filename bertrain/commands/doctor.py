@@ -84,9 +84,10 @@ def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[
         return
     yield "masks", (PASS, f"{targets:,} targets in the first rows")
     passes = max([1, *(method.passes() for method in methods)])
+    compiled = on_gpu and assemble.compiles(config, methods, on_gpu=True)
     if gpu is None:
         yield "devices", _devices(nproc)
-    yield "memory", _memory(config, batches.plan, weights, nproc, passes, gpu)
+    yield "memory", _memory(config, batches.plan, weights, nproc, passes, gpu, compiled=compiled)
     if gpu is not None:
         yield "speed", (PASS, _speed(batches.plan, Sizes.of(weights), nproc, gpu))
     yield "disk", _disk(config, parameters, trained)
@@ -161,11 +162,19 @@ def _sizes(weights: PreTrainedModel) -> tuple[int, int]:
 
 
 def _memory(
-    config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, passes: int, gpu: str | None = None
+    config: Config,
+    plan: Plan,
+    weights: PreTrainedModel,
+    nproc: int,
+    passes: int,
+    gpu: str | None = None,
+    *,
+    compiled: bool = False,
 ) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
 
-    passes: forward passes whose activations are kept. gpu: as `check` has it.
+    passes: forward passes whose activations are kept. gpu: as `check` has it. compiled: whether the model is; then it
+    keeps less, as an H100 showed (docs/gpu.md).
     """
     (parameters, trained), shape = _sizes(weights), weights.config
     on_gpu = gpu is not None or torch.cuda.is_available()
@@ -175,7 +184,8 @@ def _memory(
     size = 4 if assemble.precision(config, device, weights) == "fp32" else 2
     length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
     tokens = plan.micro_batch_size * length
-    kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
+    kept = 12 + 1.5 * inner / max(1, width) if compiled else 20 + 4 * inner / max(1, width)
+    kept = 1 if config.gradient_checkpointing else kept
     activations = passes * tokens * width * layers * kept * size
     head = (
         passes * plan.micro_batch_size * (length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)

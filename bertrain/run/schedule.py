@@ -72,7 +72,7 @@ class Plan:
         phases = resolve(config, sizes)
         largest = max(max(phase.rows) for phase in phases)
         share = -(-largest // world_size)  # rows of the fullest rank
-        most = min(MICRO_BATCH_SIZE, max(1, MICRO_BATCH_TOKENS // phases[0].length)) if on_gpu else MICRO_BATCH_SIZE
+        most = max(1, MICRO_BATCH_TOKENS // phases[0].length) if on_gpu else MICRO_BATCH_SIZE
         micro = min(share, config.micro_batch_size or most)
         return cls(
             phases=phases,
