@@ -6,8 +6,8 @@ Needs nothing but this repository and a GPU: weights are random, and so is the t
 30,522 words). bf16, AdamW, clipping, batches from the Loader, as in bertrain.pretrain. Each case warms up (and
 compiles), then runs for some seconds, then for 10 steps under torch's profiler, whose shares of the time are in
 `profile`: by kind of kernel, and `idle`, in which no kernel ran. The batch with the padded row at the end of an epoch,
-for which a second graph is compiled, is left out, but not of whole runs. A case that does not fit into memory is tried
-with half the rows.
+for which a second graph is compiled, is left out; `pretrain` and `muon` read it. A case that does not fit into memory
+is tried with half the rows.
 
 compiled   the step of bertrain, as it is on GPUs
 cudnn      the same with cuDNN's kernel of attention alone
@@ -130,10 +130,11 @@ def measure(
     weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
     if way in ("compiled", "cudnn", "eager") and feed.has_kernel(device):
-        model.leave_out_masks(weights)
+        model.leave_out_masks(weights, in_windows=True)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "cudnn", "packed") and device.type == "cuda":
+        torch.compiler.config.cache_key_tag = way  # as bertrain does, so that no other way's kernels are taken
         module.compile(fullgraph=True, dynamic=False)
     limited = kernels_of(way, module, device)
     config = Config.of(data=str(shards.path), out="none")

@@ -45,7 +45,7 @@ OTHERS = {
 LENGTHS = {"bert-base": 512, "bert-large": 512, "modernbert-base": 1024, "modernbert-large": 2048,
            "xlm-roberta-base": 512, "deberta-v3-base": 512, "esm-2": 1024}  # fmt: skip
 """The models, in their published sizes, and the length of their rows, which is no other size of theirs."""
-ROWS = 64  # of a micro-batch by default
+ROWS = 64  # of a micro-batch
 VOCAB_SIZE = 30522
 
 

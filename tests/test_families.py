@@ -25,6 +25,7 @@ from bertrain.lab import finetune, growth
 from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, readable
 from bertrain.models import build as models
+from bertrain.models import isolation
 from bertrain.models.families import FAMILIES, layers_of
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -150,13 +151,35 @@ def test_a_checkpoint_is_one_of_transformers_and_a_run_resumes_to_the_same_bits(
         torch.testing.assert_close(ours.logits(**piece), theirs[rows, piece["masked_positions"]], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", fast(EVERY, "deberta"))
+@pytest.mark.parametrize("name", [name for name in SMALL if FAMILIES[name].isolation == "kernel"])
+@pytest.mark.parametrize("samples", ["windows", "documents"])
+@torch.no_grad()
+def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset, name, samples):
+    """Rows with padding keep theirs."""
+    weights = built(configs[name], dataset).eval()
+    _, piece = four_rows(dataset, 40, samples=samples)
+    rows = {key: piece[key] for key in ("input_ids", "attention_mask") if key in piece}
+    assert ("attention_mask" in rows) == (samples == "documents")
+    expected = weights(**rows).logits
+    models.leave_out_masks(weights, in_windows=True)
+    torch.testing.assert_close(weights(**rows).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_mask_that_a_model_adds_to_is_not_left_out():
+    own = {"mask_function": lambda batch, head, query, key: query >= key, "allow_is_causal_skip": False}
+    own |= {"batch_size": 1, "q_length": 3, "kv_length": 3}
+    assert isolation.mask_of_padding(use_vmap=True, **own)[0, 0].equal(torch.ones(3, 3).tril().bool())
+    assert isolation.mask_of_padding(**own) is None
+
+
+@pytest.mark.parametrize("name", fast(EVERY, "deberta", "fnet"))
 def test_bf16_is_close_or_refused(configs, dataset, name):
     loss = {}
     for precision in ("fp32", "bf16"):
         config = Config.of(data=str(dataset.path), out="nowhere", precision=precision, length=32)
         weights = built(configs[name], dataset)
-        if (name, precision) == ("deberta", "bf16"):
+        if precision == "bf16" and name in FAMILIES and not FAMILIES[name].half:
             with refuses("unsupported", "precision"):
                 assemble.precision(config, CPU, weights)
             return

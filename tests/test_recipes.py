@@ -111,7 +111,7 @@ def test_only_the_first_rank_says_it(options_of, monkeypatch):
 
 def test_every_option_has_a_help():
     assert helps(Config).keys() == {option.name for option in fields(Config)}
-    limits = f"at most {MICRO_BATCH_SIZE}, on GPUs at most {MICRO_BATCH_TOKENS:,} tokens"
+    limits = f"at most {MICRO_BATCH_SIZE} on CPUs, and at most {MICRO_BATCH_TOKENS:,} tokens on GPUs"
     assert limits in helps(Config)["micro_batch_size"]
 
 

@@ -153,6 +153,18 @@ def test_a_step_has_the_kernels_that_are_asked_for(dataset, tmp_path, monkeypatc
     assert tuple(resolved["attention"]) == expected
 
 
+def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, monkeypatch):
+    """torch's cache on disk holds the kernel that was chosen, and its key does not."""
+    tags = []
+    for choice in ("auto", "flash", "math"):
+        monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+        config = Config.of(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
+        ranks = dist.World(0, 1, torch.device("cpu"))
+        training.Training(config, dataset, ranks, [], assemble.model(config, dataset)[0])
+        tags.append(torch.compiler.config.cache_key_tag)
+    assert len({*tags, ""}) == 4
+
+
 def test_kernels_learn_the_same(dataset, tmp_path):
     logs = [
         train(dataset.path, tmp_path / choice, **QUIET | {"steps": 3, "attention": choice, "precision": precision})

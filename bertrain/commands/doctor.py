@@ -173,8 +173,8 @@ def _memory(
 ) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
 
-    passes: forward passes whose activations are kept. gpu: as `check` has it. compiled: whether the model is; then it
-    keeps less, as an H100 showed (docs/gpu.md).
+    passes: forward passes whose activations are kept. gpu: as `check` has it. compiled: whether the model is compiled.
+    One that has a fast kernel of attention then keeps less, as an H100 showed (docs/gpu.md).
     """
     (parameters, trained), shape = _sizes(weights), weights.config
     on_gpu = gpu is not None or torch.cuda.is_available()
@@ -184,7 +184,8 @@ def _memory(
     size = 4 if assemble.precision(config, device, weights) == "fp32" else 2
     length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
     tokens = plan.micro_batch_size * length
-    kept = 12 + 1.5 * inner / max(1, width) if compiled else 20 + 4 * inner / max(1, width)
+    is_lean = compiled and family_of(shape).isolation == "kernel" and config.attention != "math"
+    kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)
     kept = 1 if config.gradient_checkpointing else kept
     activations = passes * tokens * width * layers * kept * size
     head = (
@@ -223,7 +224,7 @@ def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
     each = f", {of_one:,.0f} on each of {nproc} GPUs" * (nproc > 1)
     return (
         f"about {of_all:,.0f} tokens a second{each}, MFU {mfu:.0%}, {hours:,.3g} hours, "
-        f"{hours * nproc:,.3g} GPU hours; computed from published figures, not measured"
+        f"{hours * nproc:,.3g} GPU hours; computed from published figures and some of one H100"
     )
 
 

@@ -68,7 +68,9 @@ class Sizes:
             inner=getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", None) or 4 * width,
             layers=getattr(config, "num_hidden_layers", 0),
             vocab_size=config.vocab_size,
-            rotary=bool(getattr(config, "rope_parameters", None)),
+            rotary=bool(getattr(config, "rope_parameters", None))
+            or getattr(config, "position_embedding_type", None) == "rotary"
+            or config.model_type == "roformer",
         )
 
 

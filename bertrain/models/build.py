@@ -457,12 +457,15 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
         model.set_attn_implementation("eager")
 
 
-def leave_out_masks(model: PreTrainedModel) -> None:
+def leave_out_masks(model: PreTrainedModel, *, in_windows: bool) -> None:
     """Lets a model compute rows without padding without a mask of all pairs of tokens, where it can.
 
-    For GPUs in half precision, which have a kernel for layers that attend to a window.
+    in_windows: whether the device has a kernel for layers that attend to a window, as GPUs have in half precision. If
+    not, a model with such layers keeps its masks.
     """
-    if family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa":  # noqa: SLF001
+    is_local = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
+    can = family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa"  # noqa: SLF001
+    if can and (in_windows or not is_local):
         model.set_attn_implementation(isolation.WHOLE_ROWS)
 
 

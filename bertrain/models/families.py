@@ -60,7 +60,8 @@ class Family:
     positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
     padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
     isolation: Literal["kernel", "mask"] | None = None
-    """How its attention keeps packed documents apart (isolation.py). None: it cannot."""
+    """How its attention keeps packed documents apart (isolation.py). None: it cannot. With "kernel" rows without
+    padding have no mask on GPUs, packed or not."""
     embed: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """model, input_ids and position_ids of packed rows, int64 [B, T], positions from 0 in each document → what enters
     the first layer [B, T, H]. Only where embeddings of transformers depend on the rest of the row."""

@@ -1,4 +1,4 @@
-"""Attention that stays inside a document, for rows of packed documents, or inside a window, for other rows.
+"""Attention that stays inside a document, for rows of packed documents; for others inside a window, or over whole rows.
 
 transformers calls an attention function by name, so ours are registered beside its own. It has no mask function for
 packed rows, so it makes no mask. On CUDA, in half precision, the documents go to torch's kernel for sequences of
@@ -110,12 +110,16 @@ def attend_in_rows(
     return attend(module, query, key, value, None, sliding_window=sliding_window, **others | documents)
 
 
-def mask_of_padding(*, attention_mask: torch.Tensor | None = None, **others: Any) -> torch.Tensor | None:
+def mask_of_padding(
+    *, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **others: Any
+) -> torch.Tensor | None:
     """The mask that transformers makes for a layer, bool [B, 1, T, T]; None for rows without padding.
 
-    attention_mask bool [B, T]: False in padding.
+    attention_mask bool [B, T]: False in padding. use_vmap: set where a model adds a condition of its own to the mask.
     """
-    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **others)
+    if attention_mask is None and not use_vmap:
+        return None
+    return sdpa_mask(attention_mask=attention_mask, use_vmap=use_vmap, **others)
 
 
 AttentionInterface.register(NAME, attend)

@@ -38,7 +38,7 @@ from bertrain.options.fields import (
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
-MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows, or tokens on GPUs
+MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows on CPUs, tokens on GPUs
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
@@ -138,7 +138,9 @@ class Config(Options):
     global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
     micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
-    """Rows in one forward pass of a rank. Default: its share of a step, at most 64, on GPUs at most 32,768 tokens."""
+    """Rows in one forward pass of a rank. Default: its share of a step, but at most 64 on CPUs, and at most 32,768
+    tokens on GPUs.
+    """
     lr: float = _option(SCHEDULE, 1e-3, bounds=ABOVE_0, phase=True)
     """Peak learning rate."""
     lr_end: float = _option(SCHEDULE, 0.0, bounds=WEIGHT, phase=True)

@@ -178,8 +178,9 @@ def learner(
     on_gpu = ranks.device.type == "cuda"
     if config.attention == "auto":
         build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
-    if precision != "fp32" and feed.has_kernel(ranks.device):
-        build.leave_out_masks(weights)
+    has_windows = precision != "fp32" and feed.has_kernel(ranks.device)
+    if on_gpu or has_windows:
+        build.leave_out_masks(weights, in_windows=has_windows)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)

@@ -71,6 +71,8 @@ class Training:
         self._limited = attention.limited(self.attention)
         if self.compiles:
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
+            # torch keeps compiled models on disk, with the kernel of attention in them, and does not ask which may run.
+            torch.compiler.config.cache_key_tag = f"attention by {' or '.join(self.attention)}"
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
         resolved = replace(config, precision=self.precision)
         self.optimizer = assemble.optimizer(resolved, self.learner, self._methods)
