@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import refuses
 from hypothesis import example, given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import BYTES, CONTENTS, FEW, TABLES, as_parquet, blocks_of, invalid_column, read, write
 
-from bertdata.sources import documents, jsonl
+from bertdata.sources import documents, jsonl, tables
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
@@ -318,6 +319,22 @@ def test_columns_of_tables_are_checked(folder, name):
                     b"", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)):  # fmt: skip
         with refuses("not-of-format", "inputs", given=str(path)):
             read([write(path, content)])
+
+
+def test_a_batch_of_parquet_has_its_own_texts_alone(folder, monkeypatch):
+    """Not a long text many times over, nor, as in a dictionary that pyarrow adds to, the texts of batches before."""
+    monkeypatch.setattr(tables, "_DECODED_BYTES", 100_000)
+    decoded, plain = [], tables._decoded
+    monkeypatch.setattr(tables, "_decoded", lambda column: decoded.append(column) or plain(column))
+    long, short = "ab " * 10_000, [f"number {number}" for number in range(3000)]
+    for name, texts in (("once", short), ("repeated", [long] * 300), ("both", [long, *short, long])):
+        decoded.clear()
+        path = folder / f"{name}.parquet"
+        pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=40_000, data_page_size=4000)
+        assert [each[1] for each in read([path])] == [text.encode() for text in texts]
+        assert not any(pa.types.is_dictionary(column.type) for column in decoded)
+        assert max(column.nbytes for column in decoded) < 120_000
+        assert len(decoded) < 3 + len(texts) / 3
 
 
 # ------------------------------------------------------------------------------------------------------- not text

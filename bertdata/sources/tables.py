@@ -23,6 +23,7 @@ from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
 _BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
+_DECODED_BYTES = 1 << 25  # which the rows of Parquet that are decoded at a time may have at most, but a single one
 
 
 @dataclass(frozen=True)
@@ -89,24 +90,41 @@ class TableFile:
                         row += len(column)
                 row = stop
 
-    def _parquet(self) -> Any:
+    def _parquet(self, *, keeps_dictionaries: bool = False) -> Any:
         """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory.
 
-        Texts stay in dictionaries until `_decoded`: a file of some hundred bytes can have one long text in each of its
-        rows.
+        keeps_dictionaries: texts stay in the dictionary of a row group. pyarrow adds to it what stands in no dictionary,
+        so that in the end each batch has all texts of the row group.
         """
         import pyarrow.parquet as pq
 
-        options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES, "read_dictionary": [self.form.text_key]}
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+        options |= {"read_dictionary": [self.form.text_key]} if keeps_dictionaries else {}
         return pq.ParquetFile(_for_pyarrow(self.file), **options)
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
         """The text's column of a row group in pieces of a block at most, more or less."""
         meta, key = table.metadata.row_group(group), self.form.text_key
-        size = meta.column(_leaf(table.metadata, key)).total_uncompressed_size
-        rows = documents.BLOCK_BYTES * meta.num_rows // max(1, size)
-        for batch in table.iter_batches(min(max(rows, 1), _MOST_ROWS), row_groups=[group], columns=[key]):
+        column = meta.column(_leaf(table.metadata, key))
+        rows = documents.BLOCK_BYTES * meta.num_rows // max(1, column.total_uncompressed_size)
+        rows = min(max(rows, 1), _MOST_ROWS)
+        if column.has_dictionary_page and min(rows, meta.num_rows) * column.total_uncompressed_size > _DECODED_BYTES:
+            rows = max(1, min(rows, _DECODED_BYTES // max(1, self._longest_repeated(group))))
+        for batch in table.iter_batches(rows, row_groups=[group], columns=[key]):
             yield from _decoded(_text_column(batch, key))
+
+    def _longest_repeated(self, group: int) -> int:
+        """Bytes of the longest text in the dictionary of a row group.
+
+        A file of some hundred bytes can have one long text in each of its rows.
+        """
+        key = self.form.text_key
+        with self._parquet(keeps_dictionaries=True) as table:
+            column = _text_column(next(table.iter_batches(1, row_groups=[group], columns=[key])), key)
+        import pyarrow as pa
+
+        is_coded = pa.types.is_dictionary(column.type)
+        return int(np.diff(offsets_of(_binary(column.dictionary if is_coded else column))).max(initial=0))
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""
