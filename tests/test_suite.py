@@ -109,3 +109,15 @@ def test_files_of_a_suite_that_are_not_there_are_named(tmp_path):
     (tmp_path / "MRPC").mkdir()
     refusal = refused(suite.main, *arguments, tmp_path, kind="not-found", option="data")
     assert all(name in refusal.sentence for name in ("MRPC", "train.tsv", "dev.tsv"))
+
+
+def test_files_of_which_no_row_fits_are_refused(bert_run, tmp_path):
+    for folder, row, kind in (
+        ("COPA", {"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 1}, "bad-row"),
+        ("RTE", {"premise": "a", "hypothesis": "b", "label": ""}, "empty"),
+    ):
+        (tmp_path / folder / folder).mkdir(parents=True)
+        for name in ("train.jsonl", "val.jsonl"):
+            write(tmp_path / folder / folder / name, *[json.dumps(row)] * 2)
+        arguments = common(bert_run, tmp_path / folder, tmp_path / folder / "out")
+        assert "train.jsonl" in refused(suite.main, "superglue", *arguments, kind=kind).sentence

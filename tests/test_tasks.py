@@ -325,7 +325,7 @@ def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
     wrong["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 7
     (tmp_path / "b.json").write_text(json.dumps(wrong))
     refused("qa", tmp_path / "b.json", "bad-row", ", question '0'")
-    refused("qa", tmp_path / "b.json", "empty", skip=True)
+    refused("qa", tmp_path / "b.json", "bad-row", ", question '0'", skip=True)
     refused("qa", tmp_path / "none.json", "not-found")
     examples, _ = task("qa").read(str(tmp_path / "a.json"))
     with refuses("out-of-range", "length"):

@@ -37,15 +37,20 @@ def left_out(path: str, count: int) -> list[str]:
 
 
 def examples_of(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
-    """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for."""
-    examples, num_left = [], 0
+    """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for.
+
+    If it raises for all of them, its error about the last one is raised.
+    """
+    examples, num_left, last = [], 0, None
     for row in rows:
         try:
             examples.append(make(*row))
-        except UsageError:
+        except UsageError as error:
             if not skip:
                 raise
-            num_left += 1
+            num_left, last = num_left + 1, error
+    if last is not None and not examples:
+        raise last
     return examples, num_left
 
 
