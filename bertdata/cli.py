@@ -584,9 +584,19 @@ def export_command(shards: str, format: str, out: str, split: str) -> None:
 @_map
 @_on_error
 def train_tokenizer(
-    inputs: tuple[str, ...], type: str, cased: bool, vocab_size: int, out: str, format: str | None, text_key: str,
-    encoding: str, include: tuple[str, ...], exclude: tuple[str, ...], map: tuple[str, ...], on_error: str,
-) -> None:  # fmt: skip
+    inputs: tuple[str, ...],
+    type: str,
+    cased: bool,
+    vocab_size: int,
+    out: str,
+    format: str | None,
+    text_key: str,
+    encoding: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    map: tuple[str, ...],
+    on_error: str,
+) -> None:
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
     INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
@@ -603,9 +613,17 @@ def train_tokenizer(
     form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
     with _bar("read") as progress:
         trained = run(
-            inputs, out, type=type, cased=cased, vocab_size=vocab_size, form=form, include=include, exclude=exclude,
-            say=_say, progress=progress,
-        )  # fmt: skip
+            inputs,
+            out,
+            type=type,
+            cased=cased,
+            vocab_size=vocab_size,
+            form=form,
+            include=include,
+            exclude=exclude,
+            say=_say,
+            progress=progress,
+        )
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
 
 
@@ -693,9 +711,15 @@ def show(
     from bertdata.look import show as look
 
     shown = look.shown(
-        Dataset(_local(shards)), samples=samples, split=split, first=sample, count=count, length=length, seed=seed,
+        Dataset(_local(shards)),
+        samples=samples,
+        split=split,
+        first=sample,
+        count=count,
+        length=length,
+        seed=seed,
         policy=policy if masked else None,
-    )  # fmt: skip
+    )
     click.echo(shown)
 
 

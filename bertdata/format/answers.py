@@ -23,8 +23,20 @@ CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
 LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
 _LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
-_HEADER = ("teacher", "tokenizer", "stream", "epoch_samples", "epoch_tokens", "samples", "slots", "vocab_size", "top_k",
-           "id_dtype", "unit_samples", "batch_samples")  # fmt: skip
+_HEADER = (
+    "teacher",
+    "tokenizer",
+    "stream",
+    "epoch_samples",
+    "epoch_tokens",
+    "samples",
+    "slots",
+    "vocab_size",
+    "top_k",
+    "id_dtype",
+    "unit_samples",
+    "batch_samples",
+)
 
 
 class Answers(NamedTuple):

@@ -49,9 +49,14 @@ def array_name(shard: str) -> str:
 
 
 def write_origins(
-    directory: Path, dataset_id: str, inputs: Sequence[NamedInput], *, input_format: str | None, text_key: str,
+    directory: Path,
+    dataset_id: str,
+    inputs: Sequence[NamedInput],
+    *,
+    input_format: str | None,
+    text_key: str,
     shards: Mapping[str, str],
-) -> None:  # fmt: skip
+) -> None:
     """Writes the list of inputs and the record beside the arrays, which are there. shards: name → SHA-256 in hex."""
     lines = "".join(json.dumps(list(each)) + "\n" for each in inputs).encode()
     write_file(directory / INPUTS, lines)

@@ -51,9 +51,13 @@ class ShardTable(Sequence[Shard]):
     """The shards of a split of a dataset with many. A Shard is made when it is asked for."""
 
     def __init__(
-        self, split: str, numbers: NDArray[np.int64], arrays: Sequence[str], token_dtype: str,
+        self,
+        split: str,
+        numbers: NDArray[np.int64],
+        arrays: Sequence[str],
+        token_dtype: str,
         digests: Callable[[], NDArray[np.uint8]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """numbers [num_shards, 4]: the rows of TABLE. digests: gives uint8 [num_shards, num_arrays, 32]."""
         self.split, self.numbers, self.arrays, self.token_dtype = split, numbers, tuple(arrays), token_dtype
         self._digests = digests
@@ -65,9 +69,7 @@ class ShardTable(Sequence[Shard]):
         if isinstance(index, slice):
             return tuple(self[number] for number in range(*index.indices(len(self))))
         unit, documents, tokens, sentences = self.numbers[index].tolist()
-        lengths = {
-            "documents": documents + 1, "sentences": sentences + 1, "tokens": tokens, "words": -(-tokens // 8)
-        }  # fmt: skip
+        lengths = {"documents": documents + 1, "sentences": sentences + 1, "tokens": tokens, "words": -(-tokens // 8)}
         arrays = {
             name: {
                 "dtype": self.token_dtype if name == "tokens" else ARRAY_DTYPES[name][0],

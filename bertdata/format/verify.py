@@ -332,11 +332,13 @@ def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> I
         for fault, wrong in (
             ("an id outside the vocabulary", (ids >= header["vocab_size"]).any(1)),
             ("one id twice", (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(1)),
-            ("log-probabilities that are not finite, above 0, or not in descending order",
-             ~np.isfinite(logprobs).all(1) | (logprobs > 0).any(1) | (np.diff(logprobs) > 0).any(1)),
+            (
+                "log-probabilities that are not finite, above 0, or not in descending order",
+                ~np.isfinite(logprobs).all(1) | (logprobs > 0).any(1) | (np.diff(logprobs) > 0).any(1),
+            ),
             ("a tail that is not finite, or above 0", ~np.isfinite(tails) | (tails > 0)),
             ("probabilities that do not add up to 1", ~(np.abs(total - 1) < 0.01)),
-        ):  # fmt: skip
+        ):
             wrong_slots = np.flatnonzero(wrong & ~unused)
             if wrong_slots.size:
                 row, slot = divmod(start + int(wrong_slots[0]), header["slots"])

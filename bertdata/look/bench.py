@@ -32,9 +32,15 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
     dataset = Dataset(path)
     options: dict[str, Any] = {"length": length, "global_batch_size": rows}
     measured: dict[str, Any] = {
-        "path": path, "dataset_id": dataset.dataset_id, "tokens": dataset.num_tokens, "split": "train",
-        "length": length, "rows": rows, "seconds": seconds, "cores": len(os.sched_getaffinity(0)),
-    }  # fmt: skip
+        "path": path,
+        "dataset_id": dataset.dataset_id,
+        "tokens": dataset.num_tokens,
+        "split": "train",
+        "length": length,
+        "rows": rows,
+        "seconds": seconds,
+        "cores": len(os.sched_getaffinity(0)),
+    }
     if "train" not in dataset.splits:
         raise UsageError(
             f"{path} has no split train, which bench reads; build it again with a smaller --validation",

@@ -64,9 +64,15 @@ class Traced:
 
 
 def trace(
-    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None, inputs: Sequence[str | Path] = (),
-    maps: Sequence[str] = (), progress: Progress = lambda done, total: None,
-) -> list[Traced]:  # fmt: skip
+    dataset: Dataset,
+    run: str | Path,
+    step: int,
+    *,
+    row: int | None = None,
+    inputs: Sequence[str | Path] = (),
+    maps: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
+) -> list[Traced]:
     """The documents of the batch of a step of a run of bertrain, in the order of the rows, with their texts.
 
     run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows, of a mix
@@ -90,9 +96,12 @@ def trace(
         )
     names = ("length", "seed", "split", "samples", "shuffle")
     loader = Loader(
-        dataset, masking=None, variants=state.get("variants"), **{name: state[name] for name in names},
+        dataset,
+        masking=None,
+        variants=state.get("variants"),
+        **{name: state[name] for name in names},
         **({} if state["short_seq_prob"] is None else {"short_seq_prob": state["short_seq_prob"]}),
-    )  # fmt: skip
+    )
     wanted = np.arange(rows) if row is None else np.array([row])
     positions = first + wanted
     if "sources" in state:  # a source of a mix is read as it is read alone
@@ -200,10 +209,14 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
             if part[0] < part[1]:  # else the row has nothing but the separator of this document
                 found.append(
                     Traced(
-                        row=row, document=int(first_documents[number]) + document, start=part[0], stop=part[1],
-                        num_tokens=num_tokens, **origins.of(shard, document),
+                        row=row,
+                        document=int(first_documents[number]) + document,
+                        start=part[0],
+                        stop=part[1],
+                        num_tokens=num_tokens,
+                        **origins.of(shard, document),
                     )
-                )  # fmt: skip
+                )
             document += 1
     return found
 
@@ -219,10 +232,14 @@ def numbered(dataset: Dataset, documents: Sequence[int]) -> list[Traced]:
             num_tokens = dataset.document(before + number).size
             found.append(
                 Traced(
-                    row=len(found), document=before + number, start=0, stop=num_tokens, num_tokens=num_tokens,
+                    row=len(found),
+                    document=before + number,
+                    start=0,
+                    stop=num_tokens,
+                    num_tokens=num_tokens,
                     **origins.of(shard, number),
                 )
-            )  # fmt: skip
+            )
         before += shard.num_documents
     return found
 
@@ -258,9 +275,13 @@ class _Origins:
 
 
 def with_texts(
-    dataset: Dataset, traced: Sequence[Traced], *, inputs: Sequence[str | Path] = (), maps: Sequence[str] = (),
+    dataset: Dataset,
+    traced: Sequence[Traced],
+    *,
+    inputs: Sequence[str | Path] = (),
+    maps: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
-) -> list[Traced]:  # fmt: skip
+) -> list[Traced]:
     """The same with the texts of the documents, as far as the inputs still have them.
 
     inputs: directories or URLs below which inputs are read. A dataset may name any file or URL that its user can read,
@@ -276,9 +297,12 @@ def with_texts(
             why = f"the build changed the texts by --map {spec}; give the same --map to run this function here"
             return [replace(each, no_text=why) for each in traced]
     form = TextFormat(
-        documents=settings.get("documents", "blank"), kind=record.input_format, text_key=record.text_key,
-        encoding=settings.get("encoding", UTF_8), maps=tuple(settings.get("map", ())),
-    )  # fmt: skip
+        documents=settings.get("documents", "blank"),
+        kind=record.input_format,
+        text_key=record.text_key,
+        encoding=settings.get("encoding", UTF_8),
+        maps=tuple(settings.get("map", ())),
+    )
     by_input: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # input → place → documents
     for each in traced:
         by_input[each.input][each.place].add(each.document)  # several, if the input was named twice

@@ -126,13 +126,7 @@ class Loader:
         self.position = 0  # samples that all ranks together have been given
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
-        self._sources = [
-            Source(
-                dataset, samples=samples, split=split, length=self.length, seed=self.seed,
-                short_seq_prob=self.short_seq_prob, words=words, block=self._block, variants=self.variants,
-            )
-            for dataset in datasets
-        ]  # fmt: skip
+        self._sources = [self._source(dataset, words) for dataset in datasets]
         self._sizes = np.array([source.num_samples for source in self._sources])
         self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._special = datasets[0].special_tokens  # of all sources
@@ -142,6 +136,19 @@ class Loader:
         )
         if self._answers:
             self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
+
+    def _source(self, dataset: Dataset, words: bool) -> Source:
+        return Source(
+            dataset,
+            samples=self.samples,
+            split=self.split,
+            length=self.length,
+            seed=self.seed,
+            short_seq_prob=self.short_seq_prob,
+            words=words,
+            block=self._block,
+            variants=self.variants,
+        )
 
     def _require_possible(self) -> None:
         """Raises UsageError for values that no dataset can be read with."""
@@ -334,9 +341,13 @@ class Loader:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)
         epochs, sample_ids = order.sample_ids(
-            places.positions, num_samples=self._sizes, seed=self.seed, block=self._block, which=places.which,
+            places.positions,
+            num_samples=self._sizes,
+            seed=self.seed,
+            block=self._block,
+            which=places.which,
             bounds=places.bounds,
-        )  # fmt: skip
+        )
         which = zip(self._sources, places.rows(), strict=True)
         rows = rows_of([(source.samples, Wanted(mine, epochs, sample_ids)) for source, mine in which])
         return positions, places.sources, epochs, sample_ids, rows

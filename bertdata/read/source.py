@@ -14,9 +14,18 @@ class Source:
     """
 
     def __init__(
-        self, dataset: Dataset, *, samples: str, split: str, length: int, seed: int, short_seq_prob: float, words: bool,
-        block: int | None, variants: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        *,
+        samples: str,
+        split: str,
+        length: int,
+        seed: int,
+        short_seq_prob: float,
+        words: bool,
+        block: int | None,
+        variants: int | None,
+    ) -> None:
         """words: as open_samples has it. block: as order.sample_ids has it. The others are arguments of Loader."""
         self.dataset, self._seed, self._variants = dataset, seed, variants
         self.samples = open_samples(

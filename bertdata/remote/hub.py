@@ -56,9 +56,13 @@ def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, m
             return
         add = _hub().CommitOperationAdd
         api.create_commit(
-            repository, [add(f"{path}/{name}".lstrip("/"), directory / name) for name in names], repo_type="dataset",
-            revision=revision, commit_message=message, parent_commit=before,
-        )  # fmt: skip
+            repository,
+            [add(f"{path}/{name}".lstrip("/"), directory / name) for name in names],
+            repo_type="dataset",
+            revision=revision,
+            commit_message=message,
+            parent_commit=before,
+        )
 
     patiently(url, put)
 

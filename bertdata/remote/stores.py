@@ -154,8 +154,11 @@ def s3_config() -> dict[str, str]:
         section = profile if profile == "default" else f"profile {profile}"
         config |= _section(Path(variable("AWS_CONFIG_FILE") or home / "config"), section, names)
     if not variable("AWS_ACCESS_KEY_ID"):
-        names = {"aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key",
-                 "aws_session_token": "session_token"}  # fmt: skip
+        names = {
+            "aws_access_key_id": "access_key_id",
+            "aws_secret_access_key": "secret_access_key",
+            "aws_session_token": "session_token",
+        }
         config |= _section(Path(variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, names)
     return config
 

@@ -19,9 +19,19 @@ STANDARD_INPUT = "-"
 _REQUESTS = 16  # at the same time
 COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _FASTA = (".fasta", ".fa", ".fna", ".faa")
-KIND_OF = {".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-           ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow",
-           **dict.fromkeys(_FASTA, "fasta")}  # fmt: skip
+KIND_OF = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    **dict.fromkeys(_FASTA, "fasta"),
+}
 
 
 @dataclass(frozen=True)

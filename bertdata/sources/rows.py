@@ -102,9 +102,11 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
     flat = column.flatten()
     if column.null_count or flat.null_count:
         nulls = column.is_null().to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(nulls) if nulls.any() else [
-            row for row in range(len(column)) if column[row].values.null_count
-        ]  # fmt: skip
+        rows = (
+            np.flatnonzero(nulls)
+            if nulls.any()
+            else [row for row in range(len(column)) if column[row].values.null_count]
+        )
         sentence = f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
         raise InputError(sentence, "bad-row", option="inputs", given=file.name)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)

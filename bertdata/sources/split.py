@@ -87,9 +87,11 @@ class Plan:
                 stop = sys.maxsize if units[-1] >= stretch.units[-1] else (units[-1] + 1 - stretch.first) * size
                 first, last = bisect_right(stretch.ends, start), bisect_left(stretch.ends, stop) + 1
                 near[number] = replace(
-                    stretch, inputs=stretch.inputs[first:last], ends=stretch.ends[first:last],
+                    stretch,
+                    inputs=stretch.inputs[first:last],
+                    ends=stretch.ends[first:last],
                     base=stretch.ends[first - 1] if first else stretch.base,
-                )  # fmt: skip
+                )
         return replace(self, stretches=near)
 
     def tasks(self, workers: int) -> list[Task]:

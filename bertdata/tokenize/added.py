@@ -72,10 +72,13 @@ class AddedTokens:
                     self._adjacent[self._numbers[a], self._numbers[b]] = True
             # id; -1: the token stays text; -2: leave the whole text to `tokenizers`
             ids = [
-                -1 if token.special and are_text
-                else -2 if token.lstrip or token.rstrip or token.single_word or forbidden[n] else n
+                -1
+                if token.special and are_text
+                else -2
+                if token.lstrip or token.rstrip or token.single_word or forbidden[n]
+                else n
                 for n, token in chosen
-            ]  # fmt: skip
+            ]
             begins: NDArray[np.bool_] = np.zeros((256, 256), np.bool_)
             for _, token in chosen:
                 spelling = token.content.encode()
@@ -84,9 +87,13 @@ class AddedTokens:
             watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])
             trie = trie_of([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
             search = Added(
-                trie=trie, ids=np.array(ids, np.int64), begins=begins.ravel(), first=_ranges(np.any(begins, axis=1)),
-                second=_ranges(np.any(begins, axis=0)), watched=_ranges(watched),
-            )  # fmt: skip
+                trie=trie,
+                ids=np.array(ids, np.int64),
+                begins=begins.ravel(),
+                first=_ranges(np.any(begins, axis=1)),
+                second=_ranges(np.any(begins, axis=0)),
+                watched=_ranges(watched),
+            )
             self._searches.append((search, blurs))
 
     def __bool__(self) -> bool:
@@ -124,9 +131,13 @@ class AddedTokens:
     ) -> Cuts:
         """Cuts pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in records.Text."""
         cuts = Cuts(
-            starts, stops, tails, np.ones(starts.size, np.bool_), np.zeros(starts.size, np.bool_),
+            starts,
+            stops,
+            tails,
+            np.ones(starts.size, np.bool_),
+            np.zeros(starts.size, np.bool_),
             np.arange(starts.size),
-        )  # fmt: skip
+        )
         for search, blurs in self._searches:
             left_out = np.zeros(starts.size, np.bool_)
             seen = np.zeros(0x110000 // 64 if blurs else 0, np.uint64)

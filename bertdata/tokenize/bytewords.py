@@ -25,11 +25,14 @@ from bertdata.types import SpecialTokens
 LLAMA3_RULE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)  # fmt: skip
+)
 RULES = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
 _MODELS = {  # a character of each class
-    records.IS_LETTER: "é", records.IS_NUMBER: "²", records.IS_OTHER: "€", records.IS_BLANK: "\u00a0"
-}  # fmt: skip
+    records.IS_LETTER: "é",
+    records.IS_NUMBER: "²",
+    records.IS_OTHER: "€",
+    records.IS_BLANK: "\u00a0",
+}
 
 
 class ByteWords(Engine):

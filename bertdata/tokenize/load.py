@@ -288,9 +288,11 @@ def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False
     """
     present = [token for token in SPECIALS if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens(
-        [tokenizers.AddedToken(token, lstrip=mask_takes_space and token == "[MASK]", normalized=False, special=True)
-         for token in present]
-    )  # fmt: skip
+        [
+            tokenizers.AddedToken(token, lstrip=mask_takes_space and token == "[MASK]", normalized=False, special=True)
+            for token in present
+        ]
+    )
     if "[CLS]" in present and "[SEP]" in present:
         ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing(

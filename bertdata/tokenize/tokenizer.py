@@ -177,9 +177,10 @@ class Tokenizer:
         if missing.keys() & {"cls", "sep"}:
             cls, sep = roles["cls"], roles["sep"]
             library.post_processor = processors.TemplateProcessing(
-                single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+                single=[cls, "$A", sep],
+                pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
                 special_tokens=[(token, library.token_to_id(token)) for token in (cls, sep)],
-            )  # fmt: skip
+            )
             old = content.get("post_processor") or {}
             byte_level = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
             template = json.loads(library.to_str())["post_processor"]

@@ -132,10 +132,14 @@ def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> No
     begin = Repeat(space, 1, None) if forms.collapses else space
     cut.joins_spaces = forms.collapses
     cut.add(
-        Choice((
-            Chain((begin, Repeat(other, 0, None))), Chain((mark, Repeat(other, 0, None))), Repeat(other, 1, None),
-        ))
-    )  # fmt: skip
+        Choice(
+            (
+                Chain((begin, Repeat(other, 0, None))),
+                Chain((mark, Repeat(other, 0, None))),
+                Repeat(other, 1, None),
+            )
+        )
+    )
 
 
 def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
@@ -156,9 +160,13 @@ def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
     joined = {c for pair in beside if pair[0] != pair[1] for c in pair} - {*spaces}
     mark, other = Leaf(lambda c: c in spaces), Leaf(lambda c: c in joined)
     alone = Leaf(lambda c: c not in spaces and c not in joined)
-    return Choice((
-        Chain((Repeat(mark, 0, None), Repeat(other, 1, None))), Repeat(mark, 1, None), Repeat(alone, 1, None),
-    ))  # fmt: skip
+    return Choice(
+        (
+            Chain((Repeat(mark, 0, None), Repeat(other, 1, None))),
+            Repeat(mark, 1, None),
+            Repeat(alone, 1, None),
+        )
+    )
 
 
 def _add_split(part: dict[str, Any], cut: Cutting) -> None:
@@ -186,6 +194,16 @@ def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
     alone, kept = Leaf(lambda c: kind(c) == "cut"), Leaf(lambda c: kind(c) == "keep")
     rule = Choice((Repeat(alone, 1, None) if joins else alone, Repeat(kept, 1, None)))
     cut.add(rule, drops=True, cutting=alone)
+
+
+NAMES = {
+    records.BYTE_BPE: "byte-level BPE",
+    records.CHARACTER_BPE: "BPE",
+    records.UNIGRAM: "Unigram",
+    records.WORD_PIECE: "WordPiece",
+    records.WHOLE_WORD: "WordLevel",
+}
+"""What engines are called, by their model."""
 
 
 class Words(Engine):
@@ -245,9 +263,7 @@ class Words(Engine):
         has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
         is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
-        named = {records.BYTE_BPE: "byte-level BPE", records.CHARACTER_BPE: "BPE", records.UNIGRAM: "Unigram",
-                 records.WORD_PIECE: "WordPiece", records.WHOLE_WORD: "WordLevel"}  # fmt: skip
-        self.name = named[model["model"]]
+        self.name = NAMES[model["model"]]
         self._warm()
 
     def _with_rules(self, tables: WordTables) -> WordTables:
@@ -261,9 +277,16 @@ class Words(Engine):
             quick = np.append(np.where(is_quick, ascii_classes, 0), np.zeros(128)).astype(np.uint8)
             inside, after = self._quick_words(quick)
             fields: dict[str, NDArray[Any]]
-            fields = {"ascii": ascii_classes, "quick": quick, "after": after, "letters": self._letters(quick),
-                      "steps": rules.steps, "skips": self._skips(quick), "starts": rules.starts,
-                      "cuts": rules.cuts}  # fmt: skip
+            fields = {
+                "ascii": ascii_classes,
+                "quick": quick,
+                "after": after,
+                "letters": self._letters(quick),
+                "steps": rules.steps,
+                "skips": self._skips(quick),
+                "starts": rules.starts,
+                "cuts": rules.cuts,
+            }
             self._of_rules = {name: read_only(array) for name, array in fields.items()} | {"inside": inside}
         return tables._replace(**self._of_rules)
 
@@ -285,8 +308,11 @@ class Words(Engine):
         steps = self._rules.steps.reshape(-1, records.CLASSES)
         states, ends = steps & records.STATES, steps == records.ENDED
         start, drops = int(self._rules.starts[0]), self._cut.drops[0]
-        sets = {records.PRINTED: [*range(ord("!"), ord("~") + 1)], records.LOWER: [*LETTERS.encode()],
-                records.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()]}  # fmt: skip
+        sets = {
+            records.PRINTED: [*range(ord("!"), ord("~") + 1)],
+            records.LOWER: [*LETTERS.encode()],
+            records.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()],
+        }
         for inside in (records.PRINTED, records.LETTERS, records.LOWER):
             classes = np.unique(quick[sets[inside]])
             reached = {int(states[start, number]) for number in classes}
@@ -421,9 +447,14 @@ class Words(Engine):
         bits 16 to 23; records.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
         """
         spelled = form.replace(" ", SPACE) if self._cut.marks_spaces else form
-        flags = [(meets, records.MEETS), (is_hard, records.HARD_FORM), (not form and not is_hard, records.SILENT_FORM),
-                 (form == " ", records.SPACE_FORM), (self.forms.is_blank(point), records.BLANK),
-                 (bool(self._prefix) and spelled.startswith(self._prefix), records.PREFIXED)]  # fmt: skip
+        flags = [
+            (meets, records.MEETS),
+            (is_hard, records.HARD_FORM),
+            (not form and not is_hard, records.SILENT_FORM),
+            (form == " ", records.SPACE_FORM),
+            (self.forms.is_blank(point), records.BLANK),
+            (bool(self._prefix) and spelled.startswith(self._prefix), records.PREFIXED),
+        ]
         entry = number | sum(int(flag) for is_set, flag in flags if is_set)
         if is_hard:
             return entry, 0

@@ -26,6 +26,7 @@ from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
+from bertdata.sources.inputs import Input
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
@@ -115,9 +116,16 @@ def build(
     what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
     form = TextFormat(
-        documents=documents, kind=format, text_key=text_key, encoding=encoding, on_error=on_error, strict=strict,
-        shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
-    )  # fmt: skip
+        documents=documents,
+        kind=format,
+        text_key=text_key,
+        encoding=encoding,
+        on_error=on_error,
+        strict=strict,
+        shard_size=shard_size,
+        max_documents=max_documents,
+        maps=tuple(map),
+    )
     shares = Shares(float(validation), float(test))  # 0 and 0.0 are one setting
     recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
     vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
@@ -128,19 +136,26 @@ def build(
     streams = [file.name for file in selected.files if file.is_stream]
     means.require_fits(streams, recipe)
     vocabulary.require_trainable(streams)
-    plan = BuildPlan.of(
-        selected.files,
-        recipe.published,
-        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described,
-        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
-    )  # fmt: skip
     for line in selected.notes():
         say(line)
+    plan = _planned(selected.files, recipe, vocabulary)
     work = _Work(plan, recipe, vocabulary, means, say, progress, is_for_url=is_remote(str(out)))
-    if not work.is_for_url:
-        with connected(ray, say) if ray is not None else nullcontext():
-            return work.run(Path(out), overwrite=overwrite)
-    return _build_for_url(str(out), work)
+    return _build_for_url(str(out), work) if work.is_for_url else work.run(Path(out), overwrite=overwrite)
+
+
+def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
+    """What a build that goes on must have again."""
+    form = recipe.form
+    return BuildPlan.of(
+        files,
+        recipe.published,
+        format=form.kind,
+        text_key=form.text_key,
+        on_error=form.on_error,
+        strict=form.strict,
+        tokenizer=vocabulary.described,
+        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
+    )
 
 
 def _build_for_url(url: str, work: _Work) -> BuildReport:
@@ -234,7 +249,8 @@ class _Work:
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
-        with staging_directory(directory, overwrite=overwrite, part=part) as staging:
+        cluster = nullcontext() if self.means.ray is None else connected(self.means.ray, say)
+        with cluster, staging_directory(directory, overwrite=overwrite, part=part) as staging:
             tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
@@ -282,10 +298,15 @@ class _Work:
             return
         number, parts = self.means.part or (0, 1)
         make_text_units(
-            units_of, encoder, lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
+            units_of,
+            encoder,
+            lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
             is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
-            keep=units.add, workers=self.means.threads, progress=progress, say=self.say,
-        )  # fmt: skip
+            keep=units.add,
+            workers=self.means.threads,
+            progress=progress,
+            say=self.say,
+        )
 
 
 def _require_few_units(plan: Plan) -> None:

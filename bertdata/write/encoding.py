@@ -184,11 +184,17 @@ def make_text_units(
         return documents
 
     make_units(
-        tasks, lambda task, is_missing: find_blocks(
+        tasks,
+        lambda task, is_missing: find_blocks(
             plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
         ),
-        encode, new_writer, is_missing=is_missing, keep=keep, workers=workers, progress=progress,
-    )  # fmt: skip
+        encode,
+        new_writer,
+        is_missing=is_missing,
+        keep=keep,
+        workers=workers,
+        progress=progress,
+    )
 
 
 def _pace(first: EncodedDocuments, seconds: float, more_bytes: float, workers: int) -> str:

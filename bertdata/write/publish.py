@@ -103,9 +103,13 @@ def publish(
             os.replace(f"{staging}/{made}", f"{directory}/{name}")
     if origins:
         write_origins(
-            directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
-            input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=origins,
-        )  # fmt: skip
+            directory,
+            manifest.dataset_id,
+            [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
+            input_format=plan.settings["format"],
+            text_key=plan.settings["text_key"],
+            shards=origins,
+        )
     fsync_directory(directory)
     manifest.write(directory)
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait

@@ -134,9 +134,13 @@ class UnitWriter:
         name = f"{split}-{self.unit:05d}"
         if split not in self._writers:
             self._writers[split] = ShardWriter(
-                self.directory, name, split=split, token_dtype=documents.ids.dtype.str,
-                sentences=documents.sentences is not None, words=documents.word_starts is not None,
-            )  # fmt: skip
+                self.directory,
+                name,
+                split=split,
+                token_dtype=documents.ids.dtype.str,
+                sentences=documents.sentences is not None,
+                words=documents.word_starts is not None,
+            )
             if documents.origins is not None:
                 self._origins[name] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
         empty = np.cumsum(kept, dtype=np.int64)[~kept] if self.keeps_empty else None

@@ -89,9 +89,15 @@ def _classes64(typing: Any, array: Any, offset: Any) -> Any:
             return builder.or_(is_byte(builder, text, 32), is_among(builder, text, 9, 5))
 
         tests = (
-            is_letter, lambda b, t: is_among(b, t, ord("0"), 10), lambda b, t: is_byte(b, t, 32), is_newline, is_blank,
-            lambda b, t: is_among(b, t, 128, 128), lambda b, t: is_byte(b, t, ord("'")), lambda b, t: is_byte(b, t, 0),
-        )  # fmt: skip
+            is_letter,
+            lambda b, t: is_among(b, t, ord("0"), 10),
+            lambda b, t: is_byte(b, t, 32),
+            is_newline,
+            is_blank,
+            lambda b, t: is_among(b, t, 128, 128),
+            lambda b, t: is_byte(b, t, ord("'")),
+            lambda b, t: is_byte(b, t, 0),
+        )
         return context.make_tuple(builder, signature.return_type, [bits(test) for test in tests])
 
     return types.UniTuple(types.uint64, 8)(array, types.int64), generate

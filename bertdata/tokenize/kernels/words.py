@@ -212,9 +212,16 @@ def _cut_by_rules(text, i, level, tables, limits, state):
     """
     while level < tables.starts.size and limits[level - 1] >= 0:
         limits[level] = word_end(
-            text, i, limits[level - 1], tables.starts[level], tables.keeps_gaps[level], tables.points, tables.ascii,
-            tables.steps, state,
-        )  # fmt: skip
+            text,
+            i,
+            limits[level - 1],
+            tables.starts[level],
+            tables.keeps_gaps[level],
+            tables.points,
+            tables.ascii,
+            tables.steps,
+            state,
+        )
         level += 1
     return level
 
