@@ -436,7 +436,7 @@ def test_merges(pairs, ids):
     table, results = np.full(128, records.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
     add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
     tables = MergeTables(table, results)
-    found, runs = np.array(ids), engine.new_runs()
+    found, runs = np.array(ids), engine.new_runs(engine.NEAR_SETS)
     runs.ids[: found.size] = found
     assert runs.ids[: merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
     ranks = np.full(found.size + 1, -7)

@@ -93,8 +93,8 @@ class TableFile:
     def _parquet(self, *, keeps_dictionaries: bool = False) -> Any:
         """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory.
 
-        keeps_dictionaries: texts stay in the dictionary of a row group. pyarrow adds to it what stands in no dictionary,
-        so that in the end each batch has all texts of the row group.
+        keeps_dictionaries: texts stay in the dictionary of a row group. pyarrow adds to it what stands in none, so that
+        in the end each batch has all texts of the row group.
         """
         import pyarrow.parquet as pq
 

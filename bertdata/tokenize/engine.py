@@ -37,7 +37,7 @@ from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs
+NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs; an engine may have more of the former
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
@@ -49,6 +49,7 @@ class Engine:
     name: str
     """What kind of tokenizer it takes."""
     takes_lines: bool
+    near_factor = 1  # how many times NEAR_SETS its table of runs has
     """Whether the ids of a text are the ids of its lines, one after the other."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
@@ -138,7 +139,7 @@ class Engine:
         """What belongs to this thread: .tables and .runs."""
         thread = self._of_thread
         if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = self._new_tables(), new_runs()
+            thread.tables, thread.runs = self._new_tables(), new_runs(self.near_factor * NEAR_SETS)
         return thread
 
     def _page(self, number: int) -> NDArray[Any]:
@@ -234,12 +235,12 @@ def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
     return read_only(forbidden)
 
 
-def new_runs() -> RunTables:
+def new_runs(near_sets: int) -> RunTables:
     """Empty tables of runs, for one thread."""
-    memory = _huge_pages(64 * (NEAR_SETS + FAR_SETS))
+    memory = _huge_pages(64 * (near_sets + FAR_SETS))
     return RunTables(
-        near=memory[: 8 * NEAR_SETS],
-        far=memory[8 * NEAR_SETS :][: 8 * FAR_SETS],
+        near=memory[: 8 * near_sets],
+        far=memory[8 * near_sets :][: 8 * FAR_SETS],
         used=np.zeros(2, np.int64),
         spelled=np.empty(SPELLED_BYTES, np.uint8),
         pool=np.empty(POOLED_IDS, np.uint32),

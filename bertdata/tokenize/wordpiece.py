@@ -24,6 +24,7 @@ class WordPiece(Engine):
 
     name = "WordPiece"
     takes_lines = True
+    near_factor = 2
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
         """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""

@@ -33,6 +33,7 @@ from bertdata.tokenize.kernels.runs import (
     keep_run,
     near_key,
     near_set,
+    other_slot,
     put_ids,
     set_run,
     value_of,
@@ -117,7 +118,8 @@ def _find_runs(text, i, end, tables, runs):
 
 @part(_nrt=False)
 def _write_known(k, count, keys, near, pool, out, p):
-    """Writes the ids of runs and stops from number k on, up to the first run that the table does not have, at out[p:].
+    """Writes the ids of runs and stops from number k on, at out[p:], up to the first run that is not in the line where
+    the search for it begins.
 
     Returns the number of that run, `count` if there is none, and the place after the ids.
     """
@@ -223,7 +225,8 @@ def _read_run(text, i, end, p, tables, runs, output):
 
 @part(_nrt=False)
 def _write_others(text, first, k, count, end, tables, runs, output, p):
-    """Writes the ids of the runs that `_find_runs` found from byte `first` on, from number k on, which is not known.
+    """Writes the ids of the runs that `_find_runs` found from byte `first` on, from number k on, where
+    `_write_known` ended.
 
     Returns the place after them, DONE and a byte of no meaning; or the place, the code and the byte where to go on.
     """
@@ -237,9 +240,14 @@ def _write_others(text, first, k, count, end, tables, runs, output, p):
             if code != DONE:
                 return p, code, start
         else:
-            value = _learn(text, start, length, tables, runs, out)
-            set_run(runs.near, keys[q + uint64(2)] & LOW32, keys[q], keys[q + uint64(1)], value)
-            p += emit(out, p, value, runs.pool)
+            j = keys[q + uint64(2)] & LOW32
+            slot = j
+            if runs.near[j ^ uint64(4)] != uint64(0):  # else no run is in the other line of the set
+                slot = other_slot(runs.near, j, keys[q], keys[q + uint64(1)])
+            if slot == j:
+                value = _learn(text, start, length, tables, runs, out)
+                slot = set_run(runs.near, j, keys[q], keys[q + uint64(1)], value)
+            p += emit(out, p, runs.near[slot + uint64(2)], runs.pool)
             p += put_ids(out, p, keys[q + uint64(3)])
         k, p = _write_known(k + 1, count, keys, runs.near, runs.pool, out, p)
     return p, DONE, first
