@@ -5,8 +5,8 @@
 
 Regime: every measurement is a process of its own with the checkout first on PYTHONPATH, one thread, warm pages, and
 kernels compiled by a first round that is not counted. The two checkouts take turns, so that noise of the machine hits
-both alike. Times are CPU seconds of the process for the loader and the step, and wall seconds of the whole command for
-the build and the start-up. The result is the median of before ÷ after for each, and the ratio of the best
+both alike. Times are CPU seconds of the process for the loader and the step, and wall seconds of the whole command on
+one core for the build and the start-up. The result is the median of before ÷ after for each, and the ratio of the best
 times: above 1 the commit after is faster.
 """
 
@@ -64,7 +64,8 @@ command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--npr
 print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 """
 TIMED = """
-import subprocess, sys, time
+import os, subprocess, sys, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # a build by one worker may have other threads
 start = time.perf_counter()
 subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(time.perf_counter() - start)
