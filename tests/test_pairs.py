@@ -94,7 +94,7 @@ def parts(directory, chosen):
     return encoder, [row for pair in rows for row in pair], tokenizer
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte-level", "unigram"])
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-level", pytest.param("unigram", marks=pytest.mark.slow)])
 def test_scores_are_those_of_the_papers(checkpoints, file, kind):
     directory, continues = checkpoints[kind]
     model, library = AutoModelForMaskedLM.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
