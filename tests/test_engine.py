@@ -423,21 +423,21 @@ def test_words_of_one_set_are_learned_once(monkeypatch):
     """A set has four slots in two lines; `encode_wordpiece` looks for most words in the first line alone."""
     monkeypatch.setattr(engine, "NEAR_SETS", 1)
     tokenizer = load(VOCABULARY)
-    sets = tokenizer._engine.near_factor  # of one line each: there is one set of four slots
-    assert sets == 2
+    lines = tokenizer._engine.near_factor  # which are one set of four slots
+    assert lines == 2
     words = ["a", "b", "c", "d"]
     by_engine(tokenizer, *joined([" ".join(words)]), sentences=False)
     runs = tokenizer._engine._of_thread.runs
     before = runs.near.copy()
     assert np.count_nonzero(before[::4]) == len(words)
-    by_engine(tokenizer, *joined([" ".join(words * 3)]), sentences=False)
+    by_engine(tokenizer, *joined(["  ,,".join(words * 3)]), sentences=False)
     assert (runs.near == before).all()
 
 
 def test_there_are_more_runs_than_slots():
     tokenizer = load(VOCABULARY)
     words = random_words(7, 6000, alphabet="abcdqz", longest=16)
-    assert len(set(words)) > 2 * engine.NEAR_SETS
+    assert len(set(words)) > 2 * tokenizer._engine.near_factor * engine.NEAR_SETS
     check(tokenizer, [" ".join(words)])
     check(tokenizer, [" ".join(words[:1000])])
 

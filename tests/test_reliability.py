@@ -348,11 +348,12 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["parquet", "parquet of strings", "arrow"])
 def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_path, kind):
     """The file of Parquet has some hundred bytes, and the rows have 500 MB."""
     rows = pa.DictionaryArray.from_arrays(np.zeros(500, np.int32), ["the stone " * 100_000])
-    path, table = tmp_path / "a", pa.table({"text": rows})
+    path, table = tmp_path / "a", pa.table({"text": rows.dictionary_decode() if "strings" in kind else rows})
+    kind = kind.split()[0]
     if kind == "parquet":
         pq.write_table(table, path, compression="zstd")
         assert path.stat().st_size < 3000
@@ -367,7 +368,7 @@ def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_
     finally:
         pa.set_memory_pool(before)
     assert sum(sizes) == 500 * 1_000_001
-    assert pool.max_memory() < 50_000_000
+    assert pool.max_memory() < 60_000_000
 
 
 def test_an_index_outside_of_a_dictionary_is_one_sentence(tmp_path, vocab):

@@ -115,6 +115,7 @@ def test_files_of_which_no_row_fits_are_refused(bert_run, tmp_path):
     for folder, row, kind in (
         ("COPA", {"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 1}, "bad-row"),
         ("RTE", {"premise": "a", "hypothesis": "b", "label": ""}, "empty"),
+        ("MultiRC", {"idx": 0, "passage": {"text": "a", "questions": []}}, "empty"),
     ):
         (tmp_path / folder / folder).mkdir(parents=True)
         for name in ("train.jsonl", "val.jsonl"):

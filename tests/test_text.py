@@ -22,6 +22,7 @@ from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay, may_be_special
+from bertdata.sources.tables import TableFile
 from bertdata.sources.texts import Documents, load_kernels
 
 KINDS = st.sampled_from(["blank", "line", "file"])
@@ -334,7 +335,28 @@ def test_a_batch_of_parquet_has_its_own_texts_alone(folder, monkeypatch):
         assert [each[1] for each in read([path])] == [text.encode() for text in texts]
         assert not any(pa.types.is_dictionary(column.type) for column in decoded)
         assert max(column.nbytes for column in decoded) < 120_000
-        assert len(decoded) < 3 + len(texts) / 3
+        assert len(chunks_of(path)) < 3 + sum(map(len, texts)) / 500_000
+
+
+def chunks_of(path):
+    return [*TableFile(local(path), "parquet", TextFormat()).chunks(0, lambda unit: True)]
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "RLE_DICTIONARY"])
+def test_parquet_of_any_encoding_is_read(folder, monkeypatch, encoding):
+    """Also of a struct, with nulls, in several row groups; some texts are longer than may be decoded together."""
+    monkeypatch.setattr(tables, "_DECODED_BYTES", 50)
+    texts = [None, "a" * 100, "stone", "", "river", "stone", "stone", "b" * 60, "stone"]
+    how = {"use_dictionary": True} if encoding == "RLE_DICTIONARY" else {"use_dictionary": False}
+    for key, column in (("text", pa.array(texts)), ("a.b", pa.array([{"b": text} for text in texts]))):
+        how |= {} if how["use_dictionary"] else {"column_encoding": {key: encoding}}
+        path = folder / f"{key}.parquet"
+        pq.write_table(pa.table({key.split(".")[0]: column}), path, row_group_size=4, **how)
+        found = [text for _, text, _ in read([path], text_key=key, on_error="skip")]
+        assert found == [text.encode() for text in texts if text is not None]
+        of_groups = TableFile(local(path), "parquet", TextFormat(text_key=key, on_error="skip"))
+        (document,) = of_groups.at([8])
+        assert document.num_bytes == 61
 
 
 # ------------------------------------------------------------------------------------------------------- not text

@@ -23,7 +23,7 @@ from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
 _BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
-_DECODED_BYTES = 1 << 25  # which the rows of Parquet that are decoded at a time may have at most, but a single one
+_DECODED_BYTES = 1 << 24  # of texts of Parquet that are decoded together, at most, unless a single row has more
 
 
 @dataclass(frozen=True)
@@ -90,41 +90,52 @@ class TableFile:
                         row += len(column)
                 row = stop
 
-    def _parquet(self, *, keeps_dictionaries: bool = False) -> Any:
-        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory.
-
-        keeps_dictionaries: texts stay in the dictionary of a row group. pyarrow adds to it what stands in none, so that
-        in the end each batch has all texts of the row group.
-        """
+    def _parquet(self, **more: Any) -> Any:
+        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory."""
         import pyarrow.parquet as pq
 
-        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES}
-        options |= {"read_dictionary": [self.form.text_key]} if keeps_dictionaries else {}
-        return pq.ParquetFile(_for_pyarrow(self.file), **options)
+        return pq.ParquetFile(_for_pyarrow(self.file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **more)
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
-        """The text's column of a row group in pieces of a block at most, more or less."""
-        meta, key = table.metadata.row_group(group), self.form.text_key
-        column = meta.column(_leaf(table.metadata, key))
-        rows = documents.BLOCK_BYTES * meta.num_rows // max(1, column.total_uncompressed_size)
-        rows = min(max(rows, 1), _MOST_ROWS)
-        if column.has_dictionary_page and min(rows, meta.num_rows) * column.total_uncompressed_size > _DECODED_BYTES:
-            rows = max(1, min(rows, _DECODED_BYTES // max(1, self._longest_repeated(group))))
-        for batch in table.iter_batches(rows, row_groups=[group], columns=[key]):
-            yield from _decoded(_text_column(batch, key))
-
-    def _longest_repeated(self, group: int) -> int:
-        """Bytes of the longest text in the dictionary of a row group.
-
-        A file of some hundred bytes can have one long text in each of its rows.
-        """
-        key = self.form.text_key
-        with self._parquet(keeps_dictionaries=True) as table:
-            column = _text_column(next(table.iter_batches(1, row_groups=[group], columns=[key])), key)
+        """The text's column of a row group in pieces of about a block."""
         import pyarrow as pa
 
-        is_coded = pa.types.is_dictionary(column.type)
-        return int(np.diff(offsets_of(_binary(column.dictionary if is_coded else column))).max(initial=0))
+        meta, key = table.metadata.row_group(group), self.form.text_key
+        size = meta.column(_leaf(table.metadata, key)).total_uncompressed_size
+        planned = min(max(documents.BLOCK_BYTES * meta.num_rows // max(1, size), 1), _MOST_ROWS)
+        rows, pieces, num_bytes = planned, list[Any](), 0
+        if min(rows, meta.num_rows) > 1:
+            rows = max(1, min(rows, _DECODED_BYTES // max(1, self._longest_repeated(table.metadata, group))))
+        for batch in table.iter_batches(rows, row_groups=[group], columns=[key]):
+            for column in _decoded(_text_column(batch, key)):
+                pieces.append(column)
+                num_bytes += column.nbytes
+                if rows == planned or num_bytes >= documents.BLOCK_BYTES:
+                    yield pa.concat_arrays(pieces) if len(pieces) > 1 else column
+                    pieces, num_bytes = [], 0
+        if pieces:
+            yield pa.concat_arrays(pieces)
+
+    def _longest_repeated(self, metadata: Any, group: int) -> int:
+        """Bytes of the longest text in the dictionary of a row group, which may stand in each row of a small file.
+
+        0 where the first rows have no dictionary, or cannot be read. Only one row is read: pyarrow adds to a dictionary
+        what stands in none, so that in the end each batch has all texts of the row group.
+        """
+        import pyarrow as pa
+
+        key = self.form.text_key
+        try:
+            table = self._parquet(metadata=metadata, read_dictionary=[key])
+            try:
+                batch = next(table.iter_batches(1, row_groups=[group], columns=[key]), None)
+            finally:
+                table.close(force=True)
+            column = pa.nulls(0, pa.string()) if batch is None else _text_column(batch, key)
+            texts = _binary(column.dictionary if pa.types.is_dictionary(column.type) else column)
+        except (pa.ArrowException, OSError):  # reading the rows themselves says what is wrong, if anything is
+            return 0
+        return int(np.diff(offsets_of(texts)).max(initial=0))
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""

@@ -12,7 +12,8 @@ A kernel that meets a code point without an entry returns; then its thread copie
 the kernel again. So no result depends on the order in which a processor's stores become visible.
 
 Memory of a thread: 18 MB of addresses for the table of code points, of which 4 KB for each page in use is memory, and
-21 MB for the tables of runs. Up to 24 MB more hold longer runs and those of more than three ids, as they are met.
+13 MB for the tables of runs, 21 MB for BERT's WordPiece. Up to 24 MB more hold longer runs and those of more than three
+ids, as they are met.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs; an engine may have more of the former
+NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs, in lines of 64 bytes, two to a set
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
@@ -49,8 +50,9 @@ class Engine:
     name: str
     """What kind of tokenizer it takes."""
     takes_lines: bool
-    near_factor = 1  # how many times NEAR_SETS its table of runs has
     """Whether the ids of a text are the ids of its lines, one after the other."""
+    near_factor = 1
+    """How many times NEAR_SETS lines its table of runs has."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         self._tokenizer, self._special, self._unk = tokenizer, forbidden_ids(special), special.unk

@@ -4,8 +4,8 @@ The inputs are divided into units of about `shard_size` bytes (sources/split.py)
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 4 MiB for each worker. A build writes only to its output directory, or to
-the cache if its output is a URL.
+Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. A build writes
+only to its output directory, or to the cache if its output is a URL.
 """
 
 from __future__ import annotations
@@ -140,11 +140,12 @@ def build(
         say(line)
     plan = _planned(selected.files, recipe, vocabulary)
     work = _Work(plan, recipe, vocabulary, means, say, progress, is_for_url=is_remote(str(out)))
-    return _build_for_url(str(out), work) if work.is_for_url else work.run(Path(out), overwrite=overwrite)
+    with nullcontext() if ray is None else connected(ray, say):
+        return _build_for_url(str(out), work) if work.is_for_url else work.run(Path(out), overwrite=overwrite)
 
 
 def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
-    """What a build that goes on must have again."""
+    """The inputs and settings that must be the same when a build is continued."""
     form = recipe.form
     return BuildPlan.of(
         files,
@@ -249,8 +250,7 @@ class _Work:
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
-        cluster = nullcontext() if self.means.ray is None else connected(self.means.ray, say)
-        with cluster, staging_directory(directory, overwrite=overwrite, part=part) as staging:
+        with staging_directory(directory, overwrite=overwrite, part=part) as staging:
             tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None

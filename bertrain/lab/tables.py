@@ -114,7 +114,7 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
     if skip:
         rows = [(number, row) for number, row in rows if _fits(row, columns)]
         if not rows:
-            sentence = f"{path}: all of its {num_rows:,} rows are damaged, or lack a text or a label; give another file"
+            sentence = f"{path}: none of its rows has all columns, with a text and a label; give another file"
             raise UsageError(sentence, "empty", given=path)
     for role, column in columns.items():
         for number, row in rows:

@@ -140,8 +140,8 @@ class RunTables(NamedTuple):
     together leave it where it is. So frequent runs stay. Only when `spelled` or `pool` is full, all is forgotten.
     """
 
-    near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, second value), for runs of up to 16 bytes
-    far: Any  # uint64 [num_sets * 8]: (hash, place in `spelled` and length, value, unused), for longer runs
+    near: Any  # uint64 [num_sets * 16]: (first 8 bytes, bytes 8 to 15, value, second value), for runs of up to 16 bytes
+    far: Any  # uint64 [num_sets * 16]: (hash, place in `spelled` and length, value, unused), for longer runs
     used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use
     spelled: Any  # uint8 [n]: the runs of `far`
     pool: Any  # uint32 [n]: the ids of values that have more than three

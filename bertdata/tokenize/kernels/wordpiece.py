@@ -240,14 +240,14 @@ def _write_others(text, first, k, count, end, tables, runs, output, p):
             if code != DONE:
                 return p, code, start
         else:
-            j = keys[q + uint64(2)] & LOW32
-            slot = j
-            if runs.near[j ^ uint64(4)] != uint64(0):  # else no run is in the other line of the set
+            slot = j = keys[q + uint64(2)] & LOW32
+            if runs.near[j ^ uint64(4)] != uint64(0):  # else no run whose search begins here is in the other line
                 slot = other_slot(runs.near, j, keys[q], keys[q + uint64(1)])
-            if slot == j:
+            if slot == j and length > 0:  # between two stops is a run of no bytes
                 value = _learn(text, start, length, tables, runs, out)
                 slot = set_run(runs.near, j, keys[q], keys[q + uint64(1)], value)
-            p += emit(out, p, runs.near[slot + uint64(2)], runs.pool)
+            if length > 0:
+                p += emit(out, p, runs.near[slot + uint64(2)], runs.pool)
             p += put_ids(out, p, keys[q + uint64(3)])
         k, p = _write_known(k + 1, count, keys, runs.near, runs.pool, out, p)
     return p, DONE, first

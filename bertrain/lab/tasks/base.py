@@ -39,18 +39,18 @@ def left_out(path: str, count: int) -> list[str]:
 def examples_of(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
     """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for.
 
-    If it raises for all of them, its error about the last one is raised.
+    If it raises for all of them, its error about the first one is raised.
     """
-    examples, num_left, last = [], 0, None
+    examples, num_left, first = [], 0, None
     for row in rows:
         try:
             examples.append(make(*row))
         except UsageError as error:
             if not skip:
                 raise
-            num_left, last = num_left + 1, error
-    if last is not None and not examples:
-        raise last
+            num_left, first = num_left + 1, first or error
+    if first is not None and not examples:
+        raise first
     return examples, num_left
 
 

@@ -93,6 +93,8 @@ class Answers(Classification):
         passages = zip(table.values("text"), table.places, strict=True)
         answers, num_left = examples_of(lambda *row: [*_answers(*row)], passages, skip=self.columns.skip)
         rows = [*itertools.chain.from_iterable(answers)]
+        if not rows:
+            raise UsageError(f"{path} holds no answers; give a file that has some", "empty", given=path)
         texts, others, labels, places = ([row[i] for row in rows] for i in range(4))
         return tables.Examples(texts, others, labels, places), left_out(path, table.num_left + num_left)
 
