@@ -14,6 +14,8 @@ held most, by their share of the time under it.
 
 from __future__ import annotations
 
+import gzip
+import json
 import signal
 import subprocess
 import sys
@@ -38,7 +40,7 @@ FILE_BYTES, UNIT_BYTES = 256_000_000, 128_000_000
 @click.argument("tokenizer")
 @click.option("--megabytes", default=4096, help="Text to build, in MB.")
 @click.option("--workers", default=2, help="Threads of the build.")
-@click.option("--kind", type=click.Choice(["text", "parquet"]), default="text", help="Of the files.")
+@click.option("--kind", type=click.Choice(["text", "gz", "jsonl", "parquet"]), default="text", help="Of the files.")
 @click.option("--environments", type=Path, default=Path(".bench"), help="Where the sampler is installed.")
 def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, kind: str, environments: Path) -> None:
     sampler = str(Path(python_of("py-spy", environments)).with_name("py-spy"))
@@ -55,8 +57,15 @@ def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, kind: str, 
 def write(path: Path, text: bytes, kind: str) -> None:
     if kind == "text":
         path.with_suffix(".txt").write_bytes(text)
+        return
+    if kind == "gz":
+        path.with_suffix(".txt.gz").write_bytes(gzip.compress(text, 1))
+        return
+    documents = text.decode(errors="replace").split("\n\n")
+    if kind == "jsonl":
+        path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
     else:  # row groups of about a unit
-        table = pa.table({"text": text.decode(errors="replace").split("\n\n")})
+        table = pa.table({"text": documents})
         pq.write_table(table, path.with_suffix(".parquet"), row_group_size=len(table) // 2 + 1)
 
 
@@ -64,7 +73,8 @@ def watched(sampler: str, tokenizer: str, scratch: Path, workers: int) -> dict[s
     """Shares of the CPU time of a build."""
     out, samples = scratch / "shards", scratch / "samples"
     command = ["build", str(scratch / "text"), "--out", str(out), "--tokenizer", tokenizer, "--workers", str(workers)]
-    num_units = 2 * len(list((scratch / "text").iterdir()))
+    inputs = list((scratch / "text").iterdir())
+    num_units = len(inputs) if inputs[0].suffix == ".gz" else 2 * len(inputs)
     build = subprocess.Popen([sys.executable, "-m", "bertdata", *command, "--shard-size", str(UNIT_BYTES)])
 
     def wait_for(units: int) -> None:
