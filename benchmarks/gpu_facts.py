@@ -2,17 +2,18 @@
 
     python benchmarks/gpu_facts.py --out benchmarks/results/gpu_facts.jsonl
 
-Needs torch alone, takes half a minute, and writes a line of --out for each fact at once. Times are medians of 10 calls
-by events of the GPU, after 3 that are not measured. Operands are random, in bf16.
+Needs this repository and a GPU, takes half a minute, and writes a line of --out for each fact at once. Times are medians
+of 10 calls by events of the GPU, after 3 that are not measured. Operands are random, in bf16.
 
 product     [m, k] x [k, n]: floating point operations a second
 copy        bytes read and written a second, of 1 GiB
 attention   forward and backward, 12 heads of 64, 32,768 tokens; the error of the output and of the worst gradient,
-            relative to its norm, beside float32 by the plain formula, for 4 rows; None: the kernel does not run. With a
-            mask 10 % of the places of a row are padding, and hidden. "varlen" is the kernel of packed rows, here with
-            documents of length tokens; windows: how far a token sees to each side.
+            relative to its norm, beside float32 by the plain formula, for 4 rows; ms is None where the kernel does not
+            run. With a mask 10 % of the places of a row are padding, and hidden. "varlen" is the kernel of packed rows,
+            here with documents of `length` tokens; window: how far a token sees to each side, -1: everywhere.
 """
 
+# ruff: noqa: E402  (bertrain need not be installed)
 from __future__ import annotations
 
 import contextlib
@@ -30,14 +31,14 @@ import click
 import torch
 from common import machine
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
+
+from bertrain.models.attention import KERNELS
 
 TOKENS, HEADS, WIDTH = 32_768, 12, 64
 PRODUCTS = [(8192, 8192, 8192), (TOKENS, 768, 768), (TOKENS, 768, 3072), (TOKENS, 3072, 768), (768, TOKENS, 3072),
             (5120, 768, 30522), (5120, 768, 30528), (TOKENS, 1024, 4096), (TOKENS, 4096, 1024)]  # fmt: skip
 LENGTHS = (64, 128, 192, 512, 1024)
-KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-           "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -129,7 +130,6 @@ def unequal() -> Any:
     for length in (128, 512, 1024):
         ends = torch.arange(0, TOKENS + 1, length, device="cuda", dtype=torch.int32)
         for reach in (-1, 64):
-            rows = 4
 
             def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
                 bounds = ends[: query.shape[0] + 1]  # noqa: B023
@@ -139,7 +139,7 @@ def unequal() -> Any:
 
             places = torch.arange(length, device="cuda")
             near = (places[:, None] - places[None]).abs() <= reach if reach >= 0 else None
-            small, large = operands(rows, length, False)[0], operands(TOKENS // length, length, False)[0]
+            small, large = operands(4, length, False)[0], operands(TOKENS // length, length, False)[0]
             line = {"fact": "attention", "kernel": "varlen", "length": length, "masked": False, "window": reach}
             line |= errors(attend, lambda *given, near=near: plain(*given, near), small)
             yield line | {"ms": round(milliseconds(lambda large=large: both_ways(attend, large)), 3)}  # noqa: B023

@@ -368,7 +368,7 @@ def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_
     finally:
         pa.set_memory_pool(before)
     assert sum(sizes) == 500 * 1_000_001
-    assert pool.max_memory() < 60_000_000
+    assert pool.max_memory() < 50_000_000
 
 
 def test_an_index_outside_of_a_dictionary_is_one_sentence(tmp_path, vocab):

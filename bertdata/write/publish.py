@@ -68,10 +68,7 @@ def publish(
     special: of the tokenizer, with the separator of the documents. counts: of the manifest. If it is interrupted,
     running it again gives the same result. Raises BuildError if a file is not there, and `if_none` without a shard.
     """
-    directory, noted = (
-        staging.parent,
-        staging / TOKENIZER_NAME,
-    )  # older versions write none for a tokenizer that the build trained
+    directory, noted = staging.parent, staging / TOKENIZER_NAME  # where the build noted a name, if it did
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=special,

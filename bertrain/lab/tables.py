@@ -112,10 +112,7 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
             raise UsageError(sentence, "conflict", option="label", given=roles["label"])
     num_rows = len(rows)
     if skip:
-        rows = [(number, row) for number, row in rows if _fits(row, columns)]
-        if not rows:
-            sentence = f"{path}: none of its rows has all columns, with a text and a label; give another file"
-            raise UsageError(sentence, "empty", given=path)
+        rows = _fitting(path, rows, columns)
     for role, column in columns.items():
         for number, row in rows:
             value = row.get(column)
@@ -174,8 +171,20 @@ def is_number(column: str) -> bool:
     return column.removeprefix("-").isdecimal()
 
 
-def _fits(row: dict[Any, Any], columns: dict[str, Any]) -> bool:
-    return row.get(columns["label"]) != "-" and all(row.get(column) not in (None, "") for column in columns.values())
+def _fitting(
+    path: str, rows: list[tuple[int, dict[Any, Any]]], columns: dict[str, Any]
+) -> list[tuple[int, dict[Any, Any]]]:
+    """The rows with a value in each column, and another label than "-". Raises UsageError if there are none."""
+
+    def fits(row: dict[Any, Any]) -> bool:
+        is_filled = all(row.get(column) not in (None, "") for column in columns.values())
+        return is_filled and row[columns["label"]] != "-"
+
+    fitting = [(number, row) for number, row in rows if fits(row)]
+    if not fitting:
+        sentence = f"{path}: none of its rows has all columns, with a text and a label; give another file"
+        raise UsageError(sentence, "empty", given=path)
+    return fitting
 
 
 def _text(value: Any) -> str:
