@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_facts.py --out benchmarks/results/gpu_facts.jsonl
 
-Needs this repository and a GPU, takes half a minute, and writes a line of --out for each fact at once. Times are medians
-of 10 calls by events of the GPU, after 3 that are not measured. Operands are random, in bf16.
+Needs this repository and a GPU, takes half a minute, and writes a line of --out for each fact at once. Times are
+medians of 10 calls by events of the GPU, after 3 that are not measured. Operands are random, in bf16.
 
 product     [m, k] x [k, n]: floating point operations a second
 copy        bytes read and written a second, of 1 GiB
