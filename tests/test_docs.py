@@ -326,9 +326,14 @@ def smaller(words):
 
 
 def smaller_file(block):
-    """A block that is a file, with small values in place of those of a file of options."""
+    """A block that is a file, with small values in place of those of a file of options, and of defaults that it takes."""
     text = block.text
-    for pattern, other in REPLACED_IN_TOML.items() if block.file.endswith(".toml") else ():
+    if not block.file.endswith(".toml"):
+        return text
+    for name, small in (("length", 48), ("global_batch_size", 4)):
+        if not re.search(f"^{name} =", text, flags=re.MULTILINE):
+            text = f"{name} = {small}\n{text}"
+    for pattern, other in REPLACED_IN_TOML.items():
         text = re.sub(pattern, other, text, flags=re.MULTILINE)
     return text
 
