@@ -326,7 +326,7 @@ def smaller(words):
 
 
 def smaller_file(block):
-    """A block that is a file, with small values in place of those of a file of options, and of defaults that it takes."""
+    """A block that is a file, with small values in place of those of a file of options and of its defaults."""
     text = block.text
     if not block.file.endswith(".toml"):
         return text
