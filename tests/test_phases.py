@@ -425,6 +425,8 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
         ({0: {"steps": 5}}, False),
         ({0: {"mlm_probability": 0.3}}, False),
         ({2: {"lr": 7.0, "length": 48, "steps": 1}}, True),
+        ({0: {"layers": 1}}, False),  # which are of a method that the run did not have
+        ({0: {"layers": None}}, True),
     ],
 )
 def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
@@ -434,6 +436,11 @@ def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
         return
     with refuses("other-settings", "phase"):
         check_begun(tmp_path, saved(FIRST), 2, saved(now))
+
+
+def test_a_method_of_a_phase_that_has_begun_stays(tmp_path):
+    with refuses("other-settings", "phase", given="layers"):
+        check_begun(tmp_path, saved([FIRST[0] | {"layers": 1}, *FIRST[1:]]), 2, saved(FIRST))
 
 
 def test_a_curve_of_several_phases_may_get_longer(tmp_path):
@@ -455,6 +462,16 @@ def test_a_run_goes_on_with_another_file(dataset, tmp_path):
     refused_run(dataset.path, out, steps=6, **QUIET, **known)
     history = json.loads((out / "run.json").read_text())["history"]
     assert "phase" in history[-1]["changed"]
+
+
+def test_a_phase_that_has_not_begun_gets_another_dataset(dataset, other, tmp_path):
+    """In the middle of an entry of the log, which has the losses of each dataset from then on."""
+    first, added = {"steps": 3}, {"steps": 2, "data": str(other.path)}
+    options = QUIET | {"save_every": 2, "log_every": 3, "schedule": "constant"}
+    train(dataset.path, tmp_path / "run", phase=[first], **options)
+    remove_after(tmp_path / "run", 2)
+    log, alone = (train(dataset.path, tmp_path / name, phase=[first, added], **options) for name in ("run", "alone"))
+    assert losses(log) == losses(alone)
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

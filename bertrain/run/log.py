@@ -179,11 +179,10 @@ class Sums:
         return dict(zip(self._names, self._values.tolist(), strict=True)) | skipped
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continues from a state."""
-        for row, name in zip(self._values, self._names, strict=True):
-            row += torch.tensor(state.get(name, [0.0] * row.numel()), dtype=torch.float64).to(row.device)
-        if _SKIPPED in state:
-            self._skipped += torch.tensor(state[_SKIPPED], dtype=torch.float64).to(self._skipped.device)
+        """Continues from a state, also where phases that have not begun have other datasets now, which come last."""
+        for sums, name in [*zip(self._values, self._names, strict=True), (self._skipped, _SKIPPED)]:
+            saved = torch.tensor(state.get(name, ())[: len(sums)], dtype=torch.float64)
+            sums[: len(saved)] += saved.to(sums.device)
 
 
 def reference_losses(sources: Sources, split: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ import bertdata
 from bertdata.errors import UsageError, counted
 from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
-from bertrain.options.config import Config, Part
+from bertrain.options.config import Config, Part, all_options
 from bertrain.options.values import Ramp, exact
 
 TIMED = 1_000_000  # the scheduled steps of a run by time
@@ -261,9 +261,11 @@ def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, no
                 "phases steps or tokens, or put it back"
             )
             raise UsageError(sentence, "other-settings", option="phase", given=number)
-        phase = phase | phase["methods"]
-        for name, value in (was | was["methods"]).items():
-            if name not in ("stop", "methods") and _lasting(value) != _lasting(phase[name]):
+        names = was["methods"] | phase["methods"]  # a method may have come, or gone
+        usual = {name: option.default for name, option in all_options().items() if name in names}
+        after = usual | phase | phase["methods"]
+        for name, value in (usual | was | was["methods"]).items():
+            if name not in ("stop", "methods") and _lasting(value) != _lasting(after.get(name)):
                 sentence = (
                     f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
                     "on with --branch and another --out"
