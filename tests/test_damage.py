@@ -129,6 +129,16 @@ def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(da
             if member in ("length", "samples", "seed", "shuffle", "trained"):
                 with refuses("damaged"):
                     state.read(tmp_path)
+    for wrong in (
+        {"phase": 2},  # of one
+        {"phases": [1]},
+        {"phases": [{"stop": "4", "methods": {}}]},
+        {"phases": [{"stop": 4}]},
+        {"loader": saved["loader"] | {"starts": 5}},
+    ):
+        (tmp_path / state.TRAINER).write_text(json.dumps(saved | wrong))
+        with refuses("damaged"):
+            state.read(tmp_path)
 
 
 def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):

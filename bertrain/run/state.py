@@ -99,4 +99,8 @@ def _is_sound(saved: Mapping[str, Any]) -> bool:
         and all(isinstance(sums, list) and len(sums) > 1 for sums in saved["since_entry"].values())
         and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
         and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
+        and isinstance(saved["loader"].get("starts", []), list)
+        and saved["phase"] <= max(1, len(saved["phases"]))
+        and all(isinstance(phase, dict) and phase.keys() >= {"stop", "methods"} for phase in saved["phases"])
+        and all(type(phase["stop"]) is int and isinstance(phase["methods"], dict) for phase in saved["phases"])
     )
