@@ -521,9 +521,9 @@ def _methods(names, said):
     assert "9 ids have one or more of 8 structures" in said
 
 
-def _mixing(names, said):
+def _phases(names, said):
     assert "books/: 0.7 of the rows" in said
-    assert [entry["step"] for entry in entries(Path("run")) if "loss" in entry][-1] == STEPS
+    assert [entry["step"] for entry in entries(Path("mixed")) if "loss" in entry][-1] == STEPS
     assert sum(names["loader"].counts()) == 256
     assert abs(names["loader"].counts()[0] - 179) <= 10
     with pytest.raises(StateError):
@@ -548,7 +548,7 @@ def _records(names, said):
 
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
     "docs/finetuning.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
-    "docs/howto/proteins.md": _proteins, "docs/mixing.md": _mixing, "docs/records.md": _records,
+    "docs/howto/proteins.md": _proteins, "docs/phases.md": _phases, "docs/records.md": _records,
 }  # fmt: skip
 
 
