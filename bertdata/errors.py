@@ -94,8 +94,10 @@ KINDS = {
 class BertdataError(Exception):
     """Base of every error a user can act on.
 
-    sentence: what was given, where, what was expected, and what to do; str() gives it. kind: one of KINDS. option: the
-    name of the option or argument that is wrong, as in Python (global_batch_size), if there is one. given: its value.
+    sentence: what was given, where, what was expected, and what to do; str() gives it.
+    kind: one of KINDS.
+    option: the name of the option or argument that is wrong, as in Python (global_batch_size), if there is one.
+    given: its value.
     """
 
     def __init__(self, sentence: str, kind: str, *, option: str | None = None, given: Any = None) -> None:

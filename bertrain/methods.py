@@ -1,6 +1,6 @@
 """What a run does beside its objectives: a Method, which others may write too.
 
-A method brings options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and a package
+A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and a package
 names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.
 """
 
@@ -102,7 +102,8 @@ class Method:
     ) -> Sequence[str]:
         """Raises UsageError for a model that cannot follow the phases. Returns names of parameters that it gets later.
 
-        phases: the one under way and those ahead. build_model: that of a phase, or without one the complete one.
+        phases: the one under way and those ahead.
+        build_model: makes the model of a phase, or without one the complete one.
         """
         return ()
 
@@ -135,7 +136,7 @@ class Method:
     # ------------------------------------------------------------------------------------------------------------ a run
 
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
-        """Once before the micro-batches of a step. step: how many were taken."""
+        """Once before the micro-batches of a step. `step` is how many were taken."""
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
         """If the model is built anew between two phases: the function that carries over what was learned; else None."""

@@ -236,9 +236,11 @@ class Loader:
     def facts(self) -> dict[str, float]:
         """Shares of an epoch, from 0 to 1.
 
-        pad_share: of the places, those that are padding. crop_share: of the text, what is cut off. For pairs also
-        random_share: of the pairs, those whose second segment is from another document. Of a mix they are means by
-        weight.
+        pad_share: of the places, those that are padding.
+        crop_share: of the text, what is cut off.
+        random_share: of the pairs, those whose second segment is from another document; only for pairs.
+
+        Of a mix they are means by weight.
         """
         facts, total = [source.samples.facts for source in self._sources], sum(self._weights)
         shares = [weight / total for weight in self._weights]

@@ -59,8 +59,8 @@ class Objective(torch.nn.Module):
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         """The loss of a micro-batch, summed over what `count` counts.
 
-        encoder: the module in training; encoder.model is the model. piece: the tensors of the micro-batch by name. A
-        row whose sample_ids is −1 is no row of the batch and must add 0.
+        encoder: the module in training; encoder.model is the model.
+        piece: the tensors of the micro-batch by name. A row with sample_ids −1 is no row of the batch and must add 0.
         """
         raise NotImplementedError
 

@@ -95,8 +95,10 @@ def loader(
 ) -> bertdata.Loader:
     """The batches of a run, for one rank.
 
-    length: None for that of the config. variants: as Loader has them. masking: None for that of the first rows.
-    methods: whose options of the loader are given. starts: as Loader has them.
+    length: None for that of the config.
+    variants, starts: as Loader has them.
+    masking: None for that of the first rows.
+    methods: whose options of the loader are given.
     """
     further: dict[str, Any] = {}
     for method in methods:
@@ -127,7 +129,8 @@ def model(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
 
-    phase: what methods change for it; None for the complete model. methods: those of the run.
+    phase: what methods change for it; None for the complete model.
+    methods: those of the run.
     """
     nsp = "nsp" in objectives(config)
     options: dict[str, Any]

@@ -182,7 +182,7 @@ class Batches:
         return targets
 
     def branch(self, directory: Path, saved: TrainState) -> None:
-        """Begins the first phase with the streams where those of another run were. saved: its state.
+        """Begins the first phase with the streams where those of another run were. `saved` is its state.
 
         Raises UsageError if the options give other streams.
         """
@@ -198,7 +198,7 @@ class Batches:
         self.loader = self._begun(self.phase)
 
     def resume(self, directory: Path, saved: TrainState) -> None:
-        """Moves to where a checkpoint was taken. saved: its state.
+        """Moves to where a checkpoint was taken. `saved` is its state.
 
         Raises UsageError if the options give another stream.
         """

@@ -94,7 +94,7 @@ class Task:
         return output.logits.float()
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a batch. labels: those of its rows, as `encode` gave them."""
+        """The mean loss of a batch. `labels` are those of its rows, as `encode` gave them."""
         raise NotImplementedError
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
