@@ -11,14 +11,17 @@ nothing had happened; on CPUs bit for bit.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
-    from bertrain.runtime.stop import answer_at_start
+import sys
 
-    answer_at_start()
+if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
+    from bertrain.runtime.stop import leaving_at_interrupt
+
+    with leaving_at_interrupt():
+        from bertrain import pretrain as imported
+    sys.exit(imported.main())
 
 import contextlib
 import gc
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +136,3 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
 
 
 main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
-
-if __name__ == "__main__":
-    main()

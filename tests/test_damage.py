@@ -271,12 +271,13 @@ def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, be
     assert [entry for entry in train(shards, tmp_path / "run", steps=1, **QUIET) if "validation_loss" in entry]
 
 
-def test_ctrl_c_while_a_command_is_imported_ends_it_at_once(tmp_path):
+@pytest.mark.parametrize("command", [["bertrain", "evaluate"], ["bertrain.pretrain", "--data", "x"]])
+def test_ctrl_c_while_a_command_is_imported_ends_it_at_once(tmp_path, command):
     """Also where the import of a library swallows a KeyboardInterrupt, as torch does around that of numpy."""
     interrupt = "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
     swallows = f"import os, signal, time\ntry: {interrupt}\nexcept BaseException: pass\n"
     (tmp_path / "torch.py").write_text(swallows + "raise ModuleNotFoundError('half imported')\n")
-    command = [sys.executable, "-m", "bertrain", "evaluate"]
+    command = [sys.executable, "-m", *command]
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (130, 1), done.stderr

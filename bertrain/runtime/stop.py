@@ -5,26 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 REPEAT_S = 2.0  # one Ctrl-C may come twice: from the terminal and from torchrun
-
-
-def answer_at_start() -> None:
-    """Answers Ctrl-C with one line, from rank 0, for as long as nothing else does: before a run has begun."""
-
-    def answer(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not issubclass(kind, KeyboardInterrupt):
-            sys.__excepthook__(kind, error, trace)
-        elif os.environ.get("RANK", "0") == "0":
-            print("interrupted before the run began; run the same command again", file=sys.stderr)  # noqa: T201
-
-    sys.excepthook = answer
 
 
 @contextlib.contextmanager
