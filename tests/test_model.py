@@ -140,6 +140,14 @@ def test_a_name_of_the_hub_is_read_from_the_cache_of_transformers(dataset, tmp_p
     weights, warnings = model.build("org/small", dataset.special_tokens, length=32, seed=0)
     assert weights.config.hidden_size == 32
     assert "vocab_size 30522 → " in warnings[0]
+    asked = Mock(side_effect=ConnectionError("no route to host"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
+    with refuses("server-failed", "init", error=UsageError):  # the weights are not there
+        model.start_from("org/small", dataset, length=32)
+    weights.save_pretrained(snapshot)
+    started, _ = model.start_from("org/small", dataset, length=32)
+    assert torch.equal(started.get_input_embeddings().weight, weights.get_input_embeddings().weight)
+    asked.assert_called_once()
 
 
 def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):

@@ -47,6 +47,7 @@ HARMLESS: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True,
 """Options of from_pretrained for models of strangers: none of their code, no pickle, and no kernel for attention from
 the hub, which config.json can name.
 """
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # a model of the hub has one of them
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
@@ -134,7 +135,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             if values.get("model_type") not in CONFIG_MAPPING:
                 raise ValueError(f"its model_type is {values.get('model_type')}, which transformers does not know")
             return AutoConfig.for_model(**values), values
-        local = not _must_download(name, "model", instead)
+        local = not _must_download(name, "model", instead, ["config.json"])
         config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
         return config, config.to_dict()
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, StrictDataclassError) as error:
@@ -284,7 +285,7 @@ def start_from(
     if spec in PRESETS and not path.is_dir():
         sentence = f"--init {spec} is a preset of --model, which has no weights; {instead}, or --model {spec}"
         raise UsageError(sentence, "model-not-found", option="init", given=spec)
-    local = path.is_dir() or not _must_download(spec, "init", instead)
+    local = path.is_dir() or not _must_download(spec, "init", instead, _WEIGHTS)
     model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local, option="init")
     check_fits(spec, shards, model)
     if length > max_length(model.config):
@@ -318,8 +319,8 @@ def may_be_on_hub(name: str) -> bool:
     return not name.endswith(".json")
 
 
-def _must_download(name: str, option: str, instead: str) -> bool:
-    """Whether a model of the hub is not on this machine yet. Asks the hub once, and not for long.
+def _must_download(name: str, option: str, instead: str, files: Iterable[str]) -> bool:
+    """Whether this machine has none of these files of a model of the hub yet. Asks the hub once, and not for long.
 
     Raises UsageError, which ends in `instead`, if there is no such model, or nobody can say so.
     """
@@ -327,7 +328,7 @@ def _must_download(name: str, option: str, instead: str) -> bool:
     if not may_be_on_hub(name):
         sentence = f"--{option} {name} does not exist; {instead}, or a name on the hub"
         raise UsageError(sentence, "model-not-found", option=option, given=name)
-    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+    if any(isinstance(huggingface_hub.try_to_load_from_cache(name, file), str) for file in files):
         return False
     try:
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
@@ -354,7 +355,7 @@ def _from_pretrained(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model, and what transformers says about its loading. option: what it was given for, if that is known."""
     options: dict[str, Any] = {"local_files_only": local_files_only}
-    more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
     given = _spelled(str(spec), option)
     try:
         config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
