@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterator
 
 import torch
@@ -45,14 +44,8 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
 
 @functools.cache
 def has_kernel(device: torch.device) -> bool:
-    """Whether torch has attention for sequences of unequal length, with windows, for a device: torch 2.11 or newer."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
-        return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return "window_size" in inspect.signature(varlen_attn).parameters
+    """Whether torch has attention for sequences of unequal length, with windows, for a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
