@@ -259,6 +259,7 @@ REFUSED = [
     ("needs-option", "decay_share", {"decay_share": 0.5}),
     ("out-of-range", "decay_share", {"schedule": "wsd", "decay_share": 0.0}),
     ("out-of-range", "average", {"average": 1.0}),
+    ("out-of-range", "length", {"length": 0}, {"length": -5}, {"phase": [{"steps": 3, "length": 0}]}),
     ("missing", "data", {"data": ""}),
     ("needs-option", "alpha", {"alpha": 0.1}),
     ("needs-option", "temperature", {"temperature": 2.0}),

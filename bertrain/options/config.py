@@ -121,7 +121,7 @@ class Config(Options):
     """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
     rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
     """Base of the rotary positions of local layers. Default: that of --model."""
-    length: int = _option(DATA, 128, phase=True)
+    length: int = _option(DATA, 128, bounds=COUNT, phase=True)
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = _option(DATA, False)
     """Pack several documents into a row; no token attends to another document."""
