@@ -535,6 +535,14 @@ def test_a_branch_goes_on_from_another_run_with_its_clock_at_0(dataset, tmp_path
     assert (saved["step"], saved["tokens"], saved["loader"]["position"]) == (1, 6 * 32, 24)
 
 
+def test_the_first_line_of_a_branch_names_the_checkpoint_it_is_of(dataset, tmp_path, capsys):
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
+    start = str(tmp_path / "run" / "step-00000001")
+    capsys.readouterr()
+    train(dataset.path, tmp_path / "branch", branch=start, steps=1, **QUIET | {"model": "modernbert-tiny"})
+    assert capsys.readouterr().out.startswith(f"{start}: ")
+
+
 def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", steps=2, **QUIET)
     options = QUIET | {"branch": str(tmp_path / "run"), "steps": 4, "save_every": 2}

@@ -83,7 +83,7 @@ def _disk(config: Config, batches: Batches) -> str:
     shards = next(iter(batches.datasets.values()))
     try:
         with torch.device("meta"):  # no memory, and no weights
-            name, nsp = config.branch or config.init or config.model, "nsp" in assemble.objectives(config)
+            name, nsp = config.start, "nsp" in assemble.objectives(config)
             weights, _ = build.build(name, shards.special_tokens, length=config.longest, seed=0, nsp=nsp)
     except BertdataError as error:
         return f"disk: not known, as the model cannot be made here ({error})"

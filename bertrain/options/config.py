@@ -399,6 +399,11 @@ class Config(Options):
         return float(sum(part.amount for part in self.parts)) if self.parts[0].unit == "time" else None
 
     @property
+    def start(self) -> str:
+        """With which model the run begins: --branch, --init or --model, as it is given."""
+        return self.branch or self.init or self.model
+
+    @property
     def num_tokens(self) -> int:
         """--tokens; 0 without it."""
         return values.amount(self.tokens) if self.tokens else 0
@@ -496,7 +501,7 @@ def _duration(unit: str, given: Any) -> Fraction:
 
 def default_out(config: Config) -> str:
     """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
-    path = Path(config.branch or config.init or config.model)
+    path = Path(config.start)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"
 

@@ -121,7 +121,7 @@ class Watch(contextlib.ExitStack):
         passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
-            f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{config.start}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
             f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
             f"{num_samples:,} samples an epoch{resumed}"
         )
