@@ -510,6 +510,15 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
 
 
+@pytest.mark.parametrize("option", ["init", "branch"])
+def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_path, option):
+    """The other run is named by its directory, which has no configuration of its own."""
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
+    given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
+    size = build.load(last_checkpoint(tmp_path / "run")).num_parameters()
+    assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
+
+
 def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
     """What the tests of several ranks rely on."""
     (option, path) = flags(dataset.path, tmp_path / "run", phase=[{"steps": 2}])

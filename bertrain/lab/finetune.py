@@ -86,7 +86,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
         raise UsageError(sentence, "conflict", option="freeze")
     if job.settings.lora:
         adapters.parse(job.settings.lora)  # refuses what is none
-    start = ranks.from_first(lambda: resolved(job.start))
+    start = ranks.from_first(lambda: checkpoint.resolved(job.start))
     work = ranks.together(lambda: _read(ranks, replace(job, start=start)))
     runs: list[dict[str, Any]] = []
     for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
@@ -147,11 +147,6 @@ def refuse_results(out: Path, suite: str | None) -> None:
         command = f"suite {before}" if before else "finetune"
         sentence = f"--out {out} holds results of bertrain {command}; give another --out"
         raise UsageError(sentence, "out-exists", option="out", given=str(out))
-
-
-def resolved(start: str) -> str:
-    """The directory of a checkpoint, the newest one of a run; a name on the hub as it is."""
-    return str(checkpoint.find(Path(start))) if Path(start).is_dir() else start
 
 
 def _spreads(runs: list[dict[str, Any]], splits: list[str]) -> dict[str, dict[str, float]]:

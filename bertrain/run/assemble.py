@@ -139,7 +139,7 @@ def model(
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
-        weights, warnings = build.start_from(_start_of(source or config.init), shards, **options)
+        weights, warnings = build.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
         if config.branch:
@@ -160,13 +160,6 @@ def model(
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
-
-
-def _start_of(init: str) -> str:
-    """The directory of --init, of a run that of its newest checkpoint; a name on the hub as it is."""
-    if not Path(init).is_dir():
-        return init
-    return str(checkpoint.find(Path(init), "init"))
 
 
 def learner(

@@ -315,11 +315,8 @@ def fault_of(path: Path) -> str | None:
 
 def made_with(config: Config) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
-    start = config.init
-    if start and Path(start).is_dir():
-        start = str(find(Path(start), "init"))
     return {
-        "model": "that of --branch" if config.branch else build.identity(start or config.model),
+        "model": "that of --branch" if config.branch else build.identity(resolved(config.init, "init") or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
     }
@@ -504,3 +501,11 @@ def find(path: Path, option: str = "checkpoint") -> Path:
         sentence = f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights"
         raise UsageError(sentence, "not-a-run", option=option, given=str(path))
     return checkpoint
+
+
+def resolved(spec: str, option: str = "checkpoint") -> str:
+    """The directory of a model, and of a run that of its newest checkpoint; a name on the hub, or none, as it is.
+
+    option: as `find` has it, which raises the same errors.
+    """
+    return str(find(Path(spec), option)) if spec and Path(spec).is_dir() else spec
