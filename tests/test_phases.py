@@ -37,7 +37,7 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertrain import optim, pretrain
-from bertrain.commands import plan
+from bertrain.commands import doctor, plan
 from bertrain.models import build, rotary
 from bertrain.options.config import Config
 from bertrain.run import assemble, state
@@ -275,7 +275,8 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     rows(batches_of(mixed), 15, undisturbed)
     first = batches_of(mixed)
     rows(first, stop, seen)
-    saved = TrainState(phase=first.phase.number, loader=first.loader.state_dict(), streams=first.positions)
+    where = {"phase": first.phase.number, "phases": first.saved_phases()}
+    saved = TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
     then.resume(tmp_path, TrainState(**json.loads(saved.content())))
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed, seen, strict=True):
@@ -614,7 +615,10 @@ def test_a_run_by_time_does_not_go_back_to_an_earlier_phase(dataset, tmp_path, m
     train(dataset.path, tmp_path / "run", budget="4s", phase=phases, **QUIET)
     assert state.read(last_checkpoint(tmp_path / "run")).phase == 2
     known = {"kind": "other-settings", "option": "budget"}
-    refused_run(dataset.path, tmp_path / "run", budget="400s", phase=phases, **QUIET, **known)
+    longer = QUIET | {"budget": "400s", "phase": phases}
+    sentence = refused_run(dataset.path, tmp_path / "run", **longer, **known).sentence
+    checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **longer))
+    assert (checked.exit_code, checked.stdout.splitlines()[-1]) == (1, f"FAIL  run        {sentence}")
 
 
 def test_the_last_part_of_wsd_is_exact():

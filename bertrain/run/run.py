@@ -14,7 +14,7 @@ from bertrain.models.build import max_length
 from bertrain.objectives import Learner
 from bertrain.optim.average import EVERY
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, phases, state
+from bertrain.run import assemble, checkpoint, state
 from bertrain.run.batches import Batches
 from bertrain.run.log import Sums
 from bertrain.run.milestones import Milestones
@@ -84,7 +84,7 @@ class Run:
     def _resume(self) -> TrainState:
         """Moves the batches to where the checkpoint was taken. Returns the state to begin with.
 
-        Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
+        Raises UsageError if the checkpoint belongs to another model, optimizer, stream of rows or phases.
         """
         if self.begun_from is None:
             return TrainState()
@@ -98,16 +98,7 @@ class Run:
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        if saved.phases or self.config.phase:  # else more may change: run.json keeps what
-            now = self.batches.saved_phases() if self.config.phase else []
-            phases.check_begun(self.out, saved.phases, saved.phase, now)
         self.batches.resume(self.resumed_from, saved)
-        if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
-            sentence = (
-                f"{self.out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; "
-                "give the time that it was begun with, or go on with --branch and another --out"
-            )
-            raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
         return saved
 
     def _load(self, begun: TrainState) -> None:
