@@ -4,11 +4,13 @@ import functools
 import json
 import re
 import threading
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from importlib.metadata import EntryPoint
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import torch
 from families import LONGFORMER
@@ -27,12 +29,12 @@ from training import (
 )
 
 from bertrain import methods, optim
-from bertrain.commands import doctor
+from bertrain.commands import doctor, plan
 from bertrain.methods import METHODS, Method
 from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
-from bertrain.options.config import Config
+from bertrain.options.config import Config, all_options
 from bertrain.options.fields import FROM_0, Excludes, Needs, Options
 from bertrain.options.fields import option as declared
 from bertrain.pretrain import main
@@ -128,6 +130,19 @@ class Clashing(Options):
 def test_a_faulty_entry_of_methods_is_one_sentence(dataset, tmp_path, entry, option):
     METHODS["mine"] = entry
     refused(main, "--data", dataset.path, "--out", tmp_path / "run", kind="bad-entry", option=option, given="mine")
+
+
+@pytest.mark.parametrize("command", [main, doctor.main, plan.main])
+def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_refused(command):
+    parameters = command.get_params(click.Context(command))
+    flags = {name[2:].replace("-", "_") for each in parameters for name in each.opts if name.startswith("--")}
+    taken = flags.union(each.name for each in parameters if each.expose_value) - all_options().keys()
+    assert "recipe" in taken
+    for name in taken | {*signature(Config).parameters} - {each.name for each in fields(Config)}:
+        own = make_dataclass("Own", [(name, int, declared(0))], bases=(Options,), frozen=True, kw_only=True)
+        METHODS["mine"] = type("Mine", (Method,), {"options_type": own})
+        with refuses("bad-entry", name, given="mine"):
+            all_options()
 
 
 def test_hooks_of_methods_are_called_in_the_order_of_their_names_in_the_table(dataset, tmp_path):
