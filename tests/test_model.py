@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -222,3 +223,12 @@ def test_an_untrained_model_is_as_good_as_guessing(dataset):
     assert result["loss"] == pytest.approx(np.log(dataset.special_tokens.vocab_size), rel=0.1)
     assert result["samples"] == bertdata.Loader(dataset, length=32, split="validation").num_samples
     assert module.training
+
+
+def test_an_evaluation_reads_no_tokenizer(dataset, tmp_path):
+    """Every rank evaluates, and reading the tokenizer of a large vocabulary takes a second."""
+    shutil.copytree(dataset.path, tmp_path / "shards")
+    shards = bertdata.open(tmp_path / "shards")
+    (tmp_path / "shards" / "tokenizer.json").unlink()
+    result = evaluate(learner(model_of(TINY, shards)), shards, ALONE, split="validation", length=32)
+    assert 0 <= result["same_token"] < shards.special_tokens.vocab_size

@@ -77,11 +77,9 @@ def evaluate(
                 return None
     encoder.train(was_training)
     most = int(ranks.sum(predicted).argmax())
-    result = _means(ranks.sum(totals).tolist(), shards) | {
-        "same_token": most,
-        "same_token_text": spelled(load_tokenizer(str(shards.path)))(most),
-    }
-    return {"split": split} | result | {"same_share": int(predicted[most]) / max(1, result["targets"])}
+    result = _means(ranks.sum(totals).tolist(), shards)
+    share = int(predicted[most]) / max(1, result["targets"])
+    return {"split": split} | result | {"same_token": most, "same_share": share}
 
 
 def _loader(

@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.files import make_directory, write_file
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.spelling import spelled
 from bertrain.options.config import Config, all_options
 from bertrain.run import checkpoint
 from bertrain.run.log import Log, Sources, reference_losses
@@ -275,10 +277,11 @@ class Watch(contextlib.ExitStack):
         lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
         self.say("\n".join(lines))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
+            token = spelled(load_tokenizer(str(self.sources[0][0].path)))(result["same_token"])
             self._warn_once(
                 "collapse",
-                f"at step {step} {result['same_share']:.0%} of all predictions are the token "
-                f"{result['same_token_text']!r}: the model has collapsed; try a lower --lr or a longer --warmup",
+                f"at step {step} {result['same_share']:.0%} of all predictions are the token {token!r}: the model has "
+                "collapsed; try a lower --lr or a longer --warmup",
             )
 
     def finish(self, clock: Clock) -> None:
