@@ -16,8 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import DatasetError, UsageError
-from bertrain import optim
 from bertrain.models import build as model
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run.evaluate import evaluate
 from bertrain.runtime import feed
@@ -48,8 +48,8 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
 def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
     module = learner(model_of(TINY, dataset))
-    optimizer = optim.build(module, Config.of(data="x", out="y"))
-    optim.set_learning_rate(optimizer, 1e-2)
+    optimizer = optimizers.build(module, Config.of(data="x", out="y"))
+    optimizers.set_learning_rate(optimizer, 1e-2)
     count = feed.num_targets(batch)
     assert count == 5
     losses = []

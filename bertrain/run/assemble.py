@@ -13,12 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import optim
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
-from bertrain.optim import OPTIMIZERS, SCHEDULES
+from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
 from bertrain.options.config import Config, pick
 from bertrain.options.fields import flag
 from bertrain.run import checkpoint, rates
@@ -190,7 +189,7 @@ def learner(
 
 def optimizer(config: Config, learner: Learner, methods: Sequence[Method]) -> torch.optim.Optimizer:
     """The optimizer of a run. Raises UsageError for an entry of OPTIMIZERS that gives none."""
-    made = optim.build(learner, config)
+    made = optimizers.build(learner, config)
     for method in methods:
         method.optimizer(made, learner)
     return made
@@ -215,7 +214,7 @@ def check_parts(
 
     later = [name for method in methods for name in method.check_model(config, learner, phases, build_model)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
-    optim.check_scales([*learner.sizes, *later], config)
+    optimizers.check_scales([*learner.sizes, *later], config)
     for phase in phases:
         check_trains(phase, trained + later)
 

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 import bertdata
-from bertrain import optim
 from bertrain.methods import Carry, Method
 from bertrain.models import attention, rotary
 from bertrain.models.build import recompute_activations
 from bertrain.objectives import Learner, LossSum
+from bertrain.optim import optimizers
 from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint
@@ -92,7 +92,7 @@ class Training:
         rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
-        optim.set_weight_decay(self.optimizer, phase.weight_decay)
+        optimizers.set_weight_decay(self.optimizer, phase.weight_decay)
 
     def remake(self, phase: Phase, carry: Carry) -> Mapping[str, Any]:
         """Makes the model of a phase anew, with what `carry` takes over. Returns what it says has changed."""
@@ -163,14 +163,14 @@ class Training:
         self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
         self.skipped = 1 - self.norm.isfinite().float()
         self.in_a_row = (self.in_a_row + 1) * self.skipped
-        optim.set_learning_rate(self.optimizer, rate)
-        optim.step(self.optimizer, self.skipped)
+        optimizers.set_learning_rate(self.optimizer, rate)
+        optimizers.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""
-        return optim.scaled_rates(self.learner.sizes, self._config)
+        return optimizers.scaled_rates(self.learner.sizes, self._config)
 
     def num_parameters(self) -> int:
         """Those of the model, and of objectives and methods beside it."""
