@@ -51,7 +51,7 @@ from bertrain.objectives import Learner
 from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import card, state
-from bertrain.run.state import TRAINER, TrainState
+from bertrain.run.state import TRAINER
 
 INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
@@ -111,36 +111,6 @@ class Content(NamedTuple):
 
 class WriteAbandoned(Exception):
     """A write was left off because the run ends at once."""
-
-
-def content(
-    *,
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    saved: TrainState,
-    tokenizer: dict[str, bytes],
-    average: Average | None,
-    about: bytes,
-) -> Content:
-    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
-
-    about: its card.
-    """
-    objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
-    if average and average.count:
-        objects[AVERAGE_FILE] = average.state_dict()
-    if beside := learner.objective_parameters():
-        objects[BESIDE] = beside
-    files = tokenizer | {TRAINER: saved.content(), card.CARD: about}
-    return Content(learner.model.state_dict(), objects, files)
-
-
-def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
-    """The content of run/average-XXXXXXXX, beside that of the last step.
-
-    weights: the mean, a state dict. about: its card.
-    """
-    return Content(weights, {}, {**content.files, card.CARD: about})
 
 
 def write(

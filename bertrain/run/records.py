@@ -15,7 +15,7 @@ from bertrain.models.build import has_dropout
 from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run
-from bertrain.run.state import TrainState
+from bertrain.run.state import TRAINER, TrainState
 from bertrain.run.training import PATIENCE
 from bertrain.run.validation import EVALUATED_SAMPLES
 from bertrain.run.watch import TrainingError
@@ -165,7 +165,7 @@ class Records:
         self._run.clock.lap("waited")
 
     def _contents(self) -> dict[str, checkpoint.Content]:
-        """What is saved, by the name of its directory."""
+        """What is saved, by the name of its directory. Its tensors are those that training changes."""
         run = self._run
         saved = TrainState(
             step=run.step,
@@ -184,21 +184,18 @@ class Records:
             world_size=run.ranks.world_size,
             versions=checkpoint.versions(),
         )
-        content = checkpoint.content(
-            learner=run.learner,
-            optimizer=run.training.optimizer,
-            saved=saved,
-            tokenizer=run.tokenizer,
-            average=run.training.average,
-            about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
-        )
-        contents = {f"{checkpoint.STEP}{run.step:08d}": content}
-        if (
-            run.training.average and run.is_done and run.training.average.count
-        ):  # the mean first: without the other it is made again
+        average, name = run.training.average, f"{checkpoint.STEP}{run.step:08d}"
+        objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
+        if average and average.count:
+            objects[checkpoint.AVERAGE_FILE] = average.state_dict()
+        if beside := run.learner.objective_parameters():
+            objects[checkpoint.BESIDE] = beside
+        files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card(name)}
+        contents = {name: checkpoint.Content(run.learner.model.state_dict(), objects, files)}
+        if average and average.count and run.is_done:  # the mean first: without the other it is made again
             name = f"{checkpoint.AVERAGE}{run.step:08d}"
-            mean = checkpoint.mean(content, run.training.average.weights(run.learner.model), self._card(name))
-            contents = {name: mean} | contents
+            of_mean = files | {card.CARD: self._card(name)}
+            contents = {name: checkpoint.Content(average.weights(run.learner.model), {}, of_mean)} | contents
         return contents
 
     def _card(self, name: str) -> bytes:
