@@ -1,7 +1,6 @@
 import io
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
@@ -91,18 +90,17 @@ def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_pa
     assert checkpoint.find(out) == last
 
 
-def test_a_mean_that_is_missing_is_made_at_the_end(dataset, tmp_path):
-    """After a kill between two directories, or asked for when the run had ended; of the last weights if that is all."""
-    options, out = QUIET | {"steps": 3}, tmp_path / "run"
-    train(dataset.path, out, **options)
-    log = out / "log.jsonl"
-    kept = [line for line in log.read_text().splitlines(keepends=True) if "validation" not in line]
-    log.write_text("".join(kept))  # as if a signal had ended it before its evaluation
-    for _ in range(2):
-        train(dataset.path, out, **options, average=0.3)
-        one, other = (weights_in(out / f"{kind}-00000003") for kind in ("step", "average"))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-        shutil.rmtree(out / "average-00000003")
+def test_the_mean_of_a_run_too_short_for_one_is_that_of_its_last_weights(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=0.3)
+    one, other = (weights_in(tmp_path / "run" / f"{kind}-00000003") for kind in ("step", "average"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_no_mean_is_made_of_a_run_that_had_ended_before_it_was_asked_for(dataset, tmp_path):
+    """Its last weights alone would be no mean."""
+    for average in (0.0, 0.3):
+        train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=average)
+    assert list((tmp_path / "run").glob("average-*")) == []
 
 
 def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypatch):

@@ -258,7 +258,7 @@ class Records:
             run.watch.warn(f"the model card of step {run.step} lacks its validation loss: {error.strerror}")
 
     def finish(self) -> None:
-        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank.
+        """Gives the cards of the last step its evaluation. Called on every rank.
 
         Warns of phases that were left out, as the last step went past the end of the time.
         """
@@ -270,15 +270,6 @@ class Records:
             )
         if run.is_done:
             run.ranks.on_first(self._renew_cards)
-        name = f"{checkpoint.AVERAGE}{run.step:08d}"
-        if not (run.training.average and run.is_done) or run.ranks.from_first(lambda: (run.out / name).exists()):
-            return
-        run.take_last()
-
-        def write() -> None:
-            self.writer.save(run.learner.model, {name: self._contents()[name]}, required=True)
-
-        run.ranks.on_first(write)
 
     @property
     def saved(self) -> Path | None:
