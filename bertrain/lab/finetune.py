@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import statistics
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -322,7 +321,7 @@ def _write(out: Path, reader: Reader, weights: dict[str, torch.Tensor], files: d
     """Writes the model of a seed, complete or not at all. files: by name, what else is in its directory."""
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    with naming(out), checkpoint.whole(out, leaving=threading.Event()) as temporary:
+    with naming(out), checkpoint.whole(out) as temporary:
         adapters.save(reader.model, weights, temporary)
         reader.tokenizer.save_pretrained(temporary)
         for name, content in files.items():

@@ -118,7 +118,7 @@ def write(
     model: PreTrainedModel,
     content: Content,
     *,
-    leaving: threading.Event,
+    leaving: threading.Event | None = None,
     methods: Sequence[Method] = (),
 ) -> None:
     """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
@@ -141,7 +141,7 @@ def write(
 
 
 @contextmanager
-def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
+def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[Path]:
     """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
 
     Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After any error, a
@@ -169,7 +169,7 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
 
 
-def _seal(directory: Path, leaving: threading.Event) -> None:
+def _seal(directory: Path, leaving: threading.Event | None) -> None:
     """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
     files, paths, directories = {}, list[Path](), list[Path]()
     mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
@@ -193,8 +193,8 @@ def _fail(error: OSError) -> None:
     raise error  # which os.walk and Path.glob would pass over
 
 
-def _raise_if(leaving: threading.Event) -> None:
-    if leaving.is_set():
+def _raise_if(leaving: threading.Event | None) -> None:
+    if leaving and leaving.is_set():
         raise WriteAbandoned
 
 
