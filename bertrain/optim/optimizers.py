@@ -18,15 +18,8 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
 
     config: whose precision is resolved; auto counts as fp32.
-    Raises UsageError for an entry that gives no optimizer.
     """
-    optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        sentence = (
-            f"--optimizer {config.optimizer}: its entry in OPTIMIZERS gives {type(optimizer).__name__!r}; it must give "
-            "a torch.optim.Optimizer (docs/extending.md)"
-        )
-        raise UsageError(sentence, "bad-entry", option="optimizer", given=config.optimizer)
+    optimizer = OPTIMIZERS[config.optimizer](module, config)
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     return optimizer
