@@ -179,7 +179,7 @@ class Records:
             since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
             methods={method.name: kept for method in run.methods if (kept := method.state())},
-            milestones=run.milestones.passed,
+            milestones=run.milestones,
             made_with=run.made_with,
             world_size=run.ranks.world_size,
             versions=checkpoint.versions(),

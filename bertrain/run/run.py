@@ -17,7 +17,6 @@ from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, state
 from bertrain.run.batches import Batches
 from bertrain.run.log import Sums
-from bertrain.run.milestones import Milestones
 from bertrain.run.phases import Phase
 from bertrain.run.state import TrainState
 from bertrain.run.training import Training
@@ -64,7 +63,11 @@ class Run:
             self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
-        self.milestones = Milestones(config.milestones, self.batches, self.tokens)
+        if config.milestones["words"]:
+            self.batches.check_words()
+        self._read = self._amounts()
+        self.milestones: list[str] = []
+        """Those of --save-at that the last step has passed."""
 
     @property
     def learner(self) -> Learner:
@@ -168,10 +171,21 @@ class Run:
         self.training.update(self.phase.rate.at(self.scheduled))
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
-        self.milestones.advance(self.tokens)
+        before, self._read = self._read, self._amounts()
+        self.milestones = [
+            f"{unit}={number}"
+            for unit, numbers in self.config.milestones.items()
+            for number in numbers
+            if before[unit] < number <= self._read[unit]
+        ]
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
             self.training.average.add(self.training.skipped)
         self.watch.advance()
+
+    def _amounts(self) -> dict[str, float]:
+        """What --save-at counts: the tokens and words read so far."""
+        words = self.batches.words() if self.config.milestones["words"] else 0.0
+        return {"tokens": self.tokens, "words": words}
 
     def end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
