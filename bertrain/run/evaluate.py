@@ -134,21 +134,6 @@ def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) ->
     return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
 
 
-def predictions(
-    encoder: Encoder,
-    shards: bertdata.Dataset,
-    device: torch.device,
-    *,
-    split: str,
-    length: int,
-    rows: int,
-    masking: bertdata.Masking = MASKING,
-) -> list[tuple[str, str, str]]:
-    """The masked tokens of the first rows that `evaluate` sees: what is around each, its target, what is predicted."""
-    rows_shown = samples(encoder, shards, device, split=split, length=length, rows=rows, best=1, masking=masking)
-    return [(around, target, best) for row in rows_shown for around, target, (best,) in row.masked]
-
-
 class Shown(NamedTuple):
     """A sample as people read it."""
 
