@@ -69,17 +69,6 @@ class Part(NamedTuple):
     amount: Fraction
     sets: frozenset[str]  # the options that the phase itself gives
 
-    @property
-    def sets_rate(self) -> bool:
-        return bool(self.sets & _RATE)
-
-    @property
-    def sets_warmup(self) -> bool:
-        return bool(self.sets & {"warmup", "warmup_steps"})
-
-
-_RATE = frozenset({"lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
