@@ -220,12 +220,3 @@ def load(methods: Sequence[Method], states: Mapping[str, Any], path: Path) -> No
     for method in methods:
         if method.name in states:
             method.load(states[method.name])
-
-
-def carry_of(methods: Sequence[Method], before: Phase, after: Phase) -> Carry | None:
-    """What `remake` of the methods returns. Raises UsageError if two of them build the model anew."""
-    found = {method.name: carry for method in methods if (carry := method.remake(before, after))}
-    if len(found) > 1:
-        sentence = f"the methods {' and '.join(found)} both build the model anew after a phase; leave one of them out"
-        raise UsageError(sentence, "conflict")
-    return next(iter(found.values()), None)

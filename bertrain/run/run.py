@@ -146,7 +146,7 @@ class Run:
         loss: measures that of the model as it is, before and after a method makes it anew.
         """
         before, phase = self.phase, self.plan.phases[self.phase.number]
-        carry = methods.carry_of(self.methods, before, phase)
+        carry = next(filter(None, (method.remake(before, phase) for method in self.methods)), None)
         if carry:
             loss_before = loss()
             change = self.ranks.together(lambda: self.training.remake(phase, carry))
