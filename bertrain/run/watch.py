@@ -288,7 +288,9 @@ class Watch(contextlib.ExitStack):
         """Says what the time of the run went to, and keeps it in run.json."""
         if not self.is_first:
             return
-        self.say(str(clock))
+        names = {"waited": "waited for checkpoints"}
+        parts = [(kind, seconds) for kind, seconds in clock.seconds.items() if seconds or kind != "compiled"]
+        self.say(", ".join(f"{names.get(kind, kind)} {seconds:.1f} s" for kind, seconds in parts))
         self._run_json["clock"] = clock.entry()
         self._renew_run_json()
 
