@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -130,7 +130,8 @@ class Training:
         if not self._has_laid_buckets:
             self._lay_buckets(module, piece, scale)
         prepared = self.learner.prepare(piece)  # not in the autocast of gradients: its copies of weights have none
-        with _without_all_reduce(module, not is_last), self._limited():
+        is_apart = isinstance(module, DistributedDataParallel) and not is_last  # one all-reduce a step
+        with cast(Any, module).no_sync() if is_apart else contextlib.nullcontext(), self._limited():
             with self.autocast():
                 losses: dict[str, LossSum] = module(**prepared)
             total = self.scaler.scale(self.learner.total(losses, scale))
@@ -194,10 +195,3 @@ def _over_ranks(learner: Learner) -> DistributedDataParallel:
     module.broadcast_buffers = not constant.issuperset(map(id, learner.buffers()))  # as an argument it is deprecated
     module.register_comm_hook(None, add)
     return module
-
-
-@contextlib.contextmanager
-def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
-    """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
-    with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
-        yield
