@@ -47,10 +47,10 @@ from common import machine
 import bertdata
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import optim
 from bertrain.models import attention
 from bertrain.models import build as model
 from bertrain.objectives import Learner, MaskedTokens
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
 from bertrain.run import rates
@@ -138,7 +138,7 @@ def measure(
         module.compile(fullgraph=True, dynamic=False)
     limited = kernels_of(way, module, device)
     config = Config.of(data=str(shards.path), out="none")
-    optimizer = optim.build(weights, config)
+    optimizer = optimizers.build(weights, config)
     waited = 0.0
 
     def step() -> None:
@@ -156,7 +156,7 @@ def measure(
                     loss = module(**piece)["mlm"].sum / (rows * loader.num_slots)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(weights.parameters(), config.clip_norm)
-        optim.set_learning_rate(optimizer, 1e-4)
+        optimizers.set_learning_rate(optimizer, 1e-4)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -178,16 +178,8 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def known_methods() -> dict[str, type[Method]]:
-    """The methods of installed packages, in the order of their names, then those of METHODS: so a run calls them.
-
-    Raises UsageError for an entry that is no method.
-    """
-    known = _of_packages() | METHODS
-    for name, method in known.items():
-        if not (isinstance(method, type) and issubclass(method, Method) and issubclass(method.options_type, Options)):
-            sentence = f"METHODS has {name!r}, which is no subclass of Method whose options_type is one of Options"
-            raise UsageError(f"{sentence}; correct it (docs/extending.md)", "bad-entry", given=name)
-    return known
+    """The methods of installed packages, in the order of their names, then those of METHODS: so a run calls them."""
+    return _of_packages() | METHODS
 
 
 @cache
@@ -228,12 +220,3 @@ def load(methods: Sequence[Method], states: Mapping[str, Any], path: Path) -> No
     for method in methods:
         if method.name in states:
             method.load(states[method.name])
-
-
-def carry_of(methods: Sequence[Method], before: Phase, after: Phase) -> Carry | None:
-    """What `remake` of the methods returns. Raises UsageError if two of them build the model anew."""
-    found = {method.name: carry for method in methods if (carry := method.remake(before, after))}
-    if len(found) > 1:
-        sentence = f"the methods {' and '.join(found)} both build the model anew after a phase; leave one of them out"
-        raise UsageError(sentence, "conflict")
-    return next(iter(found.values()), None)

@@ -129,7 +129,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         is_last = run.phase_is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0 or in_a_row >= PATIENCE:
             records.log(rates, is_last=is_last)
-        if is_last or run.milestones.passed or run.step % config.save_every == 0:
+        if is_last or run.milestones or run.step % config.save_every == 0:
             records.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return

@@ -15,7 +15,7 @@ from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain.lab import augment, finetune, tables
-from bertrain.lab.finetune import resolved
+from bertrain.run.checkpoint import resolved
 
 ROLES = {"text": "0", "other": "", "label": "-1"}
 

@@ -1,14 +1,15 @@
 """The examples of docs/extending.md run, and are short; additions from outside need no change of the package."""
 
-import functools
 import json
 import re
 import threading
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from importlib.metadata import EntryPoint
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import torch
 from families import LONGFORMER
@@ -27,12 +28,12 @@ from training import (
 )
 
 from bertrain import methods, optim
-from bertrain.commands import doctor
+from bertrain.commands import doctor, plan
 from bertrain.methods import METHODS, Method
 from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
-from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
-from bertrain.options.config import Config
+from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.options.config import Config, all_options
 from bertrain.options.fields import FROM_0, Excludes, Needs, Options
 from bertrain.options.fields import option as declared
 from bertrain.pretrain import main
@@ -117,17 +118,22 @@ class Clashing(Options):
     """A rate."""
 
 
-@pytest.mark.parametrize(
-    ("entry", "option"),
-    [
-        (type("Other", (Method,), {"options_type": Clashing}), "lr"),
-        (type("Bad", (Method,), {"options_type": int}), None),
-        (3, None),
-    ],
-)
-def test_a_faulty_entry_of_methods_is_one_sentence(dataset, tmp_path, entry, option):
-    METHODS["mine"] = entry
-    refused(main, "--data", dataset.path, "--out", tmp_path / "run", kind="bad-entry", option=option, given="mine")
+def test_an_option_of_a_method_that_a_run_has_already_is_one_sentence(dataset, tmp_path):
+    METHODS["mine"] = type("Other", (Method,), {"options_type": Clashing})
+    refused(main, "--data", dataset.path, "--out", tmp_path / "run", kind="bad-entry", option="lr", given="mine")
+
+
+@pytest.mark.parametrize("command", [main, doctor.main, plan.main])
+def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_refused(command):
+    parameters = command.get_params(click.Context(command, **command.context_settings))
+    flags = {name[2:].replace("-", "_") for each in parameters for name in each.opts if name.startswith("--")}
+    taken = flags.union(each.name for each in parameters if each.expose_value) - all_options().keys()
+    assert "recipe" in taken
+    for name in taken | {*signature(Config).parameters} - {each.name for each in fields(Config)}:
+        own = make_dataclass("Own", [(name, int, declared(0))], bases=(Options,), frozen=True, kw_only=True)
+        METHODS["mine"] = type("Mine", (Method,), {"options_type": own})
+        with refuses("bad-entry", name, given="mine"):
+            all_options()
 
 
 def test_hooks_of_methods_are_called_in_the_order_of_their_names_in_the_table(dataset, tmp_path):
@@ -284,7 +290,7 @@ def test_a_head_that_is_not_the_models_own_is_refused(dataset, tmp_path, longfor
 
 
 class Targets(Objective):
-    """A loss that is right, for faults to change one method of."""
+    """A loss without parameters and predictions."""
 
     def count(self, batch):
         return batch.sample_ids.size
@@ -293,53 +299,28 @@ class Targets(Objective):
         return LossSum(outputs.logits.mean(), 0)
 
 
-def faulty(**methods):
-    return type("Faulty", (Targets,), methods)
-
-
-def giving(result):
-    """An objective whose forward pass gives this function of the logits."""
-    return faulty(forward=lambda self, encoder, outputs, piece: result(outputs.logits))
-
-
-FAULTS = {
-    "objective, a name": "Targets",
-    "objective, no count": type("Bare", (Objective,), {"forward": Targets.forward}),
-    "objective, count": faulty(count=lambda self, batch: None),
-    "objective, prepare": faulty(prepare=lambda self, piece: None),
-    "objective, a tensor": giving(lambda logits: logits),
-    "objective, rows": giving(lambda logits: LossSum(logits.mean((1, 2)), 0)),
-    "objective, correct": giving(lambda logits: LossSum(logits.mean(), logits[0, 0])),
-    "optimizer, none": lambda module, config: None,
-    "schedule, none": lambda step, steps, warmup_steps: None,
-    "schedule, below 0": lambda step, steps, warmup_steps: -0.5,
-    "schedule, a tensor": lambda step, steps, warmup_steps: torch.ones(()),
+FACTORS = {
+    "none": lambda step, steps, warmup_steps: None,
+    "below 0": lambda step, steps, warmup_steps: -0.5,
+    "a tensor": lambda step, steps, warmup_steps: torch.ones(()),
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_an_entry_is_one_sentence_that_names_it(dataset, tmp_path, name):
-    option = name.partition(",")[0]
-    table = {"objective": OBJECTIVES, "optimizer": optim.OPTIMIZERS, "schedule": optim.SCHEDULES}[option]
-    table["own"] = FAULTS[name]
-    options = {"model": TINY, "steps": 1, "warmup": 0, option: "mlm+own" if option == "objective" else "own"}
-    assert refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option=option).given == "own"
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_factor_of_a_schedule_that_is_none_is_one_sentence_that_names_it(dataset, tmp_path, name):
+    optim.SCHEDULES["own"] = FACTORS[name]
+    known = {"kind": "bad-entry", "option": "schedule", "given": "own"}
+    refused_run(dataset.path, tmp_path / "run", model=TINY, steps=1, warmup=0, schedule="own", **known)
 
 
 def test_a_loss_of_ones_own_that_is_not_finite_is_named(dataset, tmp_path):
-    OBJECTIVES["nan"] = giving(lambda logits: LossSum(logits.mean() * torch.nan, 0))
+    class Wild(Targets):
+        def forward(self, encoder, outputs, piece):
+            return LossSum(outputs.logits.mean() * torch.nan, 0)
+
+    OBJECTIVES["nan"] = Wild
     options = {"objective": "mlm+nan", "model": TINY, "steps": 1}
     assert "nan_loss" in refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr").sentence
-
-
-@pytest.mark.slow
-def test_a_compiled_loss_that_is_none_is_one_sentence_too(dataset, tmp_path, monkeypatch):
-    """Compiling, which on CPUs takes a minute, is left out, but for the graph that it needs."""
-    compiled = functools.partialmethod(torch.nn.Module.compile, backend="eager")
-    monkeypatch.setattr(Learner, "compile", compiled)
-    OBJECTIVES["rows"] = FAULTS["objective, rows"]
-    options = {"objective": "mlm+rows", "model": TINY, "steps": 1, "compile": "on"}
-    refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="objective")
 
 
 def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path):

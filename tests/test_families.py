@@ -419,6 +419,22 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
             assemble.model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
+def test_a_model_is_tried_with_few_tokens_only_where_its_attention_takes_any_number(configs, dataset, tmp_path):
+    """A Nyströmformer with landmarks takes rows of one length alone."""
+    weights, lengths = built(configs["modernbert"], dataset), []
+    weights.base_model.register_forward_pre_hook(
+        lambda module, _, named: lengths.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    models.check_runs(weights, length=80)
+    assert lengths == [models.TRIED] * 2
+    values = {"model_type": "nystromformer", "num_landmarks": 4, "segment_means_seq_len": 80}
+    path = write(tmp_path / "landmarks.json", json.dumps(SMALL["nystromformer"] | values))
+    weights = built(str(path), dataset)
+    models.check_runs(weights, length=80)
+    with refuses("unsupported", "model", given="nystromformer"):
+        models.check_runs(weights, length=72)
+
+
 def test_families_that_are_not_in_the_table_are_slower_and_their_operations_estimated(configs, dataset):
     assert models.slower(built(configs["bert"], dataset)) == []
     weights = built(configs["longformer"], dataset)

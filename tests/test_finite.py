@@ -20,8 +20,8 @@ from training import (
 )
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain import optim
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.optim import optimizers
 from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import run
@@ -51,7 +51,7 @@ class Module(torch.nn.Module):
 def sgd(monkeypatch):
     """An optimizer of others that knows nothing of steps that are skipped."""
     monkeypatch.setitem(
-        optim.OPTIMIZERS, "sgd", lambda module, config: torch.optim.SGD(module.parameters(), momentum=0.9)
+        optimizers.OPTIMIZERS, "sgd", lambda module, config: torch.optim.SGD(module.parameters(), momentum=0.9)
     )
 
 
@@ -74,17 +74,17 @@ def assert_same(one, other):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_changes_no_bit(name, value, sgd):
     module = Module()
-    optimizer = optim.build(module, Config.of(data="x", out="y", optimizer=name))
-    optim.set_learning_rate(optimizer, 0.01)
+    optimizer = optimizers.build(module, Config.of(data="x", out="y", optimizer=name))
+    optimizers.set_learning_rate(optimizer, 0.01)
     for seed in range(2):
         module.give_gradients(seed)
-        optim.step(optimizer, torch.zeros(()))
+        optimizers.step(optimizer, torch.zeros(()))
     before = copy.deepcopy(tensors_of(optimizer))
     module.give_gradients(2, value=value)
-    optim.step(optimizer, WILD)
+    optimizers.step(optimizer, WILD)
     assert_same(tensors_of(optimizer), before)
     module.give_gradients(3)
-    optim.step(optimizer, torch.zeros(()))
+    optimizers.step(optimizer, torch.zeros(()))
     with pytest.raises(AssertionError):
         assert_same(tensors_of(optimizer), before)
     assert all(tensor.isfinite().all() for tensors in tensors_of(optimizer) for tensor in tensors)
@@ -96,14 +96,14 @@ def test_what_follows_a_skipped_step_is_as_without_it(name, sgd):
     ends = []
     for skipped in ((), (0,), (1, 2)):
         module = Module()
-        optimizer = optim.build(module, Config.of(data="x", out="y", optimizer=name))
-        optim.set_learning_rate(optimizer, 0.01)
+        optimizer = optimizers.build(module, Config.of(data="x", out="y", optimizer=name))
+        optimizers.set_learning_rate(optimizer, 0.01)
         for seed in range(3):
             if seed in skipped:
                 module.give_gradients(99, value=math.nan)
-                optim.step(optimizer, WILD)
+                optimizers.step(optimizer, WILD)
             module.give_gradients(seed)
-            optim.step(optimizer, torch.zeros(()))
+            optimizers.step(optimizer, torch.zeros(()))
         ends.append(tensors_of(optimizer))
     assert_same(ends[0], ends[1])
     assert_same(ends[0], ends[2])

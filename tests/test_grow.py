@@ -11,9 +11,9 @@ from families import SMALL
 from training import QUIET, changing, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
-from bertrain import optim
 from bertrain.lab import growth as grow
 from bertrain.models import build
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run import checkpoint
 from bertrain.run.watch import Watch, _scale_lines
@@ -41,7 +41,7 @@ def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
     module = learner(build.load(path))
-    optimizer = optim.build(module, Config.of(data="x", out="y", **options_of(out)))
+    optimizer = optimizers.build(module, Config.of(data="x", out="y", **options_of(out)))
     checkpoint.read_optimizer(path, optimizer, module)
     return {name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
             for name, weight in module.named_parameters()}  # fmt: skip
@@ -91,11 +91,11 @@ def small(config, layers, optimizer="adamw", **more):
     weights, _ = build.build(config, SPECIAL, length=32, seed=layers, configure=lambda made: grow.shorten(made, layers))
     module = learner(weights)
     options = Config.of(data="x", out="y", optimizer=optimizer, **more)
-    made = optim.build(module, options)
+    made = optimizers.build(module, options)
     torch.manual_seed(layers)
     for parameter in module.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optim.set_learning_rate(made, 0.01)
+    optimizers.set_learning_rate(made, 0.01)
     made.step()
     return module, made
 
@@ -105,7 +105,7 @@ def small(config, layers, optimizer="adamw", **more):
 def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after):
     one, old = small(config, before)
     two, _ = small(config, after)
-    new = optim.build(two, Config.of(data="x", out="y"))
+    new = optimizers.build(two, Config.of(data="x", out="y"))
     initial = {name: weight.detach().clone() for name, weight in two.named_parameters()}
     grow.carry(one, two, old, new, stack=stack)
     prefix = "model.model.layers." if "modernbert" in config else "model.bert.encoder.layer."
@@ -236,16 +236,16 @@ def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):
     assert ["frozen" in line for line in _scale_lines([row, row | {"factor": 0}])] == [False, True]
 
 
-@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", optimizers.OPTIMIZERS)
 def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
     weights, _ = build.build(config, SPECIAL, length=32, seed=0)
     module = learner(weights)
-    plain = optim.build(learner(weights), Config.of(data="x", out="y", optimizer=optimizer))
-    made = optim.build(module, Config.of(data="x", out="y", optimizer=optimizer, lr_scale=scales))
+    plain = optimizers.build(learner(weights), Config.of(data="x", out="y", optimizer=optimizer))
+    made = optimizers.build(module, Config.of(data="x", out="y", optimizer=optimizer, lr_scale=scales))
     rates = []
     for one in (plain, made):
-        optim.set_learning_rate(one, 1.0)
+        optimizers.set_learning_rate(one, 1.0)
         rates.append({parameter: group["lr"] for group in one.param_groups for parameter in group["params"]})
     assert rates[0].keys() == rates[1].keys()
     for name, parameter in module.named_parameters():
@@ -255,7 +255,7 @@ def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
         assert parameter.requires_grad == (factor > 0)
 
 
-@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", optimizers.OPTIMIZERS)
 def test_scaled_and_frozen_runs_resume_to_the_bit_and_refuse_other_scales(
     dataset, configs, tmp_path, optimizer, capsys
 ):

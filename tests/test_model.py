@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,8 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import DatasetError, UsageError
-from bertrain import optim
 from bertrain.models import build as model
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run.evaluate import evaluate
 from bertrain.runtime import feed
@@ -47,8 +48,8 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
 def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
     module = learner(model_of(TINY, dataset))
-    optimizer = optim.build(module, Config.of(data="x", out="y"))
-    optim.set_learning_rate(optimizer, 1e-2)
+    optimizer = optimizers.build(module, Config.of(data="x", out="y"))
+    optimizers.set_learning_rate(optimizer, 1e-2)
     count = feed.num_targets(batch)
     assert count == 5
     losses = []
@@ -230,3 +231,12 @@ def test_an_untrained_model_is_as_good_as_guessing(dataset):
     assert result["loss"] == pytest.approx(np.log(dataset.special_tokens.vocab_size), rel=0.1)
     assert result["samples"] == bertdata.Loader(dataset, length=32, split="validation").num_samples
     assert module.training
+
+
+def test_an_evaluation_reads_no_tokenizer(dataset, tmp_path):
+    """Every rank evaluates, and reading the tokenizer of a large vocabulary takes a second."""
+    shutil.copytree(dataset.path, tmp_path / "shards")
+    shards = bertdata.open(tmp_path / "shards")
+    (tmp_path / "shards" / "tokenizer.json").unlink()
+    result = evaluate(learner(model_of(TINY, shards)), shards, ALONE, split="validation", length=32)
+    assert 0 <= result["same_token"] < shards.special_tokens.vocab_size

@@ -1,7 +1,6 @@
 import io
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
@@ -16,11 +15,9 @@ from safetensors.torch import load_file
 from training import QUIET, assert_near, changing, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain import optim
 from bertrain.commands import evaluate
-from bertrain.optim import learning_rate, muon
-from bertrain.optim.lamb import Lamb
-from bertrain.optim.stable import StableAdamW
+from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
+from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, run
 
@@ -30,7 +27,7 @@ def rates(schedule, steps, warmup_steps):
     return [learning_rate(step, **options) for step in range(steps)]
 
 
-@pytest.mark.parametrize("schedule", optim.SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rate_rises_to_the_peak_then_falls_and_is_never_zero(schedule):
     for steps, warmup in itertools.product([1, 2, 3, 10, 1000], [0, 1, 2, 60]):
         values = rates(schedule, steps, min(warmup, steps))
@@ -58,7 +55,7 @@ def test_rates_of_the_first_and_last_step():
 def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimizer):
     given = {"optimizer": optimizer, "weight_decay": 0.07, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7}
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, plain = optim.build(model, Config.of(data="x", out="y", **given)).param_groups
+    decayed, plain = optimizers.build(model, Config.of(data="x", out="y", **given)).param_groups
     assert (decayed["betas"], decayed["eps"]) == ((0.8, 0.95), 1e-7)
     assert decayed["weight_decay"] == 0.07
     assert [p.ndim for p in decayed["params"]] == [2]
@@ -92,18 +89,17 @@ def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_pa
     assert checkpoint.find(out) == last
 
 
-def test_a_mean_that_is_missing_is_made_at_the_end(dataset, tmp_path):
-    """After a kill between two directories, or asked for when the run had ended; of the last weights if that is all."""
-    options, out = QUIET | {"steps": 3}, tmp_path / "run"
-    train(dataset.path, out, **options)
-    log = out / "log.jsonl"
-    kept = [line for line in log.read_text().splitlines(keepends=True) if "validation" not in line]
-    log.write_text("".join(kept))  # as if a signal had ended it before its evaluation
-    for _ in range(2):
-        train(dataset.path, out, **options, average=0.3)
-        one, other = (weights_in(out / f"{kind}-00000003") for kind in ("step", "average"))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-        shutil.rmtree(out / "average-00000003")
+def test_the_mean_of_a_run_too_short_for_one_is_that_of_its_last_weights(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=0.3)
+    one, other = (weights_in(tmp_path / "run" / f"{kind}-00000003") for kind in ("step", "average"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_no_mean_is_made_of_a_run_that_had_ended_before_it_was_asked_for(dataset, tmp_path):
+    """Its last weights alone would be no mean."""
+    for average in (0.0, 0.3):
+        train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=average)
+    assert list((tmp_path / "run").glob("average-*")) == []
 
 
 def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypatch):
@@ -138,7 +134,7 @@ def test_a_step_of_muon_is_that_of_each_matrix(seed):
             weight.grad = gradient.clone()
         bias.grad = torch.randn(5)
         plain.grad = bias.grad.clone()
-        optim.set_learning_rate(made, 0.02)
+        optimizers.set_learning_rate(made, 0.02)
         made.step()
         adamw.step()
         for number, (gradient, (_, parts)) in enumerate(zip(gradients, weights, strict=True)):
@@ -159,7 +155,7 @@ def test_muon_is_torchs_own():
     plain = [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     one = muon.Muon([(ours, 1)], plain, momentum=0.95, rate_scale=1.0, **options)
     other = torch.optim.Muon([theirs], lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    optim.set_learning_rate(one, 0.05)
+    optimizers.set_learning_rate(one, 0.05)
     for _ in range(3):
         ours.grad = torch.randn(32, 48)
         theirs.grad = ours.grad.clone()
@@ -294,7 +290,7 @@ def test_steps_are_those_of_the_reference(kind, seed, decays, betas, eps, sizes,
                 expected[number] = SIZED[kind].step(
                     expected[number][0], weight.grad.flatten().tolist(), *expected[number][1:], **one, **options
                 )
-        optim.set_learning_rate(made, rate)
+        optimizers.set_learning_rate(made, rate)
         made.step()
     for number, (weight, (numbers_in, *_)) in enumerate(zip(weights, expected, strict=True)):
         assert weight.flatten().tolist() == pytest.approx(numbers_in, rel=1e-9, abs=1e-11)
@@ -313,7 +309,7 @@ def test_where_nothing_changes_a_step_it_is_torchs_adamw(kind, decay):
     options = {"betas": (0.9, 0.98), "eps": 1e-6}
     one = kind([{"params": [ours], "weight_decay": decay}], **options)
     other = torch.optim.AdamW([theirs], lr=0.05, weight_decay=decay, **options)
-    optim.set_learning_rate(one, 0.05)
+    optimizers.set_learning_rate(one, 0.05)
     for _ in range(5):
         ours.grad = torch.randn(3, 4).sign()
         theirs.grad = ours.grad.clone()
@@ -327,7 +323,7 @@ def test_a_sudden_gradient_moves_stableadamw_less_than_adamw():
     options = {"betas": (0.0, 0.99), "eps": 1e-6}
     one = StableAdamW([{"params": [ours]}], **options)
     other = torch.optim.AdamW([theirs], lr=1.0, weight_decay=0.0, **options)
-    optim.set_learning_rate(one, 1.0)
+    optimizers.set_learning_rate(one, 1.0)
     for size in [1.0] * 50 + [100.0]:
         before = [weight.sum().item() for weight in (ours, theirs)]
         ours.grad, theirs.grad = torch.full((4,), size), torch.full((4,), size)
@@ -343,7 +339,7 @@ def test_a_step_of_lost_gradients_changes_nothing(kind):
     """fp16 overflows, and the scaler leaves the step out."""
     weight = torch.nn.Parameter(torch.ones(3, 2))
     made, scaler = kind([{"params": [weight]}], betas=(0.9, 0.98), eps=1e-6), torch.amp.GradScaler("cpu")
-    optim.set_learning_rate(made, 0.1)
+    optimizers.set_learning_rate(made, 0.1)
     for factor in (math.inf, 1.0):
         scaler.scale((weight * factor).sum()).backward()
         scaler.unscale_(made)

@@ -273,7 +273,8 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     options = {"split": "validation", "length": 24, "rows": 2}
     encoder = Encoder(build.load(directory))
-    predicted = evaluation.predictions(encoder, data, CPU, **options)
+    shown = evaluation.samples(encoder, data, CPU, best=1, **options)
+    predicted = [(around, target, best) for row in shown for around, target, (best,) in row.masked]
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluation.MASKING))
     assert len(predicted) == (batch.targets >= 0).sum()
     arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]

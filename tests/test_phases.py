@@ -37,7 +37,7 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertrain import optim, pretrain
-from bertrain.commands import plan
+from bertrain.commands import doctor, plan
 from bertrain.models import build, rotary
 from bertrain.options.config import Config
 from bertrain.run import assemble, state
@@ -275,7 +275,8 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     rows(batches_of(mixed), 15, undisturbed)
     first = batches_of(mixed)
     rows(first, stop, seen)
-    saved = TrainState(phase=first.phase.number, loader=first.loader.state_dict(), streams=first.positions)
+    where = {"phase": first.phase.number, "phases": first.saved_phases()}
+    saved = TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
     then.resume(tmp_path, TrainState(**json.loads(saved.content())))
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed, seen, strict=True):
@@ -510,6 +511,15 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
 
 
+@pytest.mark.parametrize("option", ["init", "branch"])
+def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_path, option):
+    """The other run is named by its directory, which has no configuration of its own."""
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
+    given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
+    size = build.load(last_checkpoint(tmp_path / "run")).num_parameters()
+    assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
+
+
 def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
     """What the tests of several ranks rely on."""
     (option, path) = flags(dataset.path, tmp_path / "run", phase=[{"steps": 2}])
@@ -533,6 +543,14 @@ def test_a_branch_goes_on_from_another_run_with_its_clock_at_0(dataset, tmp_path
     assert all(torch.equal(one[name], tensor) for name, tensor in two.items())
     saved = json.loads((tmp_path / "branch" / "step-00000001" / "trainer.json").read_text())
     assert (saved["step"], saved["tokens"], saved["loader"]["position"]) == (1, 6 * 32, 24)
+
+
+def test_the_first_line_of_a_branch_names_the_checkpoint_it_is_of(dataset, tmp_path, capsys):
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
+    start = str(tmp_path / "run" / "step-00000001")
+    capsys.readouterr()
+    train(dataset.path, tmp_path / "branch", branch=start, steps=1, **QUIET | {"model": "modernbert-tiny"})
+    assert capsys.readouterr().out.startswith(f"{start}: ")
 
 
 def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(dataset, tmp_path):
@@ -597,7 +615,10 @@ def test_a_run_by_time_does_not_go_back_to_an_earlier_phase(dataset, tmp_path, m
     train(dataset.path, tmp_path / "run", budget="4s", phase=phases, **QUIET)
     assert state.read(last_checkpoint(tmp_path / "run")).phase == 2
     known = {"kind": "other-settings", "option": "budget"}
-    refused_run(dataset.path, tmp_path / "run", budget="400s", phase=phases, **QUIET, **known)
+    longer = QUIET | {"budget": "400s", "phase": phases}
+    sentence = refused_run(dataset.path, tmp_path / "run", **longer, **known).sentence
+    checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **longer))
+    assert (checked.exit_code, checked.stdout.splitlines()[-1]) == (1, f"FAIL  run        {sentence}")
 
 
 def test_the_last_part_of_wsd_is_exact():

@@ -280,7 +280,7 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
 def test_options_of_another_type_or_name_are_one_sentence():
     malformed = [("objective", "mlm+mlm"), ("lr", None), ("objective", None), ("steps", 5.5), ("isolate_documents", 1)]
     for option, value in [*malformed, ("seed", True), ("objective", "half")]:
-        with refuses("bad-entry" if value == "half" else "malformed", option):
+        with refuses("unknown" if value == "half" else "malformed", option):
             assemble.check_names(Config.of(data="x", **{option: value}))
 
 

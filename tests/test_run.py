@@ -181,7 +181,7 @@ def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, c
         monkeypatch.setattr(runs, "Clock", lambda before, compiles: clock.Clock(before, compiles=True))
     costs(Run, "next_batch", 1)
     costs(validation, "evaluate", 100)
-    costs(validation, "predictions", 30)
+    costs(validation, "samples", 30)
     costs(writer.Memory, "copy", 1000)
     out, compiled = tmp_path / "run", int(compiles)
     log = train(dataset.path, out, budget="5s", eval_every=3, save_every=4, model=TINY)
@@ -259,6 +259,7 @@ REFUSED = [
     ("needs-option", "decay_share", {"decay_share": 0.5}),
     ("out-of-range", "decay_share", {"schedule": "wsd", "decay_share": 0.0}),
     ("out-of-range", "average", {"average": 1.0}),
+    ("out-of-range", "length", {"length": 0}, {"length": -5}, {"phase": [{"steps": 3, "length": 0}]}),
     ("missing", "data", {"data": ""}),
     ("needs-option", "alpha", {"alpha": 0.1}),
     ("needs-option", "temperature", {"temperature": 2.0}),

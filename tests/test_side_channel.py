@@ -13,8 +13,8 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import optim
 from bertrain.lab import side_channel
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.runtime import feed
 
@@ -69,9 +69,9 @@ def test_steps_are_those_of_two_tables_that_are_added(dataset, table):
     """The reference adds the tables in its forward pass, for input and tied output; torch computes its gradients."""
     module, reference = (learner(model_of(TINY, dataset, seed=3)) for _ in range(2))
     side_channel.add(module, side_channel.read(table, vocabulary(dataset)), 32)
-    optimizer = optim.build(module, Config.of(data="x", out="y", weight_decay=0.1, clip_norm=1e9))
+    optimizer = optimizers.build(module, Config.of(data="x", out="y", weight_decay=0.1, clip_norm=1e9))
     module.side_channel.attach(optimizer, module.model.get_input_embeddings().weight)
-    optim.set_learning_rate(optimizer, 0.01)
+    optimizers.set_learning_rate(optimizer, 0.01)
     own = dict(reference.named_parameters())
     matrix = of_ids(table, dataset, len(own[EMBEDDINGS]))
     structures = torch.nn.Parameter(torch.zeros(matrix.shape[1], 32))

@@ -19,7 +19,7 @@ import click
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 60  # lines of a function
-CORE = ("pretrain", "options", "run", "models", "objectives", "optim", "runtime", "recipes")
+CORE = ("pretrain", "methods", "options", "run", "models", "objectives", "optim", "runtime", "recipes")
 """What a pre-training run imports."""
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -11,7 +11,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.models.encoder import Encoder
-from bertrain.run.evaluate import SEED
+from bertrain.run.evaluate import loader_for
 from bertrain.runtime import feed
 
 HALF = bertdata.Masking(probability=0.5, mask_fraction=1.0, random_fraction=0.0)
@@ -48,11 +48,7 @@ def rounds_as_text(
     encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
 ) -> str:
     """The first rows that `evaluate` sees with half of their tokens hidden, and each round; >new< tokens."""
-    kind = "packed" if encoder.isolate else "windows"
-    loader = bertdata.Loader(
-        shards, masking=HALF, length=length, global_batch_size=rows, seed=SEED, split=split, samples=kind
-    )
-    batch = next(loader)
+    batch = next(loader_for(encoder, shards, rows=rows, split=split, length=length, masking=HALF))
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     tokenizer = load_tokenizer(str(shards.path))
     spelling = Spelling(tokenizer.files[TOKENIZER])

@@ -31,7 +31,6 @@ from bertrain.options.config import Config
 from bertrain.options.flags import command
 from bertrain.run import assemble, checkpoint, state
 from bertrain.run.batches import Batches
-from bertrain.run.phases import check_begun
 from bertrain.run.schedule import Plan
 from bertrain.runtime.dist import World
 
@@ -269,8 +268,6 @@ def _run(
         saved = state.read(newest)
         made_with = checkpoint.made_with(config)
         saved.require_made_with(newest, made_with)
-        if saved.phases or config.phase:
-            check_begun(run, saved.phases, saved.phase, batches.saved_phases() if config.phase else [])
         batches.resume(newest, saved)
         if any(method.source(config, newest) for method in methods):  # others than --init has
             weights, _ = assemble.model(config, shards, resume=newest, methods=methods)

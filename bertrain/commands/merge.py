@@ -8,7 +8,6 @@ reads, so the result has none. docs/models.md says when a mean is of use.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -106,7 +105,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     files |= {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
     content = checkpoint.Content(model.state_dict(), {}, files)
     with naming(target):
-        checkpoint.write(target, model, content, leaving=threading.Event())
+        checkpoint.write(target, model, content)
     click.echo(f"{out}: the mean of {len(directories)} checkpoints; bertrain pretrain --init {out} trains it further")
 
 

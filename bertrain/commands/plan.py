@@ -16,7 +16,7 @@ from bertrain.methods import methods_of
 from bertrain.models import build
 from bertrain.options.config import Config
 from bertrain.options.flags import command
-from bertrain.run import assemble
+from bertrain.run import assemble, checkpoint
 from bertrain.run.batches import Batches
 from bertrain.run.phases import Phase
 from bertrain.run.schedule import Plan
@@ -83,7 +83,8 @@ def _disk(config: Config, batches: Batches) -> str:
     shards = next(iter(batches.datasets.values()))
     try:
         with torch.device("meta"):  # no memory, and no weights
-            name, nsp = config.branch or config.init or config.model, "nsp" in assemble.objectives(config)
+            start = checkpoint.resolved(config.branch or config.init, "branch" if config.branch else "init")
+            name, nsp = start or config.model, "nsp" in assemble.objectives(config)
             weights, _ = build.build(name, shards.special_tokens, length=config.longest, seed=0, nsp=nsp)
     except BertdataError as error:
         return f"disk: not known, as the model cannot be made here ({error})"

@@ -35,7 +35,7 @@ from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain.commands import reading
 from bertrain.lab import tables
-from bertrain.lab.finetune import PATIENCE, resolved
+from bertrain.lab.finetune import PATIENCE
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
@@ -423,7 +423,7 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     """
     transformers.utils.logging.set_verbosity_error()
     with world(PATIENCE) as ranks, contextlib.ExitStack() as stack:
-        directory = ranks.from_first(lambda: resolved(start))
+        directory = ranks.from_first(lambda: checkpoint.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
         ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(work.parts)))
         ranks.on_first(work.clear)

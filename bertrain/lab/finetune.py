@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import statistics
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -86,7 +85,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
         raise UsageError(sentence, "conflict", option="freeze")
     if job.settings.lora:
         adapters.parse(job.settings.lora)  # refuses what is none
-    start = ranks.from_first(lambda: resolved(job.start))
+    start = ranks.from_first(lambda: checkpoint.resolved(job.start))
     work = ranks.together(lambda: _read(ranks, replace(job, start=start)))
     runs: list[dict[str, Any]] = []
     for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
@@ -147,11 +146,6 @@ def refuse_results(out: Path, suite: str | None) -> None:
         command = f"suite {before}" if before else "finetune"
         sentence = f"--out {out} holds results of bertrain {command}; give another --out"
         raise UsageError(sentence, "out-exists", option="out", given=str(out))
-
-
-def resolved(start: str) -> str:
-    """The directory of a checkpoint, the newest one of a run; a name on the hub as it is."""
-    return str(checkpoint.find(Path(start))) if Path(start).is_dir() else start
 
 
 def _spreads(runs: list[dict[str, Any]], splits: list[str]) -> dict[str, dict[str, float]]:
@@ -327,7 +321,7 @@ def _write(out: Path, reader: Reader, weights: dict[str, torch.Tensor], files: d
     """Writes the model of a seed, complete or not at all. files: by name, what else is in its directory."""
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    with naming(out), checkpoint.whole(out, leaving=threading.Event()) as temporary:
+    with naming(out), checkpoint.whole(out) as temporary:
         adapters.save(reader.model, weights, temporary)
         reader.tokenizer.save_pretrained(temporary)
         for name, content in files.items():

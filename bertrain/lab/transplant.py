@@ -12,7 +12,6 @@ weights do not change. docs/models.md says what that gives.
 from __future__ import annotations
 
 import copy
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,7 +145,7 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
     files = new.files | {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
     with naming(target):
-        checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files), leaving=threading.Event())
+        checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
     click.echo(f"{out}: {counts}; bertrain pretrain --init {out} trains it further")
 
 

@@ -43,6 +43,7 @@ SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as p
 HUB_TIMEOUT_S = 10
 MISSPELT = 0.85  # how alike two names of settings are, by difflib, if one is probably the other
 COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own
+TRIED = 64  # tokens of the row that a model is tried with, if its attention takes any number of them
 HARMLESS: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": None}
 """Options of from_pretrained for models of strangers: none of their code, no pickle, and no kernel for attention from
 the hub, which config.json can name.
@@ -473,8 +474,10 @@ def leave_out_masks(model: PreTrainedModel, *, in_windows: bool) -> None:
 def check_runs(model: PreTrainedModel, *, length: int) -> None:
     """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary.
 
-    Or if the head that its family has in FAMILIES gives other logits at the first positions.
+    Or if the head that its family has in FAMILIES gives other logits at the first positions. The row has `length`
+    tokens. It is shorter for families that keep packed documents apart, whose attention takes any number of tokens.
     """
+    length = min(length, TRIED) if family_of(model).isolation else length
     was_training, ids = model.training, torch.arange(length)[None] % model.config.vocab_size
     try:
         with torch.no_grad():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from bertdata import Batch
-from bertdata.errors import UsageError
 from bertrain.models.encoder import Encoder
 from bertrain.objectives.losses import LossSum
 from bertrain.options.config import Config
@@ -87,19 +85,13 @@ class Learner(Encoder):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
-        counts = {name: objective.count(batch) for name, objective in self.objectives.items()}
-        for name, count in counts.items():
-            if not _is_number(count):
-                raise _broken(name, "count", count, "a number, such as that of the batch's targets")
-        return counts
+        return {name: objective.count(batch) for name, objective in self.objectives.items()}
 
     @torch.no_grad()
     def prepare(self, piece: MicroBatch) -> MicroBatch:
         """A micro-batch with what the objectives add to it."""
-        for name, objective in self.objectives.items():
+        for objective in self.objectives.values():
             piece = objective.prepare(piece)
-            if not isinstance(piece, dict):
-                raise _broken(name, "prepare", piece, "a dict of all tensors of the micro-batch, old and new")
         return piece
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
@@ -108,17 +100,7 @@ class Learner(Encoder):
         return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
 
     def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
-        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight.
-
-        Raises UsageError for what is no loss; here and not in `forward`, which is compiled.
-        """
-        for name, loss in losses.items():
-            if not isinstance(loss, LossSum):
-                raise _broken(name, "forward", loss, "a LossSum")
-            if not isinstance(loss.sum, torch.Tensor) or loss.sum.ndim:
-                raise _broken(name, "forward", loss.sum, "a LossSum whose sum is a tensor of one number, of shape []")
-            if not _is_number(loss.num_correct):
-                raise _broken(name, "forward", loss.num_correct, "a LossSum whose num_correct is a number")
+        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
         parts = [
             objective.weight * (losses[name].sum * scale[number])
             for number, (name, objective) in enumerate(self.objectives.items())
@@ -137,18 +119,3 @@ class Learner(Encoder):
     def objective_parameters(self) -> dict[str, torch.Tensor]:
         """What is trained beside the model, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
-
-
-def _is_number(value: object) -> bool:
-    return value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, Real)
-
-
-def _broken(name: str, method: str, given: Any, expected: str) -> UsageError:
-    """The error for a method of an objective that gives what it must not."""
-    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(type(given).__name__)
-    return UsageError(
-        f"--objective {name}: its {method} gives {what}; it must give {expected} (docs/extending.md)",
-        "bad-entry",
-        option="objective",
-        given=name,
-    )

@@ -42,7 +42,8 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
-RESERVED = {"recipe", "config", "file", "help", "nproc", "methods"}  # names that no option of a method may have
+RESERVED = {"recipe", "config", "file", "help", "nproc", "gpu", "methods", "is_part"}
+"""Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
@@ -67,17 +68,6 @@ class Part(NamedTuple):
     unit: str  # of its duration: one of DURATIONS
     amount: Fraction
     sets: frozenset[str]  # the options that the phase itself gives
-
-    @property
-    def sets_rate(self) -> bool:
-        return bool(self.sets & _RATE)
-
-    @property
-    def sets_warmup(self) -> bool:
-        return bool(self.sets & {"warmup", "warmup_steps"})
-
-
-_RATE = frozenset({"lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +111,7 @@ class Config(Options):
     """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
     rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
     """Base of the rotary positions of local layers. Default: that of --model."""
-    length: int = _option(DATA, 128, phase=True)
+    length: int = _option(DATA, 128, bounds=COUNT, phase=True)
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = _option(DATA, False)
     """Pack several documents into a row; no token attends to another document."""
@@ -399,6 +389,11 @@ class Config(Options):
         return float(sum(part.amount for part in self.parts)) if self.parts[0].unit == "time" else None
 
     @property
+    def start(self) -> str:
+        """With which model the run begins: --branch, --init or --model, as it is given."""
+        return self.branch or self.init or self.model
+
+    @property
     def num_tokens(self) -> int:
         """--tokens; 0 without it."""
         return values.amount(self.tokens) if self.tokens else 0
@@ -496,7 +491,7 @@ def _duration(unit: str, given: Any) -> Fraction:
 
 def default_out(config: Config) -> str:
     """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
-    path = Path(config.branch or config.init or config.model)
+    path = Path(config.start)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"
 

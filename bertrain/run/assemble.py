@@ -13,12 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import optim
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
-from bertrain.optim import OPTIMIZERS, SCHEDULES
+from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
 from bertrain.options.config import Config, pick
 from bertrain.options.fields import flag
 from bertrain.run import checkpoint, rates
@@ -39,24 +38,12 @@ def check_names(config: Config) -> None:
 
 
 def objectives(config: Config) -> dict[str, type[Objective]]:
-    """The objectives that --objective names, in its order. Raises UsageError for unknown names and faulty entries."""
+    """The objectives that --objective names, in its order. Raises UsageError for unknown names."""
     names = config.objective.split("+")
     if len(set(names)) < len(names):
         sentence = f"--objective {config.objective} names an objective twice; name each once"
         raise UsageError(sentence, "malformed", option="objective", given=config.objective)
-    if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name) or "." in name]:
-        sentence = f"--objective {taken[0]}: torch does not allow this name for a module; choose another"
-        raise UsageError(sentence, "bad-entry", option="objective", given=taken[0])
-    classes = {name: pick(OBJECTIVES, name, "--objective") for name in names}
-    for name, kind in classes.items():
-        if not (isinstance(kind, type) and issubclass(kind, Objective)):
-            sentence = f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective"
-            raise UsageError(sentence, "bad-entry", option="objective", given=name)
-        for method in ("count", "forward"):
-            if getattr(kind, method) is getattr(Objective, method):
-                sentence = f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)"
-                raise UsageError(sentence, "bad-entry", option="objective", given=name)
-    return classes
+    return {name: pick(OBJECTIVES, name, "--objective") for name in names}
 
 
 def samples(config: Config) -> str:
@@ -139,7 +126,7 @@ def model(
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
-        weights, warnings = build.start_from(_start_of(source or config.init), shards, **options)
+        weights, warnings = build.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
         if config.branch:
@@ -160,13 +147,6 @@ def model(
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
-
-
-def _start_of(init: str) -> str:
-    """The directory of --init, of a run that of its newest checkpoint; a name on the hub as it is."""
-    if not Path(init).is_dir():
-        return init
-    return str(checkpoint.find(Path(init), "init"))
 
 
 def learner(
@@ -196,8 +176,8 @@ def learner(
 
 
 def optimizer(config: Config, learner: Learner, methods: Sequence[Method]) -> torch.optim.Optimizer:
-    """The optimizer of a run. Raises UsageError for an entry of OPTIMIZERS that gives none."""
-    made = optim.build(learner, config)
+    """The optimizer of a run."""
+    made = optimizers.build(learner, config)
     for method in methods:
         method.optimizer(made, learner)
     return made
@@ -222,7 +202,7 @@ def check_parts(
 
     later = [name for method in methods for name in method.check_model(config, learner, phases, build_model)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
-    optim.check_scales([*learner.sizes, *later], config)
+    optimizers.check_scales([*learner.sizes, *later], config)
     for phase in phases:
         check_trains(phase, trained + later)
 

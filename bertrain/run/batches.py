@@ -16,7 +16,7 @@ from bertrain.methods import Method
 from bertrain.options.config import Config
 from bertrain.run import assemble
 from bertrain.run.log import Sources
-from bertrain.run.phases import Phase
+from bertrain.run.phases import Phase, check_begun
 from bertrain.run.schedule import Plan
 from bertrain.run.state import TrainState
 from bertrain.run.watch import TrainingError
@@ -200,8 +200,11 @@ class Batches:
     def resume(self, directory: Path, saved: TrainState) -> None:
         """Moves to where a checkpoint was taken. `saved` is its state.
 
-        Raises UsageError if the options give another stream.
+        Raises UsageError if the options give another stream, or change what has begun of the phases.
         """
+        out = directory.parent
+        if saved.phases or self.config.phase:  # else more may change: run.json keeps what
+            check_begun(out, saved.phases, saved.phase, self.saved_phases() if self.config.phase else [])
         self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
         self.read = dict(saved.streams)
         self.loader = self._loader(self.phase, starts=state.get("starts", ()))
@@ -212,13 +215,16 @@ class Batches:
             for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
                 if state[name] != (given := self.loader.state_dict()[name]):
                     flag = option.replace("_", "-")
-                    sentence = (
-                        f"{directory.parent} was begun with --{flag} {state[name]}; use {state[name]} again, or "
-                        "another --out"
-                    )
+                    sentence = f"{out} was begun with --{flag} {state[name]}; use {state[name]} again, or another --out"
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
-            sentence = f"{directory.parent} was begun with other options: {error}; give the same, or another --out"
-            raise UsageError(sentence, "other-settings", option="out", given=str(directory.parent)) from None
+            sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
+        if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
+            sentence = (
+                f"{out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; give "
+                "the time that it was begun with, or go on with --branch and another --out"
+            )
+            raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""

@@ -51,7 +51,7 @@ from bertrain.objectives import Learner
 from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import card, state
-from bertrain.run.state import TRAINER, TrainState
+from bertrain.run.state import TRAINER
 
 INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
@@ -113,42 +113,12 @@ class WriteAbandoned(Exception):
     """A write was left off because the run ends at once."""
 
 
-def content(
-    *,
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    saved: TrainState,
-    tokenizer: dict[str, bytes],
-    average: Average | None,
-    about: bytes,
-) -> Content:
-    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
-
-    about: its card.
-    """
-    objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
-    if average and average.count:
-        objects[AVERAGE_FILE] = average.state_dict()
-    if beside := learner.objective_parameters():
-        objects[BESIDE] = beside
-    files = tokenizer | {TRAINER: saved.content(), card.CARD: about}
-    return Content(learner.model.state_dict(), objects, files)
-
-
-def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
-    """The content of run/average-XXXXXXXX, beside that of the last step.
-
-    weights: the mean, a state dict. about: its card.
-    """
-    return Content(weights, {}, {**content.files, card.CARD: about})
-
-
 def write(
     target: Path,
     model: PreTrainedModel,
     content: Content,
     *,
-    leaving: threading.Event,
+    leaving: threading.Event | None = None,
     methods: Sequence[Method] = (),
 ) -> None:
     """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
@@ -171,7 +141,7 @@ def write(
 
 
 @contextmanager
-def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
+def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[Path]:
     """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
 
     Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After any error, a
@@ -199,7 +169,7 @@ def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
 
 
-def _seal(directory: Path, leaving: threading.Event) -> None:
+def _seal(directory: Path, leaving: threading.Event | None) -> None:
     """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
     files, paths, directories = {}, list[Path](), list[Path]()
     mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
@@ -223,8 +193,8 @@ def _fail(error: OSError) -> None:
     raise error  # which os.walk and Path.glob would pass over
 
 
-def _raise_if(leaving: threading.Event) -> None:
-    if leaving.is_set():
+def _raise_if(leaving: threading.Event | None) -> None:
+    if leaving and leaving.is_set():
         raise WriteAbandoned
 
 
@@ -315,11 +285,8 @@ def fault_of(path: Path) -> str | None:
 
 def made_with(config: Config) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
-    start = config.init
-    if start and Path(start).is_dir():
-        start = str(find(Path(start), "init"))
     return {
-        "model": "that of --branch" if config.branch else build.identity(start or config.model),
+        "model": "that of --branch" if config.branch else build.identity(resolved(config.init, "init") or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
     }
@@ -504,3 +471,11 @@ def find(path: Path, option: str = "checkpoint") -> Path:
         sentence = f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights"
         raise UsageError(sentence, "not-a-run", option=option, given=str(path))
     return checkpoint
+
+
+def resolved(spec: str, option: str = "checkpoint") -> str:
+    """The directory of a model, and of a run that of its newest checkpoint; a name on the hub, or none, as it is.
+
+    option: as `find` has it, which raises the same errors.
+    """
+    return str(find(Path(spec), option)) if spec and Path(spec).is_dir() else spec

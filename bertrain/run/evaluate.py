@@ -51,7 +51,9 @@ def evaluate(
     same result. autocast: makes the context of forward passes. interrupted: asked on all ranks after each batch; where
     it is true the result is None. progress: show a bar on rank 0.
     """
-    loader = _loader(encoder, shards, ranks, split=split, length=length, masking=masking)
+    options: dict[str, Any] = {"split": split, "length": length, "masking": masking, "epochs": 1}
+    options |= {"rank": ranks.rank, "world_size": ranks.world_size}
+    loader = loader_for(encoder, shards, rows=ROWS * ranks.world_size, **options)
     predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, correct, targets, samples
     was_training = encoder.training
@@ -77,29 +79,18 @@ def evaluate(
                 return None
     encoder.train(was_training)
     most = int(ranks.sum(predicted).argmax())
-    result = _means(ranks.sum(totals).tolist(), shards) | {
-        "same_token": most,
-        "same_token_text": spelled(load_tokenizer(str(shards.path)))(most),
-    }
-    return {"split": split} | result | {"same_share": int(predicted[most]) / max(1, result["targets"])}
+    result = _means(ranks.sum(totals).tolist(), shards)
+    share = int(predicted[most]) / max(1, result["targets"])
+    return {"split": split} | result | {"same_token": most, "same_share": share}
 
 
-def _loader(
-    encoder: Encoder, shards: bertdata.Dataset, ranks: World, *, split: str, length: int, masking: bertdata.Masking
-) -> bertdata.Loader:
-    """One epoch of a split, in an order and with masks that never change."""
-    return bertdata.Loader(
-        shards,
-        length=length,
-        global_batch_size=ROWS * ranks.world_size,
-        seed=SEED,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        split=split,
-        masking=masking,
-        samples="packed" if encoder.isolate else "windows",
-        epochs=1,
-    )
+def loader_for(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, **options: Any) -> bertdata.Loader:
+    """The rows of a split as an encoder takes them, in an order and with masks that never change.
+
+    options: further ones of bertdata.Loader.
+    """
+    kind = "packed" if encoder.isolate else "windows"
+    return bertdata.Loader(shards, global_batch_size=rows, seed=SEED, samples=kind, **options)
 
 
 def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:
@@ -136,21 +127,6 @@ def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) ->
     return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
 
 
-def predictions(
-    encoder: Encoder,
-    shards: bertdata.Dataset,
-    device: torch.device,
-    *,
-    split: str,
-    length: int,
-    rows: int,
-    masking: bertdata.Masking = MASKING,
-) -> list[tuple[str, str, str]]:
-    """The masked tokens of the first rows that `evaluate` sees: what is around each, its target, what is predicted."""
-    rows_shown = samples(encoder, shards, device, split=split, length=length, rows=rows, best=1, masking=masking)
-    return [(around, target, best) for row in rows_shown for around, target, (best,) in row.masked]
-
-
 class Shown(NamedTuple):
     """A sample as people read it."""
 
@@ -171,11 +147,7 @@ def samples(
     masking: bertdata.Masking = MASKING,
 ) -> list[Shown]:
     """The first rows that `evaluate` sees, with the `best` most probable tokens for each mask."""
-    kind = "packed" if encoder.isolate else "windows"
-    loader = bertdata.Loader(
-        shards, masking=masking, length=length, global_batch_size=rows, seed=SEED, split=split, samples=kind
-    )
-    batch = next(loader)
+    batch = next(loader_for(encoder, shards, rows=rows, split=split, length=length, masking=masking))
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     was_training = encoder.training
     encoder.eval()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from bertrain.options.config import Config, Part, all_options
 from bertrain.options.values import Ramp, exact
 
 TIMED = 1_000_000  # the scheduled steps of a run by time
+_WARMUP = {"warmup", "warmup_steps"}
+_RATE = {"lr", "lr_end", "schedule", "decay_share"} | _WARMUP  # options, one of which begins another curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
 
 
@@ -92,11 +95,6 @@ class Phase:
         if self.rows.first == self.rows.last:
             return self.steps * self.rows.first
         return int(self.rows.at(np.arange(self.steps), self.steps).sum())
-
-    @property
-    def model(self) -> tuple[object, ...]:
-        """What a phase says about the model itself."""
-        return self.methods, self.trains, self.rope_base, self.rope_base_local
 
 
 def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
@@ -196,14 +194,14 @@ def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], 
 
 def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
     """The curve of each phase; phases that set nothing of it share that of the phase before them."""
-    begins = [number for number, part in enumerate(parts) if number == 0 or part.sets_rate]
+    begins = [number for number, part in enumerate(parts) if number == 0 or part.sets & _RATE]
     curves: list[Curve] = []
     for begin, end in pairwise([*begins, len(parts)]):
         options, start, steps = parts[begin].options, borders[begin], borders[end] - borders[begin]
         warmup = options.warmup_steps
         if warmup is None:
             warmup = round(exact(options.warmup) * steps)
-        if begin and not parts[begin].sets_warmup:
+        if begin and not parts[begin].sets & _WARMUP:
             warmup = 0
         curve = Curve(
             start=start,
@@ -221,7 +219,8 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
 
 def _check_average(config: Config, phases: Sequence[Phase]) -> None:
     """Raises UsageError for a mean that takes in weights from before the model last changed."""
-    last = max((after.start for before, after in pairwise(phases) if before.model != after.model), default=0)
+    of_model = attrgetter("methods", "trains", "rope_base", "rope_base_local")
+    last = max((after.start for before, after in pairwise(phases) if of_model(before) != of_model(after)), default=0)
     total = phases[-1].stop
     if last > (1 - config.average) * total + 1e-9 * total:
         most = math.floor(100 * (1 - last / total) + 1e-9) / 100

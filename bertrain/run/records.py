@@ -15,7 +15,7 @@ from bertrain.models.build import has_dropout
 from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run
-from bertrain.run.state import TrainState
+from bertrain.run.state import TRAINER, TrainState
 from bertrain.run.training import PATIENCE
 from bertrain.run.validation import EVALUATED_SAMPLES
 from bertrain.run.watch import TrainingError
@@ -165,7 +165,7 @@ class Records:
         self._run.clock.lap("waited")
 
     def _contents(self) -> dict[str, checkpoint.Content]:
-        """What is saved, by the name of its directory."""
+        """What is saved, by the name of its directory. Its tensors are those that training changes."""
         run = self._run
         saved = TrainState(
             step=run.step,
@@ -179,26 +179,23 @@ class Records:
             since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
             methods={method.name: kept for method in run.methods if (kept := method.state())},
-            milestones=run.milestones.passed,
+            milestones=run.milestones,
             made_with=run.made_with,
             world_size=run.ranks.world_size,
             versions=checkpoint.versions(),
         )
-        content = checkpoint.content(
-            learner=run.learner,
-            optimizer=run.training.optimizer,
-            saved=saved,
-            tokenizer=run.tokenizer,
-            average=run.training.average,
-            about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
-        )
-        contents = {f"{checkpoint.STEP}{run.step:08d}": content}
-        if (
-            run.training.average and run.is_done and run.training.average.count
-        ):  # the mean first: without the other it is made again
+        average, name = run.training.average, f"{checkpoint.STEP}{run.step:08d}"
+        objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
+        if average and average.count:
+            objects[checkpoint.AVERAGE_FILE] = average.state_dict()
+        if beside := run.learner.objective_parameters():
+            objects[checkpoint.BESIDE] = beside
+        files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card(name)}
+        contents = {name: checkpoint.Content(run.learner.model.state_dict(), objects, files)}
+        if average and average.count and run.is_done:  # the mean first: without the other it is made again
             name = f"{checkpoint.AVERAGE}{run.step:08d}"
-            mean = checkpoint.mean(content, run.training.average.weights(run.learner.model), self._card(name))
-            contents = {name: mean} | contents
+            of_mean = files | {card.CARD: self._card(name)}
+            contents = {name: checkpoint.Content(average.weights(run.learner.model), {}, of_mean)} | contents
         return contents
 
     def _card(self, name: str) -> bytes:
@@ -261,7 +258,7 @@ class Records:
             run.watch.warn(f"the model card of step {run.step} lacks its validation loss: {error.strerror}")
 
     def finish(self) -> None:
-        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank.
+        """Gives the cards of the last step its evaluation. Called on every rank.
 
         Warns of phases that were left out, as the last step went past the end of the time.
         """
@@ -273,15 +270,6 @@ class Records:
             )
         if run.is_done:
             run.ranks.on_first(self._renew_cards)
-        name = f"{checkpoint.AVERAGE}{run.step:08d}"
-        if not (run.training.average and run.is_done) or run.ranks.from_first(lambda: (run.out / name).exists()):
-            return
-        run.take_last()
-
-        def write() -> None:
-            self.writer.save(run.learner.model, {name: self._contents()[name]}, required=True)
-
-        run.ranks.on_first(write)
 
     @property
     def saved(self) -> Path | None:

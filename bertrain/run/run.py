@@ -14,10 +14,9 @@ from bertrain.models.build import max_length
 from bertrain.objectives import Learner
 from bertrain.optim.average import EVERY
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, phases, state
+from bertrain.run import assemble, checkpoint, state
 from bertrain.run.batches import Batches
 from bertrain.run.log import Sums
-from bertrain.run.milestones import Milestones
 from bertrain.run.phases import Phase
 from bertrain.run.state import TrainState
 from bertrain.run.training import Training
@@ -64,7 +63,11 @@ class Run:
             self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
-        self.milestones = Milestones(config.milestones, self.batches, self.tokens)
+        if config.milestones["words"]:
+            self.batches.check_words()
+        self._read = self._amounts()
+        self.milestones: list[str] = []
+        """Those of --save-at that the last step has passed."""
 
     @property
     def learner(self) -> Learner:
@@ -84,7 +87,7 @@ class Run:
     def _resume(self) -> TrainState:
         """Moves the batches to where the checkpoint was taken. Returns the state to begin with.
 
-        Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
+        Raises UsageError if the checkpoint belongs to another model, optimizer, stream of rows or phases.
         """
         if self.begun_from is None:
             return TrainState()
@@ -98,16 +101,7 @@ class Run:
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        if saved.phases or self.config.phase:  # else more may change: run.json keeps what
-            now = self.batches.saved_phases() if self.config.phase else []
-            phases.check_begun(self.out, saved.phases, saved.phase, now)
         self.batches.resume(self.resumed_from, saved)
-        if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
-            sentence = (
-                f"{self.out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; "
-                "give the time that it was begun with, or go on with --branch and another --out"
-            )
-            raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
         return saved
 
     def _load(self, begun: TrainState) -> None:
@@ -152,7 +146,7 @@ class Run:
         loss: measures that of the model as it is, before and after a method makes it anew.
         """
         before, phase = self.phase, self.plan.phases[self.phase.number]
-        carry = methods.carry_of(self.methods, before, phase)
+        carry = next(filter(None, (method.remake(before, phase) for method in self.methods)), None)
         if carry:
             loss_before = loss()
             change = self.ranks.together(lambda: self.training.remake(phase, carry))
@@ -177,10 +171,21 @@ class Run:
         self.training.update(self.phase.rate.at(self.scheduled))
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
-        self.milestones.advance(self.tokens)
+        before, self._read = self._read, self._amounts()
+        self.milestones = [
+            f"{unit}={number}"
+            for unit, numbers in self.config.milestones.items()
+            for number in numbers
+            if before[unit] < number <= self._read[unit]
+        ]
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
             self.training.average.add(self.training.skipped)
         self.watch.advance()
+
+    def _amounts(self) -> dict[str, float]:
+        """What --save-at counts: the tokens and words read so far."""
+        words = self.batches.words() if self.config.milestones["words"] else 0.0
+        return {"tokens": self.tokens, "words": words}
 
     def end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 import bertdata
-from bertrain import optim
 from bertrain.methods import Carry, Method
 from bertrain.models import attention, rotary
 from bertrain.models.build import recompute_activations
 from bertrain.objectives import Learner, LossSum
+from bertrain.optim import optimizers
 from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint
@@ -92,7 +92,7 @@ class Training:
         rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
-        optim.set_weight_decay(self.optimizer, phase.weight_decay)
+        optimizers.set_weight_decay(self.optimizer, phase.weight_decay)
 
     def remake(self, phase: Phase, carry: Carry) -> Mapping[str, Any]:
         """Makes the model of a phase anew, with what `carry` takes over. Returns what it says has changed."""
@@ -130,7 +130,8 @@ class Training:
         if not self._has_laid_buckets:
             self._lay_buckets(module, piece, scale)
         prepared = self.learner.prepare(piece)  # not in the autocast of gradients: its copies of weights have none
-        with _without_all_reduce(module, not is_last), self._limited():
+        is_apart = isinstance(module, DistributedDataParallel) and not is_last  # one all-reduce a step
+        with cast(Any, module).no_sync() if is_apart else contextlib.nullcontext(), self._limited():
             with self.autocast():
                 losses: dict[str, LossSum] = module(**prepared)
             total = self.scaler.scale(self.learner.total(losses, scale))
@@ -163,14 +164,14 @@ class Training:
         self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
         self.skipped = 1 - self.norm.isfinite().float()
         self.in_a_row = (self.in_a_row + 1) * self.skipped
-        optim.set_learning_rate(self.optimizer, rate)
-        optim.step(self.optimizer, self.skipped)
+        optimizers.set_learning_rate(self.optimizer, rate)
+        optimizers.step(self.optimizer, self.skipped)
         self.scaler.update()
         self.optimizer.zero_grad()
 
     def scaled_rates(self) -> list[dict[str, Any]]:
         """What each --lr-scale amounts to."""
-        return optim.scaled_rates(self.learner.sizes, self._config)
+        return optimizers.scaled_rates(self.learner.sizes, self._config)
 
     def num_parameters(self) -> int:
         """Those of the model, and of objectives and methods beside it."""
@@ -194,10 +195,3 @@ def _over_ranks(learner: Learner) -> DistributedDataParallel:
     module.broadcast_buffers = not constant.issuperset(map(id, learner.buffers()))  # as an argument it is deprecated
     module.register_comm_hook(None, add)
     return module
-
-
-@contextlib.contextmanager
-def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
-    """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
-    with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
-        yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import bertdata
 from bertrain.run import assemble
-from bertrain.run.evaluate import MASKING, evaluate, mean, predictions
+from bertrain.run.evaluate import MASKING, evaluate, mean, samples
 from bertrain.run.run import Run
 from bertrain.runtime.stop import Signals
 
@@ -54,7 +54,8 @@ class Validation:
 
         def show() -> None:
             shards = next(iter(self._held_out.values()))
-            shown = predictions(run.learner, shards, run.ranks.device, rows=1, **self._options)
+            (row,) = samples(run.learner, shards, run.ranks.device, rows=1, best=1, **self._options)
+            shown = [(around, target, best) for around, target, (best,) in row.masked]
             run.clock.lap("evaluated")
             run.watch.evaluation(run.step, result, shown, seconds=run.clock.seconds["evaluated"] - before)
 

@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.files import make_directory, write_file
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.spelling import spelled
 from bertrain.options.config import Config, all_options
 from bertrain.run import checkpoint
 from bertrain.run.log import Log, Sources, reference_losses
@@ -121,7 +123,7 @@ class Watch(contextlib.ExitStack):
         passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
-            f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{config.start}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
             f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
             f"{num_samples:,} samples an epoch{resumed}"
         )
@@ -275,17 +277,20 @@ class Watch(contextlib.ExitStack):
         lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
         self.say("\n".join(lines))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
+            token = spelled(load_tokenizer(str(self.sources[0][0].path)))(result["same_token"])
             self._warn_once(
                 "collapse",
-                f"at step {step} {result['same_share']:.0%} of all predictions are the token "
-                f"{result['same_token_text']!r}: the model has collapsed; try a lower --lr or a longer --warmup",
+                f"at step {step} {result['same_share']:.0%} of all predictions are the token {token!r}: the model has "
+                "collapsed; try a lower --lr or a longer --warmup",
             )
 
     def finish(self, clock: Clock) -> None:
         """Says what the time of the run went to, and keeps it in run.json."""
         if not self.is_first:
             return
-        self.say(str(clock))
+        names = {"waited": "waited for checkpoints"}
+        parts = [(kind, seconds) for kind, seconds in clock.seconds.items() if seconds or kind != "compiled"]
+        self.say(", ".join(f"{names.get(kind, kind)} {seconds:.1f} s" for kind, seconds in parts))
         self._run_json["clock"] = clock.entry()
         self._renew_run_json()
 

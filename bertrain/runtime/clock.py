@@ -44,16 +44,6 @@ class Clock:
         """trained_s, compiled_s, evaluated_s, waited_s: since the run began, also in earlier processes."""
         return {f"{kind}_s": round(seconds, 3) for kind, seconds in self.seconds.items()}
 
-    def __str__(self) -> str:
-        names = {
-            "trained": "trained",
-            "compiled": "compiled",
-            "evaluated": "evaluated",
-            "waited": "waited for checkpoints",
-        }
-        shown = {kind: name for kind, name in names.items() if kind != "compiled" or self.seconds[kind]}
-        return ", ".join(f"{name} {self.seconds[kind]:.1f} s" for kind, name in shown.items())
-
 
 def _num_graphs() -> int:
     """How many graphs torch.compile has made in this process."""

@@ -8,7 +8,6 @@ docs/methods.md says which sub-networks there are.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import click
@@ -38,7 +37,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     )
     files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
     with naming(out):
-        checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
+        checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files))
 
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain extract --checkpoint run/ --layers 4 --out small/")
