@@ -13,7 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import assert_goes_on_after_any_failure, failing, recorded, refused, refuses, stop_after, succeeds
+from helpers import (
+    assert_goes_on_after_any_failure,
+    failing,
+    published,
+    recorded,
+    refused,
+    refuses,
+    stop_after,
+    succeeds,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -124,6 +133,23 @@ def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monke
     export(dataset, tmp_path / "back", format="megatron")
     without = [[document] if document else [] for document in documents]
     assert reference.megatron(without, "int32") == tuple((tmp_path / f"back{e}").read_bytes() for e in (".bin", ".idx"))
+
+
+@FEW
+@given(CORPORA, st.sampled_from([2, 12, 40]))
+@example([[[10, 11, 12], [13, 14, 15]], [], [[16, 17], [18]]], 12)
+def test_a_block_of_documents_without_ids_adds_no_sentence(vocab, corpus, shard_size):
+    """What a unit stores of sentences does not depend on where the blocks end."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        prefix = of_megatron(Path(name), corpus, "uint16")
+        trees = []
+        for size in (4, 1 << 19):
+            patch.setattr(idfile, "_BLOCK_IDS", size)
+            out = Path(name) / f"blocks of {size}"
+            import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
+            assert verify(out) == []
+            trees.append(published(out))
+        assert trees[0] == trees[1]
 
 
 def test_several_inputs_follow_each_other(tmp_path, take):

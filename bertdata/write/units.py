@@ -147,8 +147,9 @@ class UnitWriter:
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
-        sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
-        self._writers[split].append(ids, offsets[1:].astype(np.uint64), sentence_ends, word_starts, empty)
+        if sentences is not None:  # where they end; documents without ids have none
+            sentences = np.append(sentences[1:], ids.size)[: sentences.size].astype(np.uint64)
+        self._writers[split].append(ids, offsets[1:].astype(np.uint64), sentences, word_starts, empty)
         if documents.origins is not None:
             self._origins[name].append(documents.origins[kept])
 
