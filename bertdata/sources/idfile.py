@@ -6,8 +6,6 @@ would end the process.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
-from bertdata.files import close_read, read_at
 from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import find_token
 
@@ -65,23 +62,22 @@ class IdsFile:
 
 
 class FileArray:
-    """Numbers in a file, one after the other, that are read where they are used."""
+    """Numbers in a file, one after the other, that are read where they are used. Holds no file open."""
 
     def __init__(self, file: Input, dtype: Any, size: int, offset: int = 0) -> None:
         """offset: of the first of `size` numbers, in bytes."""
         self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
-        self._fd = os.open(file.name, os.O_RDONLY)
-        weakref.finalize(self, close_read, self._fd)
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """A copy of the numbers of a slice without a step. Raises InputError if the file has become shorter."""
+        """A copy of the numbers of a slice without a step. Raises InputError if the file was changed or removed."""
         start, stop, _ = part.indices(self.size)
-        numbers = np.empty(max(0, stop - start), self.dtype)
-        place, left = self._offset + start * self.dtype.itemsize, numbers.view(np.uint8).data
-        if (count := read_at(self._fd, left, place)) < len(left):
-            sentence = f"{self._file} was cut short at byte {place + count} while it was read; get the file again"
-            raise InputError(sentence, "cut-short", option="inputs", given=self._file.name)
-        return numbers
+        count, offset = max(0, stop - start), self._offset + start * self.dtype.itemsize
+        if self._file.now() == self._file:
+            numbers = np.fromfile(self._file.name, self.dtype, count, offset=offset)
+            if numbers.size == count:
+                return numbers
+        sentence = f"{self._file} changed while it was read; run again when nobody changes it"
+        raise InputError(sentence, "changed", option="inputs", given=self._file.name)
 
     def at(self, index: int) -> int:
         """One number; a negative index counts from the end."""
