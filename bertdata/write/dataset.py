@@ -290,9 +290,9 @@ class _Work:
         self, encoder: TextEncoder, staging: Path, units_of: Plan, units: FinishedUnits, progress: Callable[[int], None]
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
+        if encoder.why_slow:
+            self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
         if self.means.ray is not None:
-            if encoder.why_slow:
-                self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
             job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
@@ -305,7 +305,6 @@ class _Work:
             keep=units.add,
             workers=self.means.threads,
             progress=progress,
-            say=self.say,
         )
 
 

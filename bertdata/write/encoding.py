@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import SpecialTextError, UsageError, counted
+from bertdata.errors import SpecialTextError, UsageError
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
@@ -166,48 +165,18 @@ def make_text_units(
     keep: Callable[[UnitRecord], None],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """`make_units` of a plan. say: called with a line where `tokenizers` encodes the text, 100 times slower."""
+    """`make_units` of a plan."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    tasks = plan.tasks(workers)
-    firsts = frozenset(stretch.first for stretch in plan.stretches)
-    todo = sum(task.size for task in tasks if any(map(is_missing, task.units)))
-    reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
-
-    def encode(block: Chunk) -> EncodedDocuments:
-        start = time.perf_counter()
-        documents = encoder.encode(block)
-        if why := next(reasons, None):
-            pace = _pace(documents, time.perf_counter() - start, todo if block.unit in firsts else 0, workers)
-            say(f"note: {why}, so `tokenizers` encodes the text, {pace}")
-        return documents
-
     make_units(
-        tasks,
+        plan.tasks(workers),
         lambda task, is_missing: find_blocks(
             plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
         ),
-        encode,
+        encoder.encode,
         new_writer,
         is_missing=is_missing,
         keep=keep,
         workers=workers,
         progress=progress,
     )
-
-
-def _pace(first: EncodedDocuments, seconds: float, more_bytes: float, workers: int) -> str:
-    """At what speed text is encoded, and what a build will take, by the first block of an input.
-
-    more_bytes: of input on disk; 0: not known.
-    """
-    num_bytes = first.tally.counts["text_bytes"]
-    if num_bytes < 1 << 16:
-        return "at 1 to 3 MB/s a thread"
-    speed = f"at about {num_bytes / seconds / 1e6:.1f} MB/s a thread"
-    if more_bytes <= 0:
-        return speed
-    left = more_bytes / first.bytes_read * seconds / workers
-    duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.0f} h"
-    return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
