@@ -341,6 +341,16 @@ def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
     assert again.dataset_id == dataset.dataset_id
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_name_of_a_table_may_be_no_utf_8(tmp_path, vocab, take, kind):
+    table = pa.table({"input_ids": DOCUMENTS, "text": ["the stone"] * len(DOCUMENTS)})
+    plain, path = tmp_path / "a", tmp_path / os.fsdecode(b"a\xff." + kind.encode())
+    pq.write_table(table, plain) if kind == "parquet" else as_arrow(plain, table, stream=False)
+    plain.rename(path)
+    assert stored(take(path)) == DOCUMENTS
+    assert len(build(path, tmp_path / "of text", tokenizer=vocab, validation=0).dataset) == len(DOCUMENTS)
+
+
 def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
     column = pa.array([[10, 11], [12, 13], [14, 15]], pa.list_(pa.int32(), 2))
     as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)

@@ -14,7 +14,7 @@ from bertdata.errors import InputError
 from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, ending_of, local
 from bertdata.sources.saved import SPLITS, STATE, files_of_saved
-from bertdata.sources.tables import readable, record_batches
+from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
 COLUMN = "input_ids"
 _ROWS = 1024  # that are looked at at a time
@@ -63,18 +63,15 @@ def _is_arrow(file: Input) -> bool:
 
 def _columns(file: Input) -> Iterator[tuple[Any, int]]:
     """The column of ids, some rows at a time, and how many bytes of the file that took, with those before."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not _is_arrow(file):
-        with pq.ParquetFile(file.name) as table:
+        with open_parquet(file) as table:
             _check_column(file, table.schema_arrow)
             num_done, num_rows = 0, table.metadata.num_rows
             for batch in table.iter_batches(_ROWS, columns=[COLUMN]):
                 num_done += batch.num_rows
                 yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
         return
-    with pa.OSFile(file.name) as source:
+    with open_by_pyarrow(file) as source:
         for batch, share in record_batches(source, partial(_check_column, file)):
             column = batch.column(COLUMN)
             column.validate(full=True)  # a file may say anything

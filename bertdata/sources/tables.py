@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class TableFile:
                 yield first, column
                 first += len(column)
             return
-        with self._parquet() as table:
+        with open_parquet(self.file) as table:
             _check_column(self.file, self.form.text_key, table.schema_arrow)
             for group in range(table.num_row_groups):
                 stop = first + table.metadata.row_group(group).num_rows
@@ -77,7 +78,7 @@ class TableFile:
     def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
         size, row = self.file.size or 0, 0
-        with self._parquet() as table:
+        with open_parquet(self.file) as table:
             meta = table.metadata
             units = enumerate(_group_units(meta, self.form))
             for unit, numbered in groupby(units, key=lambda pair: pair[1]):
@@ -89,12 +90,6 @@ class TableFile:
                         yield from _cut(column, row + 1, unit, bytes_read, {})
                         row += len(column)
                 row = stop
-
-    def _parquet(self, **more: Any) -> Any:
-        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory."""
-        import pyarrow.parquet as pq
-
-        return pq.ParquetFile(_for_pyarrow(self.file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **more)
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
         """The text's column of a row group in pieces of about a block."""
@@ -126,11 +121,8 @@ class TableFile:
 
         key = self.form.text_key
         try:
-            table = self._parquet(metadata=metadata, read_dictionary=[key])
-            try:
+            with open_parquet(self.file, metadata=metadata, read_dictionary=[key]) as table:
                 batch = next(table.iter_batches(1, row_groups=[group], columns=[key]), None)
-            finally:
-                table.close(force=True)
             column = pa.nulls(0, pa.string()) if batch is None else _text_column(batch, key)
             texts = _binary(column.dictionary if pa.types.is_dictionary(column.type) else column)
         except (pa.ArrowException, OSError):  # reading the rows themselves says what is wrong, if anything is
@@ -192,18 +184,15 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
 
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
-    import pyarrow.parquet as pq
-
     if file.is_stream:
         sentence = f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first"
         raise InputError(sentence, "read-once", option="inputs", given=file.name)
     if file.compression:
         sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"):
-        meta = pq.read_metadata(_for_pyarrow(file))
-        _check_column(file, form.text_key, meta.schema.to_arrow_schema())
-        return _group_units(meta, form)
+    with readable(file, "parquet"), open_parquet(file) as table:
+        _check_column(file, form.text_key, table.metadata.schema.to_arrow_schema())
+        return _group_units(table.metadata, form)
 
 
 def _group_units(meta: Any, form: TextFormat) -> list[int]:
@@ -221,9 +210,23 @@ def _leaf(meta: Any, key: str) -> int:
     return next((each for each in fits if meta.schema.column(each).name == key), fits[0])
 
 
-def _for_pyarrow(file: Input) -> Any:
-    """A path, which pyarrow reads without Python, or a file object."""
-    return file.open() if file.remote else file.name
+@contextmanager
+def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile, with whose options pyarrow does not hold a complete row group in memory."""
+    import pyarrow.parquet as pq
+
+    with (
+        file.open() if file.remote else open_by_pyarrow(file) as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **more) as table,
+    ):
+        yield table
+
+
+def open_by_pyarrow(file: Input) -> Any:
+    """A file of this machine, which pyarrow reads without Python. Its name may be no UTF-8."""
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(file.name))
 
 
 def _text_column(batch: Any, key: str) -> Any:
