@@ -30,7 +30,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import UsageError
 from bertdata.format.verify import verify
-from bertdata.sources import flat, idfile, megatron, rows
+from bertdata.sources import idfile, megatron, rows
 from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
@@ -120,7 +120,7 @@ def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_
 
 
 def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 4)
     monkeypatch.setattr(idfile, "_DOCUMENTS", 3)
     monkeypatch.setattr(megatron, "_SEQUENCES", 3)
     documents = [[5 + n % 70] * (n % 11) for n in range(50)]
@@ -142,7 +142,7 @@ def test_a_block_of_documents_without_ids_adds_no_sentence(vocab, corpus, shard_
         prefix = of_megatron(Path(name), corpus, "uint16")
         trees = []
         for size in (4, 1 << 19):
-            patch.setattr(idfile, "_BLOCK_IDS", size)
+            patch.setattr(idfile, "BLOCK_IDS", size)
             out = Path(name) / f"blocks of {size}"
             import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
             assert verify(out) == []
@@ -200,7 +200,7 @@ def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, change, kind, end
 @given(st.lists(st.sampled_from([SEP, SEP, 10, 11]), min_size=1, max_size=40), st.integers(1, 5))
 def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(flat, "_BLOCK_IDS", block)
+        patched.setattr(idfile, "BLOCK_IDS", block)
         path = written(Path(name), "train", (".bin", reference.packed(ids, "uint16")))
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
@@ -282,7 +282,7 @@ def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_datatrove_says_where_documents_end(tmp_path, take, dtype, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 5)
     documents = [[], *DOCUMENTS, [], [30, SEP]]
     data, index = reference.datatrove(documents, dtype)
     path = written(tmp_path / "in", "000_unshuffled", (".ds", data), (".ds.index", index))
@@ -309,7 +309,7 @@ def as_arrow(path, table, *, stream):
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file", "saved"])
 def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 5)
     monkeypatch.setattr(rows, "_ROWS", 2)
     documents = [[], *DOCUMENTS, []]
     of = {"parquet": pa.int64(), "stream": pa.uint16(), "file": pa.int32(), "saved": pa.int64()}[kind]
@@ -339,6 +339,18 @@ def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
     assert [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()] == documents
     again = take(tmp_path / "back", "again", **SMALL)
     assert again.dataset_id == dataset.dataset_id
+
+
+def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path):
+    """Rows of 128 KiB, and all of them in one row group, whose bytes are not held either."""
+    ids = np.random.default_rng(0).integers(0, 1 << 31, 1 << 22).astype("<i4")
+    offsets = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4")
+    path, before, most = tmp_path / "rows.parquet", pa.total_allocated_bytes(), 0
+    pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), path)
+    for number, some in enumerate(open_ids(str(path), "rows", None).documents()):
+        assert (some.ids[:9] == ids[number * some.ids.size :][:9]).all()
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 0.75 * ids.nbytes
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -515,7 +527,7 @@ def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vo
 
 
 def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 4)
     prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 10}
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
+from bertdata.sources import idfile
 from bertdata.sources.idfile import (
     FileArray,
     Ids,
@@ -24,7 +25,6 @@ from bertdata.sources.inputs import local
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
-_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _JUDGED_BYTES = 1 << 21  # of ids alone, for the width of an id
 _FEWEST_JUDGED = 16  # pairs of halves
 
@@ -61,8 +61,8 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
     ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
 
     def blocks() -> Iterator[Ids]:
-        for start in range(0, ids.size, _BLOCK_IDS):
-            some, width = ids[start : start + _BLOCK_IDS], dtype.itemsize
+        for start in range(0, ids.size, idfile.BLOCK_IDS):
+            some, width = ids[start : start + idfile.BLOCK_IDS], dtype.itemsize
             documents = np.array([0, some.size])
             yield Ids(some, documents, None, byte_of(data, width, start, offset), (start + some.size) * width)
 

@@ -17,7 +17,7 @@ from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import find_token
 
-_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _DOCUMENTS = 1 << 16  # documents that are looked at at a time
 
 
@@ -106,7 +106,7 @@ def in_blocks(
     first, ahead = 0, _DOCUMENTS
     while first < count:
         starts = starts_of(first, min(first + ahead, count) + 1)
-        num = max(1, int(np.searchsorted(starts, starts[0] + _BLOCK_IDS, side="right")) - 1)
+        num = max(1, int(np.searchsorted(starts, starts[0] + BLOCK_IDS, side="right")) - 1)
         yield first, starts[: num + 1]
         first, ahead = first + num, min(2 * num, _DOCUMENTS)  # looks at few documents in vain
 

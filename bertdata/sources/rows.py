@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
+from bertdata.sources import idfile
 from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, ending_of, local
 from bertdata.sources.saved import SPLITS, STATE, files_of_saved
 from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
 COLUMN = "input_ids"
-_ROWS = 1024  # that are looked at at a time
+_ROWS = 1024  # of Parquet that are looked at at a time, unless their ids are more than a block
 
 
 def open_rows(name: str) -> IdsFile:
@@ -66,10 +67,15 @@ def _columns(file: Input) -> Iterator[tuple[Any, int]]:
     if not _is_arrow(file):
         with open_parquet(file) as table:
             _check_column(file, table.schema_arrow)
-            num_done, num_rows = 0, table.metadata.num_rows
-            for batch in table.iter_batches(_ROWS, columns=[COLUMN]):
-                num_done += batch.num_rows
-                yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
+            meta, num_done = table.metadata, 0
+            names = [meta.schema.column(number).path.partition(".")[0] for number in range(meta.num_columns)]
+            for group in range(meta.num_row_groups):
+                num_rows = meta.row_group(group).num_rows
+                num_ids = meta.row_group(group).column(names.index(COLUMN)).num_values
+                rows = max(1, min(_ROWS, idfile.BLOCK_IDS * num_rows // max(1, num_ids)))
+                for batch in table.iter_batches(rows, row_groups=[group], columns=[COLUMN]):
+                    num_done += batch.num_rows
+                    yield batch.column(0), (file.size or 0) * num_done // meta.num_rows
         return
     with open_by_pyarrow(file) as source:
         for batch, share in record_batches(source, partial(_check_column, file)):
