@@ -10,7 +10,7 @@ import pytest
 from helpers import published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import FEW, GROUP, made, parquet, read, write
+from sources import FEW, GROUP, as_parquet, made, parquet, read, write
 
 from bertdata.sources import documents
 from bertdata.sources.blocks import find_blocks
@@ -85,6 +85,14 @@ def test_a_task_of_empty_files_is_made_alone(folder):
         assert set(task.units) <= {unit for each in narrowed.tasks(1) for unit in each.units}
         blocks += find_blocks(narrowed, task.units.__contains__)
     assert sum(block.decode().starts.size for block in blocks) == 2
+
+
+def test_a_parquet_file_that_loses_its_column_after_the_plan_is_refused(folder):
+    path = write(folder / "a.parquet", as_parquet(["the stone"]))
+    plan = split([local(path)], TextFormat())
+    pq.write_table(pa.table({"other": ["river"]}), path)
+    with refuses("no-column", "text_key", given="text"):
+        list(find_blocks(plan))
 
 
 def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):

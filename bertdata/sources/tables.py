@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class TableFile:
     def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """The rows of the units that are wanted, some at a time. base: nothing comes before a table in its range."""
         with readable(self.file, self.kind):
-            yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
+            yield from (self._of_parquet if self.kind == "parquet" else self._of_batches)(is_wanted)
 
     def at(self, rows: Sequence[int]) -> Iterator[Documents]:
         """The rows with some numbers, one at a time, in the order of the input. Reads no other row group of Parquet.
@@ -53,21 +53,17 @@ class TableFile:
 
     def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
-        first = 1
-        if self.kind != "parquet":
-            for column, *_ in self._batches():
-                yield first, column
-                first += len(column)
+        if self.kind == "parquet":
+            with _open_table(self.file, self.form.text_key) as table:
+                meta = table.metadata
+                ends = np.cumsum([meta.row_group(number).num_rows for number in range(meta.num_row_groups)])
+                groups = set(np.searchsorted(ends, wanted).tolist())
+                yield from ((first, column) for _, first, column in self._of_groups(table, groups.__contains__))
             return
-        with open_parquet(self.file) as table:
-            _check_column(self.file, self.form.text_key, table.schema_arrow)
-            for group in range(table.num_row_groups):
-                stop = first + table.metadata.row_group(group).num_rows
-                if ((wanted >= first) & (wanted < stop)).any():
-                    for column in self._columns_of(table, group):
-                        yield first, column
-                        first += len(column)
-                first = stop
+        first = 1
+        for column, *_ in self._batches():
+            yield first, column
+            first += len(column)
 
     def place(self, row: int) -> str:
         """'file, row n'."""
@@ -75,21 +71,23 @@ class TableFile:
 
     invalid_place = place
 
-    def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+    def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
-        size, row = self.file.size or 0, 0
-        with open_parquet(self.file) as table:
-            meta = table.metadata
-            units = enumerate(_group_units(meta, self.form))
-            for unit, numbered in groupby(units, key=lambda pair: pair[1]):
-                groups = [number for number, _ in numbered]
-                stop = row + sum(meta.row_group(number).num_rows for number in groups)
-                for group in groups if is_wanted(unit) else ():
-                    for column in self._columns_of(table, group):
-                        bytes_read = size * (row + len(column)) // max(1, meta.num_rows)
-                        yield from _cut(column, row + 1, unit, bytes_read, {})
-                        row += len(column)
-                row = stop
+        with _open_table(self.file, self.form.text_key) as table:
+            units, num_rows = _group_units(table.metadata, self.form), table.metadata.num_rows
+            for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
+                bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows
+                yield from _cut(column, first, units[group], bytes_read, {})
+
+    def _of_groups(self, table: Any, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int, Any]]:
+        """Pieces of the column of some row groups, each with the number of its row group and that of its first row."""
+        first = 1
+        for group in range(table.num_row_groups):
+            stop = first + table.metadata.row_group(group).num_rows
+            for column in self._columns_of(table, group) if is_wanted(group) else ():
+                yield group, first, column
+                first += len(column)
+            first = stop
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
         """The text's column of a row group in pieces of about a block."""
@@ -190,8 +188,7 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     if file.compression:
         sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"), open_parquet(file) as table:
-        _check_column(file, form.text_key, table.metadata.schema.to_arrow_schema())
+    with readable(file, "parquet"), _open_table(file, form.text_key) as table:
         return _group_units(table.metadata, form)
 
 
@@ -219,6 +216,14 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
         file.open() if file.remote else open_by_pyarrow(file) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **more) as table,
     ):
+        yield table
+
+
+@contextmanager
+def _open_table(file: Input, key: str) -> Iterator[Any]:
+    """`open_parquet`. Raises InputError if the file has no column of strings for the text."""
+    with open_parquet(file) as table:
+        _check_column(file, key, table.metadata.schema.to_arrow_schema())
         yield table
 
 
