@@ -360,6 +360,21 @@ def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, v
 
 
 @pytest.mark.usefixtures("dataset")
+def test_a_finish_after_one_that_has_published_says_that_the_dataset_is_there(tmp_path, text, vocab):
+    """Also where that one was killed while it removed its directory."""
+    for number in range(2):
+        build(text, tmp_path / "out", tokenizer=vocab, part=(number, 2))
+    kill = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        finish(tmp_path / "out")
+    for _ in range(2):
+        with refuses("out-exists", "out", given=tmp_path / "out"):
+            finish(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out" / ".build", ignore_errors=True)
+    assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.usefixtures("dataset")
 def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
     unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
 

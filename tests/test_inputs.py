@@ -871,7 +871,7 @@ def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
     require_finish(out, straight)
-    with refuses("parts-missing", "out"):
+    with refuses("out-exists", "out"):
         finish(out)
     with refuses("out-exists", "out"):
         build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)

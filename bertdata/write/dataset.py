@@ -46,6 +46,7 @@ from bertdata.write.staging import (
     part_name,
     planning,
     require_unchanged,
+    require_usable,
     staging_directory,
     write_tokenizer,
 )
@@ -338,9 +339,13 @@ def _publish(staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: Bu
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publishes a dataset whose parts are all made. Raises BuildError, which names the parts that are missing."""
+    """Publishes a dataset whose parts are all made.
+
+    Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
+    """
     require_directory(str(out))
     directory = Path(out)
+    require_usable(directory, overwrite=False, is_new=False)
     staging = directory / STAGING
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
     if not parts:
@@ -354,7 +359,7 @@ def finish(out: str | Path) -> BuildReport:
         given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
         raise BuildError(sentence, "parts-missing", option="out", given=given)
-    with staging_directory(directory, overwrite=True):
+    with staging_directory(directory, overwrite=False):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
         lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
