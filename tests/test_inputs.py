@@ -61,7 +61,7 @@ from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
-from bertdata.write import build, finish
+from bertdata.write import build, finish, train_tokenizer
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -856,6 +856,13 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straigh
         _, errors = part.communicate(timeout=120)
         assert (part.returncode, errors) == (0, "")
     require_finish(out, straight)
+
+
+@pytest.mark.parametrize("make", [build, train_tokenizer])
+def test_a_call_without_inputs_says_so(tmp_path, make):
+    with refuses("missing", "inputs"):
+        make([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
