@@ -16,12 +16,12 @@ from bertdata.sources.idfile import (
     IdsFile,
     byte_of,
     ended_by,
+    file_of_ids,
     in_blocks,
     require_room,
     stated_dtype,
     steps_of,
 )
-from bertdata.sources.inputs import local
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
@@ -34,7 +34,7 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
 
     given: the dtype of ids alone; None: it is guessed.
     """
-    data = local(name)
+    data = file_of_ids(name)
     size, offset, dtype, note = data.size or 0, 0, np.dtype(given or "uint16"), None
     if size >= _LLM_C_HEADER_BYTES:
         magic, version, count = FileArray(data, "<i4", 3)[:].tolist()
@@ -86,7 +86,7 @@ def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
 
 def open_datatrove(name: str) -> IdsFile:
     """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
-    data, index = local(name), local(f"{name}.index")
+    data, index = file_of_ids(name), file_of_ids(f"{name}.index")
     if (index.size or 0) % 8:
         sentence = f"{index} has {index.size:,} bytes, no multiple of the 8 bytes of an offset; get the file again"
         raise InputError(sentence, "cut-short", option="inputs", given=index.name)

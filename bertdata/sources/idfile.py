@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
-from bertdata.sources.inputs import Input
+from bertdata.sources.inputs import Input, local
 from bertdata.sources.kernels import find_token
 
 BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
@@ -83,6 +84,15 @@ class FileArray:
         """One number; a negative index counts from the end."""
         index += self.size * (index < 0)
         return int(self[index : index + 1][0])
+
+
+def file_of_ids(path: str | Path) -> Input:
+    """A file of this machine. Raises InputError if it cannot be read, or is a pipe."""
+    file = local(path)
+    if file.is_stream:
+        sentence = f"{file} is a pipe, and ids are read from files; write them to a file first"
+        raise InputError(sentence, "read-once", option="inputs", given=file.name)
+    return file
 
 
 def steps_of(offsets: FileArray) -> tuple[int, int]:

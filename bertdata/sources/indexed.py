@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import BertdataError, InputError
-from bertdata.sources.idfile import Ids, in_blocks, item_of, slices_of
-from bertdata.sources.inputs import Input, local, of_remote
+from bertdata.sources.idfile import Ids, file_of_ids, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, of_remote
 from bertdata.urls import is_remote
 
 COLUMNS = ("input_ids", "tokens")  # the first that there is holds the ids
@@ -91,7 +91,7 @@ def open_indices(name: str) -> list[Index]:
 
 def open_index(directory: str) -> Index:
     """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
-    inside = _below_url(directory) if is_remote(directory) else lambda name: local(Path(directory) / name)
+    inside = _below_url(directory) if is_remote(directory) else lambda name: file_of_ids(Path(directory) / name)
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
         sentence = (

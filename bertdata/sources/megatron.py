@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, steps_of
-from bertdata.sources.inputs import Input, local
+from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, file_of_ids, in_blocks, steps_of
+from bertdata.sources.inputs import Input
 
 MEGATRON_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
@@ -66,7 +66,7 @@ def _megatron_index(index: Input) -> _Index:
 def open_megatron(name: str) -> IdsFile:
     """name: PREFIX, PREFIX.bin or PREFIX.idx."""
     prefix = name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
-    index, data = local(f"{prefix}.idx"), local(f"{prefix}.bin")
+    index, data = file_of_ids(f"{prefix}.idx"), file_of_ids(f"{prefix}.bin")
     lengths, pointers, documents, dtype = _megatron_index(index)
     num_sequences, end, empty_sentences = lengths.size, 0, 0
     for start in range(0, num_sequences, _SEQUENCES):

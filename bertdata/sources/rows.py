@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import idfile
-from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
-from bertdata.sources.inputs import Input, ending_of, local
+from bertdata.sources.idfile import Ids, IdsFile, file_of_ids, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, ending_of
 from bertdata.sources.saved import SPLITS, STATE, files_of_saved
 from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
@@ -24,7 +24,7 @@ _ROWS = 1024  # of Parquet that are looked at at a time, unless their ids are mo
 def open_rows(name: str) -> IdsFile:
     """Parquet, Arrow, or a directory of either, with a column of lists."""
     path = Path(name)
-    files = [local(file) for file in _files_of(path)] if path.is_dir() else [local(name)]
+    files = [file_of_ids(file) for file in _files_of(path)] if path.is_dir() else [file_of_ids(name)]
     size = sum(file.size or 0 for file in files)
 
     def some_documents() -> Iterator[Ids]:
