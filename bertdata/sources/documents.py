@@ -6,6 +6,7 @@ docs/format.md says what a line, a document and a unit are.
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -205,7 +206,7 @@ class TextFile:
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         is_at_head = begin == 0  # of FASTA: whether no record has begun
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
-        scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
+        scratch = vars(_kept).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
             while not is_end:
                 # A document that is not complete is looked at again with at least as many bytes more. At the start of
@@ -237,7 +238,7 @@ class TextFile:
                     return  # a document that started before `first` ends after `stop`
         finally:
             if scratch.capacity <= 2 * BLOCK_BYTES:
-                _kept.append(scratch)
+                _kept.scratch = scratch
 
     def _require_no_array(self, head: bytes) -> None:
         if self.kind == "jsonl" and head.lstrip().startswith(b"["):
@@ -324,7 +325,7 @@ class _Scratch(NamedTuple):
         return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
 
 
-_kept: list[_Scratch] = []  # what no reader uses now
+_kept = threading.local()  # what no reader of this thread uses now
 
 
 def _whole(raw: bytes) -> Documents:

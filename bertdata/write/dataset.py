@@ -4,8 +4,9 @@ The inputs are divided into units of about `shard_size` bytes (sources/split.py)
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. A build writes
-only to its output directory, or to the cache if its output is a URL.
+Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. Where workers have
+no task left and help with another one, that task holds up to two blocks for each worker. A build writes only to its
+output directory, or to the cache if its output is a URL.
 """
 
 from __future__ import annotations

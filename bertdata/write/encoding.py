@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -167,16 +168,30 @@ def make_text_units(
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
     """`make_units` of a plan."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    make_units(
-        plan.tasks(workers),
-        lambda task, is_missing: find_blocks(
-            plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
-        ),
-        encoder.encode,
-        new_writer,
-        is_missing=is_missing,
-        keep=keep,
-        workers=workers,
-        progress=progress,
-    )
+    with _one_thread_each():
+        make_units(
+            plan.tasks(workers),
+            lambda task, is_missing: find_blocks(
+                plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
+            ),
+            encoder.encode,
+            new_writer,
+            is_missing=is_missing,
+            keep=keep,
+            workers=workers,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """A context in which `tokenizers` starts no threads beside ours."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
