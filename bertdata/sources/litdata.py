@@ -14,17 +14,7 @@ from bertdata.sources.indexed import COLUMNS, Index, SampleFile, count_of, open_
 from bertdata.sources.inputs import Input
 
 # The integers in litdata's own lists of dtypes.
-_TORCH = {
-    11: "uint8",
-    12: "int8",
-    13: "int16",
-    14: "int16",
-    15: "int32",
-    16: "int32",
-    17: "int64",
-    18: "int64",
-    20: "uint16",
-}
+_TORCH = dict(enumerate(["uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64"], 11)) | {20: "uint16"}
 _NUMPY = {0: "int8", 1: "int16", 2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"}
 _DTYPES = {f"no_header_tensor:{number}": dtype for number, dtype in _TORCH.items()} | {
     f"no_header_numpy:{number}": dtype for number, dtype in _NUMPY.items()

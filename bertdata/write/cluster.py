@@ -105,12 +105,7 @@ def _cpus() -> int:
 
 
 def encode_on_cluster(
-    job: Job,
-    tokenizer: Tokenizer,
-    *,
-    units: FinishedUnits,
-    workers: int | None,
-    progress: Callable[[int], None],
+    job: Job, tokenizer: Tokenizer, *, units: FinishedUnits, workers: int | None, progress: Callable[[int], None]
 ) -> None:
     """Makes the units of a plan by tasks, in a `connected` context.
 

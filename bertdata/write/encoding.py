@@ -75,11 +75,7 @@ class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        recipe: Recipe,
-        files: Sequence[Input],
-        duplicates: NDArray[np.uint64] | None = None,
+        self, tokenizer: Tokenizer, recipe: Recipe, files: Sequence[Input], duplicates: NDArray[np.uint64] | None = None
     ) -> None:
         """files: all inputs of the build. duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
