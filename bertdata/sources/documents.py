@@ -74,10 +74,7 @@ def _canonical(encoding: str) -> str:
         codecs.getincrementaldecoder(encoding)
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError):
-        sentence = (
-            f"encoding is {encoding!r}, which is not a text encoding that Python knows; give one such as utf-8, "
-            "latin-1, cp1252 or gb18030"
-        )
+        sentence = f"encoding is {encoding!r}, no text encoding of Python; give one such as utf-8, latin-1 or gb18030"
         raise UsageError(sentence, "unknown", option="encoding", given=encoding) from None
 
 
@@ -242,10 +239,7 @@ class TextFile:
 
     def _require_no_array(self, head: bytes) -> None:
         if self.kind == "jsonl" and head.lstrip().startswith(b"["):
-            sentence = (
-                f"{self.file} begins with a JSON array, and JSON lines are needed; write each row of it on a line of "
-                "its own, as jq -c '.[]' does"
-            )
+            sentence = f"{self.file} is a JSON array; write each of its rows on its own line, as jq -c '.[]' does"
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_record(self, start: int, byte: int) -> None:

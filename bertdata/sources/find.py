@@ -78,10 +78,7 @@ def find_inputs(
     is_searched = any(map(_is_searched, local_names)) or any("" not in files for files in under_urls.values())
     inputs = Inputs(is_searched=is_searched)
     if (include or exclude) and not is_searched:
-        sentence = (
-            "--include and --exclude select files of a directory or a pattern, and no INPUT is one of these; leave "
-            "them out"
-        )
+        sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
         raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
     choice = _Choice(include, exclude, any_ending, inputs.left_out)
     for name in map(str, named):

@@ -42,11 +42,8 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
             if given is not None:
                 raise stated_dtype(name, given)
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
-            if size != offset + count * dtype.itemsize:
-                sentence = (
-                    f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes after "
-                    f"{offset:,}; get the file again"
-                )
+            if size != (expected := offset + count * dtype.itemsize):
+                sentence = f"{data} has {size:,} bytes, and by its header {expected:,}; get the file again"
                 raise InputError(sentence, "cut-short", option="inputs", given=name)
     if not offset and given is None:
         dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])

@@ -181,8 +181,5 @@ def stated_dtype(name: str, dtype: str) -> UsageError:
 def require_room(file: Input, dtype: np.dtype[Any], end_token: int) -> None:
     """Raises InputError if the ids of a file cannot hold the token that ends a document."""
     if end_token > np.iinfo(dtype).max:
-        sentence = (
-            f"{file} has ids of {dtype.name}, and the token that ends a document is {end_token}, which needs more; "
-            "give the --tokenizer that made the ids"
-        )
+        sentence = f"{file}: {dtype.name} cannot hold the end token {end_token}; give the --tokenizer that made the ids"
         raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")

@@ -94,9 +94,7 @@ def open_index(directory: str) -> Index:
     inside = _below_url(directory) if is_remote(directory) else lambda name: file_of_ids(Path(directory) / name)
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
-        sentence = (
-            f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset"
-        )
+        sentence = f"{file} has {file.size:,} bytes, and at most {_MOST_INDEX_BYTES:,} are read; divide the dataset"
         raise InputError(sentence, "too-large", option="inputs", given=file.name)
     with file.open() as stream:
         content = stream.read()
@@ -154,10 +152,7 @@ class Block(NamedTuple):
             ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
             is_wrong = ends[-1] != self.offsets[1:]
         if is_wrong.any():
-            sentence = (
-                f"{self.name_of_first(is_wrong)}: the sizes of its columns do not add up to its own; write the dataset "
-                "again"
-            )
+            sentence = f"{self.name_of_first(is_wrong)}: its columns do not add up to its size; write the dataset again"
             raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         return ends[number] - lengths[number], ends[number]
 

@@ -78,10 +78,7 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     raw, packed = entry["raw_data"], entry["zip_data"]
     is_packed = packed is not None and not index.has(raw["basename"])
     if is_packed and str(compression).partition(":")[0] != "zstd":
-        sentence = (
-            f"{index.file} has shards compressed with {compression}, and only zstd is read; put the decompressed ones "
-            "beside them, or write them with zstd"
-        )
+        sentence = f"{index.file} has shards of {compression}, and only zstd is read; put decompressed ones beside them"
         raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     stated = packed if is_packed else raw
     file = index.named(stated["basename"])
@@ -89,9 +86,7 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     names, sizes = entry["column_names"], [count_of(size or 0) or None for size in entry["column_sizes"]]
     column = next((names.index(each) for each in COLUMNS if each in names), None)
     if column is None:
-        sentence = (
-            f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write the ids to a column of this name"
-        )
+        sentence = f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write ids to a column of this name"
         raise InputError(sentence, "no-column", option="inputs", given=file.name)
     encoding = _encoding(file, entry["column_encodings"][column], sizes[column], dtype)
     samples = SampleFile(file, count_of(entry["samples"]), count_of(raw["bytes"]), is_packed)
@@ -103,9 +98,7 @@ def _encoding(file: Input, encoding: str, size: int | None, dtype: str | None) -
     kind, *parts = encoding.split(":")
     if encoding == "bytes":
         if dtype is None:
-            sentence = (
-                f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, for example --dtype int64"
-            )
+            sentence = f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, such as int64"
             raise UsageError(sentence, "missing", option="dtype")
         return _Encoding(np.dtype(dtype), states_shape=False)
     if kind == "ndarray" and len(parts) < 3 and (not parts or parts[0] in _DTYPES.values()):
@@ -150,10 +143,7 @@ def _values(
 def _require_arrays(block: Block, is_array: NDArray[np.bool_]) -> None:
     """Raises InputError for the first sample whose ids are no array."""
     if not is_array.all():
-        sentence = (
-            f"{block.name_of_first(~is_array)}: its ids are not an array of integers with one axis; write the dataset "
-            "again"
-        )
+        sentence = f"{block.name_of_first(~is_array)}: its ids are no list of integers; write the dataset again"
         raise InputError(sentence, "bad-row", option="inputs", given=block.file.name)
 
 

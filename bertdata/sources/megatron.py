@@ -44,10 +44,7 @@ def _megatron_index(index: Input) -> _Index:
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:
-        sentence = (
-            f"{index} gives each sequence a mode, as for images among text, and only text can be imported; write the "
-            "text alone with Megatron's tools"
-        )
+        sentence = f"{index} gives each sequence a mode, as for images among text; write the text alone with Megatron"
         raise InputError(sentence, "unsupported", option="inputs", given=index.name)
     if size != expected:
         sentence = (

@@ -315,10 +315,7 @@ def _require_few_units(plan: Plan) -> None:
     num_units = sum(stretch.count for stretch in plan.stretches if plan.files[stretch.inputs[0]].size is not None)
     if num_units > MOST_UNITS:
         size = plan.form.shard_size
-        sentence = (
-            f"--shard-size {size} cuts the input into {num_units:,} units, more than {MOST_UNITS:,}; give a larger "
-            "size, written like 1GiB or 64MiB"
-        )
+        sentence = f"--shard-size {size} makes {num_units:,} units, more than {MOST_UNITS:,}; give more, such as 1GiB"
         raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
 
 
