@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from bertdata.sources.inputs import Input
 
 _DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
 _CHECKED = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")}
-_PIECE = 1 << 20  # bytes of a file that are hashed at a time
 
 
 class _Encoding(NamedTuple):
@@ -149,14 +149,9 @@ def _require_arrays(block: Block, is_array: NDArray[np.bool_]) -> None:
 
 def _check_digests(file: Input, digests: dict[str, str]) -> None:
     """Raises InputError if a file has another digest than is stated. Those of unknown hashes are not checked."""
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in digests if name in _CHECKED}
-    if not hashes:
-        return
-    with file.open() as stream:
-        while piece := stream.read(_PIECE):
-            for each in hashes.values():
-                each.update(piece)
-    for name, each in hashes.items():
-        if each.hexdigest() != digests[name].lower():
+    for name in digests.keys() & _CHECKED:
+        with file.open() as stream:
+            found = hashlib.file_digest(stream, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
+        if found != digests[name].lower():
             sentence = f"{file} has another {name} than its index states; get the file again"
             raise InputError(sentence, "damaged", option="inputs", given=file.name)

@@ -104,13 +104,8 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
 
     flat = column.flatten()
     if column.null_count or flat.null_count:
-        nulls = column.is_null().to_numpy(zero_copy_only=False)
-        rows = (
-            np.flatnonzero(nulls)
-            if nulls.any()
-            else [row for row in range(len(column)) if column[row].values.null_count]
-        )
-        sentence = f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
+        row = next(row for row, ids in enumerate(column) if ids.values is None or ids.values.null_count)
+        sentence = f"{file}, row {first + row + 1}: the ids, or one of them, are null; leave the row out"
         raise InputError(sentence, "bad-row", option="inputs", given=file.name)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))
