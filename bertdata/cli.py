@@ -390,7 +390,6 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
             raise UsageError(sentence, "conflict", option=given[0])
         _say_built(finish_build(out), out)
         return
-    _require_some(inputs)
     if options["tokenizer"]:
         _say_without_effect(("type", "cased", "vocab_size"), "--tokenizer has a vocabulary")
     elif options["type"] in FIXED_TOKENIZERS:
@@ -402,12 +401,6 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
-
-
-def _require_some(inputs: Sequence[str]) -> None:
-    if not inputs:
-        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
-        raise UsageError(sentence, "missing", option="inputs")
 
 
 def _say_without_effect(names: Iterable[str], because: str) -> None:
@@ -609,8 +602,6 @@ def train_tokenizer(
     if type in FIXED_TOKENIZERS:
         others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
         _say_without_effect(sorted(others), f"--type {type} has a fixed vocabulary")
-    else:
-        _require_some(inputs)
     form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
     with _bar("read") as progress:
         trained = run(

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -357,6 +358,50 @@ def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, v
         finish(tmp_path / "out")
     finish(tmp_path / "out")
     assert published(tmp_path / "out") == expected
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_finish_after_one_that_has_published_says_that_the_dataset_is_there(tmp_path, text, vocab):
+    """Also where that one was killed while it removed its directory."""
+    for number in range(2):
+        build(text, tmp_path / "out", tokenizer=vocab, part=(number, 2))
+    kill = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        finish(tmp_path / "out")
+    for _ in range(2):
+        with refuses("out-exists", "out", given=tmp_path / "out"):
+            finish(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out" / ".build", ignore_errors=True)
+    assert verify(tmp_path / "out") == []
+
+
+@pytest.mark.usefixtures("dataset")
+@pytest.mark.parametrize("parallel", ["true", None])
+def test_a_build_leaves_nothing_behind_in_the_process(tmp_path, text, vocab, monkeypatch, parallel):
+    """No memory of its readers, and `tokenizers` as it was."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    if parallel is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+    buffers, real = [], documents._Scratch.of
+
+    def remembered(*arguments):
+        scratch = real(*arguments)
+        buffers.append(weakref.ref(scratch.buffer))
+        return scratch
+
+    with patch.object(documents._Scratch, "of", remembered):
+        build([text] * 3, tmp_path / "out", tokenizer=vocab, workers=2)
+    assert buffers
+    assert all(buffer() is None for buffer in buffers)
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == parallel
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_build_in_place_of_another_removes_every_array_that_a_shard_may_have(tmp_path, text, vocab):
+    old = build(text, tmp_path / "out", tokenizer=vocab).dataset.path / "train-00009.array-2.npy"
+    old.touch()
+    build(text, tmp_path / "out", tokenizer=vocab, shard_size=900, overwrite=True)
+    assert not old.exists()
 
 
 @pytest.mark.usefixtures("dataset")

@@ -1,10 +1,9 @@
 """Ids that others made: none is added, left out or changed, and those of Megatron go back byte for byte."""
 
-import errno
 import json
 import os
+import shutil
 import struct
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import assert_goes_on_after_any_failure, failing, recorded, refused, refuses, stop_after, succeeds
+from helpers import (
+    assert_goes_on_after_any_failure,
+    failing,
+    published,
+    recorded,
+    refused,
+    refuses,
+    stop_after,
+    succeeds,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -23,7 +31,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import UsageError
 from bertdata.format.verify import verify
-from bertdata.sources import flat, idfile, megatron, rows
+from bertdata.sources import idfile, megatron, rows
 from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
@@ -113,7 +121,7 @@ def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_
 
 
 def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 4)
     monkeypatch.setattr(idfile, "_DOCUMENTS", 3)
     monkeypatch.setattr(megatron, "_SEQUENCES", 3)
     documents = [[5 + n % 70] * (n % 11) for n in range(50)]
@@ -124,6 +132,23 @@ def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monke
     export(dataset, tmp_path / "back", format="megatron")
     without = [[document] if document else [] for document in documents]
     assert reference.megatron(without, "int32") == tuple((tmp_path / f"back{e}").read_bytes() for e in (".bin", ".idx"))
+
+
+@FEW
+@given(CORPORA, st.sampled_from([2, 12, 40]))
+@example([[[10, 11, 12], [13, 14, 15]], [], [[16, 17], [18]]], 12)
+def test_a_block_of_documents_without_ids_adds_no_sentence(vocab, corpus, shard_size):
+    """What a unit stores of sentences does not depend on where the blocks end."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        prefix = of_megatron(Path(name), corpus, "uint16")
+        trees = []
+        for size in (4, 1 << 19):
+            patch.setattr(idfile, "BLOCK_IDS", size)
+            out = Path(name) / f"blocks of {size}"
+            import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
+            assert verify(out) == []
+            trees.append(published(out))
+        assert trees[0] == trees[1]
 
 
 def test_several_inputs_follow_each_other(tmp_path, take):
@@ -176,7 +201,7 @@ def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, change, kind, end
 @given(st.lists(st.sampled_from([SEP, SEP, 10, 11]), min_size=1, max_size=40), st.integers(1, 5))
 def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(flat, "_BLOCK_IDS", block)
+        patched.setattr(idfile, "BLOCK_IDS", block)
         path = written(Path(name), "train", (".bin", reference.packed(ids, "uint16")))
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
@@ -258,7 +283,7 @@ def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_datatrove_says_where_documents_end(tmp_path, take, dtype, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 5)
     documents = [[], *DOCUMENTS, [], [30, SEP]]
     data, index = reference.datatrove(documents, dtype)
     path = written(tmp_path / "in", "000_unshuffled", (".ds", data), (".ds.index", index))
@@ -285,7 +310,7 @@ def as_arrow(path, table, *, stream):
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file", "saved"])
 def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 5)
     monkeypatch.setattr(rows, "_ROWS", 2)
     documents = [[], *DOCUMENTS, []]
     of = {"parquet": pa.int64(), "stream": pa.uint16(), "file": pa.int32(), "saved": pa.int64()}[kind]
@@ -315,6 +340,28 @@ def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
     assert [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()] == documents
     again = take(tmp_path / "back", "again", **SMALL)
     assert again.dataset_id == dataset.dataset_id
+
+
+def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path):
+    """Rows of 128 KiB, and all of them in one row group, whose bytes are not held either."""
+    ids = np.random.default_rng(0).integers(0, 1 << 31, 1 << 22).astype("<i4")
+    offsets = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4")
+    path, before, most = tmp_path / "rows.parquet", pa.total_allocated_bytes(), 0
+    pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), path)
+    for number, some in enumerate(open_ids(str(path), "rows", None).documents()):
+        assert (some.ids[:9] == ids[number * some.ids.size :][:9]).all()
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 0.75 * ids.nbytes
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_name_of_a_table_may_be_no_utf_8(tmp_path, vocab, take, kind):
+    table = pa.table({"input_ids": DOCUMENTS, "text": ["the stone"] * len(DOCUMENTS)})
+    plain, path = tmp_path / "a", tmp_path / os.fsdecode(b"a\xff." + kind.encode())
+    pq.write_table(table, plain) if kind == "parquet" else as_arrow(plain, table, stream=False)
+    plain.rename(path)
+    assert stored(take(path)) == DOCUMENTS
+    assert len(build(path, tmp_path / "of text", tokenizer=vocab, validation=0).dataset) == len(DOCUMENTS)
 
 
 def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
@@ -481,7 +528,7 @@ def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vo
 
 
 def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 4)
     prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 10}
 
@@ -520,6 +567,54 @@ def test_an_input_that_changes_is_noticed(tmp_path, vocab):
     with refuses("changed", "inputs", given=f"{prefix}.bin"):
         import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", progress=touch)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "pipe"),
+    [
+        ("nanogpt", [], "a.bin"),
+        ("megatron", [], "a.idx"),
+        ("megatron", ["a.idx"], "a.bin"),
+        ("datatrove", ["a.ds"], "a.ds.index"),
+        ("rows", [], "a.parquet"),
+        ("mds", [], "index.json"),
+    ],
+)
+def test_a_pipe_of_ids_is_refused_before_it_is_opened(tmp_path, take, format, names, pipe):
+    for name in names:
+        shutil.copyfile(of_megatron(tmp_path / "in", []).with_suffix(".idx"), tmp_path / name)
+    os.mkfifo(tmp_path / pipe)
+    given = {"datatrove": "a.ds", "mds": "."}.get(format, pipe)
+    with refuses("read-once", "inputs", given=str(tmp_path / pipe)):
+        take(tmp_path / given, format=format)
+
+
+def test_an_input_of_ids_holds_no_file_open(tmp_path):
+    """So the number of inputs has no limit."""
+    data, index = reference.megatron(each_one_sequence(DOCUMENTS), "uint16")
+    ends = np.cumsum([len(document) for document in DOCUMENTS]).astype("<u8").tobytes()
+    megatron_file = written(tmp_path, "corpus", (".bin", data), (".idx", index))
+    others = written(tmp_path, "ids", (".bin", data)), written(tmp_path, "c", (".ds", data), (".ds.index", ends))
+    before = os.listdir("/proc/self/fd")
+    kinds = zip((megatron_file, *others), ("megatron", "nanogpt", "datatrove"), strict=True)
+    files = [open_ids(str(path), kind, SEP, "uint16" if kind == "nanogpt" else None) for path, kind in kinds]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    for file in files:
+        assert sum(some.ids.size for some in file.documents()) == sum(map(len, DOCUMENTS))
+
+
+@pytest.mark.parametrize("content", [bytes(10), bytes(11), b"", None])
+def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, content):
+    path = write(tmp_path / "ids", bytes(10))
+    numbers = idfile.FileArray(local(path), "<u2", 5)
+    assert numbers[1:3].tolist() == [0, 0]
+    path.unlink()
+    if content is not None:
+        write(path, content)
+        os.utime(path, ns=(1, 1))
+    kind = ("not-found", None) if content is None else ("changed", "inputs")
+    with refuses(*kind, given=str(path)):
+        numbers[3:]
 
 
 # ------------------------------------------------------------------------------------------------------------ export
@@ -569,22 +664,6 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
         given = {"out": tmp_path / "c", "format": "megatron"} | {option: value or "s3://bucket/c"}
         with refuses(kind, option, given=value):
             export(dataset, **given)
-
-
-def test_a_file_that_was_read_and_cannot_be_closed_says_nothing(tmp_path, monkeypatch):
-    path, seen, close = tmp_path / "ids", [], os.close
-    path.write_bytes(bytes(8))
-
-    def fail(fd):
-        close(fd)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    monkeypatch.setattr(os, "close", fail)
-    numbers = idfile.FileArray(local(path), "<u2", 4)
-    assert numbers[:].tolist() == [0] * 4
-    del numbers
-    assert seen == []
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):

@@ -61,7 +61,7 @@ from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
-from bertdata.write import build, finish
+from bertdata.write import build, finish, train_tokenizer
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -858,6 +858,13 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straigh
     require_finish(out, straight)
 
 
+@pytest.mark.parametrize("make", [build, train_tokenizer])
+def test_a_call_without_inputs_says_so(tmp_path, make):
+    with refuses("missing", "inputs"):
+        make([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     for directory in (tmp_path, out):
@@ -871,7 +878,7 @@ def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
     require_finish(out, straight)
-    with refuses("parts-missing", "out"):
+    with refuses("out-exists", "out"):
         finish(out)
     with refuses("out-exists", "out"):
         build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)

@@ -10,10 +10,13 @@ import pytest
 from helpers import published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import FEW, GROUP, made, parquet, read, write
+from sources import FEW, GROUP, as_parquet, made, parquet, read, write
 
 from bertdata.sources import documents
-from bertdata.sources.split import UNITS_PER_SIZE
+from bertdata.sources.blocks import find_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
+from bertdata.sources.split import UNITS_PER_SIZE, split
 from bertdata.write import build, finish
 
 WORDS = st.text("ab é\n", max_size=12)
@@ -68,6 +71,28 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
         assert every == expected(inputs, kinds, size)
         some = units_and_texts(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=size)
     assert some == [each for each in every if mask >> each[0] % 16 & 1]
+
+
+def test_a_task_of_empty_files_is_made_alone(folder):
+    """As a task on a cluster is."""
+    rows = ({"text": word} for word in ("stone", "river"))
+    names = [write(folder / name, b"") for name in ("a.txt", "b.txt")]
+    names.append(write(folder / "c.jsonl.gz", gzip.compress("\n".join(map(json.dumps, rows)).encode())))
+    plan = split([local(name) for name in names], TextFormat())
+    blocks = []
+    for task in plan.tasks(2):
+        narrowed = plan.narrowed(task.units)
+        assert set(task.units) <= {unit for each in narrowed.tasks(1) for unit in each.units}
+        blocks += find_blocks(narrowed, task.units.__contains__)
+    assert sum(block.decode().starts.size for block in blocks) == 2
+
+
+def test_a_parquet_file_that_loses_its_column_after_the_plan_is_refused(folder):
+    path = write(folder / "a.parquet", as_parquet(["the stone"]))
+    plan = split([local(path)], TextFormat())
+    pq.write_table(pa.table({"other": ["river"]}), path)
+    with refuses("no-column", "text_key", given="text"):
+        list(find_blocks(plan))
 
 
 def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):

@@ -446,6 +446,8 @@ class Machine(RuleBasedStateMachine):
         return state.has_lost or (state.is_torn and state.is_touched)
 
     def of_finish(self, state):
+        if state.holds and not state.plan:
+            return {"out-exists"}
         if not {"part-1-of-2.json", "part-2-of-2.json"} <= state.parts or not state.plan:
             return {"parts-missing"}
         if state.plan == "empty":

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.files import fsync_directory
-from bertdata.format.arrays import (
-    ArrayWriter,
-    Unmapped,
-    array_path,
-    open_array,
-)
+from bertdata.format.arrays import ArrayWriter, Unmapped, array_path, open_array
 from bertdata.format.manifest import ARRAY_DTYPES, Shard
 from bertdata.format.records import FORMAT_VERSION, write_record
 

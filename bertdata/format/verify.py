@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.format import answers, origins
-from bertdata.format.arrays import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    array_path,
-    digest,
-    open_array,
-)
+from bertdata.format.arrays import BLOCK_BYTES, HEADER_BYTES, array_path, digest, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
 from bertdata.format.shard import open_shard

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
     # With max_documents every document counts, also those of units that are not wanted.
     is_read = is_wanted if most is None else lambda unit: True
     for stretch in plan.stretches:
-        base, pieces, size = stretch.base, list[_Piece](), 0
+        base, pieces, size = stretch.base, list[Chunk](), 0
         for index in stretch.inputs:
             source, bytes_read = source_of(plan.files[index], plan.form), bytes_before
             for chunk in _chunks_of(source, stretch, base, is_read):
@@ -44,12 +43,13 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                 if pieces and (pieces[-1].unit != unit or size + chunk.num_bytes > documents.BLOCK_BYTES):
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     pieces, size = [], 0
-                pieces.append(_Piece(index, source, unit, chunk.decode))
-                size += chunk.num_bytes
+                decode = chunk.decode
                 if most is not None:
-                    taken = _first(chunk.decode(), most - count)
-                    pieces[-1] = pieces[-1]._replace(decode=partial(Documents.joined, [taken]))  # these alone
+                    taken = _first(decode(), most - count)
+                    decode = partial(Documents.joined, [taken])  # these alone
                     count += taken.starts.size
+                pieces.append(chunk._replace(unit=unit, decode=partial(_allowed, index, source, decode)))
+                size += chunk.num_bytes
                 if count == most:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     return
@@ -61,24 +61,18 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
         yield from _block(pieces, size, bytes_before, is_wanted)  # before the next stretch, whose fault comes later
 
 
-class _Piece(NamedTuple):
-    """A chunk of one input."""
-
-    input: int  # its number
-    source: TextFile | TableFile
-    unit: int
-    decode: Callable[[], Documents]
-
-
-def _block(pieces: Sequence[_Piece], size: int, bytes_read: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+def _block(pieces: Sequence[Chunk], size: int, bytes_read: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
     """Pieces of one unit as one chunk, if there are some and the unit is wanted."""
     if pieces and is_wanted(pieces[0].unit):
-        yield Chunk(pieces[0].unit, size, bytes_read, lambda: Documents.joined([_allowed(piece) for piece in pieces]))
+        yield Chunk(pieces[0].unit, size, bytes_read, lambda: Documents.joined([each.decode() for each in pieces]))
 
 
-def _allowed(piece: _Piece) -> Documents:
-    """The documents of a piece, as --map makes them. Raises InputError for what the options do not allow."""
-    source, form, found = piece.source, piece.source.form, piece.decode()
+def _allowed(number: int, source: TextFile | TableFile, decode: Callable[[], Documents]) -> Documents:
+    """The documents that `decode` gives, as --map makes them. Raises InputError for what the options do not allow.
+
+    number: of the input that they are from.
+    """
+    form, found = source.form, decode()
     invalid = found.invalid[found.invalid >= 0].tolist() if form.strict else []
     refused = found.bad if form.on_error == "fail" else ()
     if refused and (not invalid or refused[0].place <= invalid[0]):
@@ -94,8 +88,8 @@ def _allowed(piece: _Piece) -> Documents:
         raise InputError(sentence, "not-text", option="inputs", given=source.file.name)
     if form.maps:
         found = mapped(found, form.maps, source.place)
-    bad = [each._replace(input=piece.input) for each in found.bad]
-    return replace(found, inputs=np.full(found.starts.size, piece.input), bad=bad)
+    bad = [each._replace(input=number) for each in found.bad]
+    return replace(found, inputs=np.full(found.starts.size, number), bad=bad)
 
 
 def _chunks_of(

@@ -41,10 +41,7 @@ def _texts(
     rows = csv.reader(lines, delimiter=SEPARATORS[kind], strict=True)
     header, _ = _next_row(rows, lines)
     if header is None:
-        sentence = (
-            f"{file} has no header; give a file whose first line names its columns, or --format text if the file is "
-            "prose"
-        )
+        sentence = f"{file} has no header; give a file whose first line names its columns, or --format text for prose"
         raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
     column = _column_in(file, header, form.text_key)
     texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0

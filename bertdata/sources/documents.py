@@ -6,6 +6,7 @@ docs/format.md says what a line, a document and a unit are.
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,10 +74,7 @@ def _canonical(encoding: str) -> str:
         codecs.getincrementaldecoder(encoding)
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError):
-        sentence = (
-            f"encoding is {encoding!r}, which is not a text encoding that Python knows; give one such as utf-8, "
-            "latin-1, cp1252 or gb18030"
-        )
+        sentence = f"encoding is {encoding!r}, no text encoding of Python; give one such as utf-8, latin-1 or gb18030"
         raise UsageError(sentence, "unknown", option="encoding", given=encoding) from None
 
 
@@ -205,7 +203,7 @@ class TextFile:
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         is_at_head = begin == 0  # of FASTA: whether no record has begun
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
-        scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
+        scratch = vars(_kept).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
             while not is_end:
                 # A document that is not complete is looked at again with at least as many bytes more. At the start of
@@ -237,14 +235,11 @@ class TextFile:
                     return  # a document that started before `first` ends after `stop`
         finally:
             if scratch.capacity <= 2 * BLOCK_BYTES:
-                _kept.append(scratch)
+                _kept.scratch = scratch
 
     def _require_no_array(self, head: bytes) -> None:
         if self.kind == "jsonl" and head.lstrip().startswith(b"["):
-            sentence = (
-                f"{self.file} begins with a JSON array, and JSON lines are needed; write each row of it on a line of "
-                "its own, as jq -c '.[]' does"
-            )
+            sentence = f"{self.file} is a JSON array; write each of its rows on its own line, as jq -c '.[]' does"
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_record(self, start: int, byte: int) -> None:
@@ -324,7 +319,7 @@ class _Scratch(NamedTuple):
         return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
 
 
-_kept: list[_Scratch] = []  # what no reader uses now
+_kept = threading.local()  # what no reader of this thread uses now
 
 
 def _whole(raw: bytes) -> Documents:

@@ -67,18 +67,18 @@ def find_inputs(
     below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its ending is,
     and none of `exclude`. any_ending: read files of directories whatever their ending is.
 
-    Raises UsageError for a URL that cannot be read, InputError for a name that gives no file, for a file that cannot be
-    read, and if all files are empty, and RemoteError where a server gives no answer.
+    Raises UsageError without a name, and for a URL that cannot be read, InputError for a name that gives no file, for a
+    file that cannot be read, and if all files are empty, and RemoteError where a server gives no answer.
     """
+    if not named:
+        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
+        raise UsageError(sentence, "missing", option="inputs")
     local_names = [str(name) for name in named if not is_remote(str(name))]
     under_urls = _find_under([str(name) for name in named if is_remote(str(name))])
     is_searched = any(map(_is_searched, local_names)) or any("" not in files for files in under_urls.values())
     inputs = Inputs(is_searched=is_searched)
     if (include or exclude) and not is_searched:
-        sentence = (
-            "--include and --exclude select files of a directory or a pattern, and no INPUT is one of these; leave "
-            "them out"
-        )
+        sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
         raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
     choice = _Choice(include, exclude, any_ending, inputs.left_out)
     for name in map(str, named):

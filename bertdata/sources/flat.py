@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
+from bertdata.sources import idfile
 from bertdata.sources.idfile import (
     FileArray,
     Ids,
     IdsFile,
     byte_of,
     ended_by,
+    file_of_ids,
     in_blocks,
     require_room,
     stated_dtype,
     steps_of,
 )
-from bertdata.sources.inputs import local
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
-_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _JUDGED_BYTES = 1 << 21  # of ids alone, for the width of an id
 _FEWEST_JUDGED = 16  # pairs of halves
 
@@ -34,7 +34,7 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
 
     given: the dtype of ids alone; None: it is guessed.
     """
-    data = local(name)
+    data = file_of_ids(name)
     size, offset, dtype, note = data.size or 0, 0, np.dtype(given or "uint16"), None
     if size >= _LLM_C_HEADER_BYTES:
         magic, version, count = FileArray(data, "<i4", 3)[:].tolist()
@@ -42,11 +42,8 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
             if given is not None:
                 raise stated_dtype(name, given)
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
-            if size != offset + count * dtype.itemsize:
-                sentence = (
-                    f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes after "
-                    f"{offset:,}; get the file again"
-                )
+            if size != (expected := offset + count * dtype.itemsize):
+                sentence = f"{data} has {size:,} bytes, and by its header {expected:,}; get the file again"
                 raise InputError(sentence, "cut-short", option="inputs", given=name)
     if not offset and given is None:
         dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
@@ -61,8 +58,8 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
     ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
 
     def blocks() -> Iterator[Ids]:
-        for start in range(0, ids.size, _BLOCK_IDS):
-            some, width = ids[start : start + _BLOCK_IDS], dtype.itemsize
+        for start in range(0, ids.size, idfile.BLOCK_IDS):
+            some, width = ids[start : start + idfile.BLOCK_IDS], dtype.itemsize
             documents = np.array([0, some.size])
             yield Ids(some, documents, None, byte_of(data, width, start, offset), (start + some.size) * width)
 
@@ -86,7 +83,7 @@ def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
 
 def open_datatrove(name: str) -> IdsFile:
     """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
-    data, index = local(name), local(f"{name}.index")
+    data, index = file_of_ids(name), file_of_ids(f"{name}.index")
     if (index.size or 0) % 8:
         sentence = f"{index} has {index.size:,} bytes, no multiple of the 8 bytes of an offset; get the file again"
         raise InputError(sentence, "cut-short", option="inputs", given=index.name)

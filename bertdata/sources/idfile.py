@@ -6,21 +6,19 @@ would end the process.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
-from bertdata.files import close_read, read_at
-from bertdata.sources.inputs import Input
+from bertdata.sources.inputs import Input, local
 from bertdata.sources.kernels import find_token
 
-_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _DOCUMENTS = 1 << 16  # documents that are looked at at a time
 
 
@@ -65,28 +63,36 @@ class IdsFile:
 
 
 class FileArray:
-    """Numbers in a file, one after the other, that are read where they are used."""
+    """Numbers in a file, one after the other, that are read where they are used. Holds no file open."""
 
     def __init__(self, file: Input, dtype: Any, size: int, offset: int = 0) -> None:
         """offset: of the first of `size` numbers, in bytes."""
         self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
-        self._fd = os.open(file.name, os.O_RDONLY)
-        weakref.finalize(self, close_read, self._fd)
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        """A copy of the numbers of a slice without a step. Raises InputError if the file has become shorter."""
+        """A copy of the numbers of a slice without a step. Raises InputError if the file was changed or removed."""
         start, stop, _ = part.indices(self.size)
-        numbers = np.empty(max(0, stop - start), self.dtype)
-        place, left = self._offset + start * self.dtype.itemsize, numbers.view(np.uint8).data
-        if (count := read_at(self._fd, left, place)) < len(left):
-            sentence = f"{self._file} was cut short at byte {place + count} while it was read; get the file again"
-            raise InputError(sentence, "cut-short", option="inputs", given=self._file.name)
-        return numbers
+        count, offset = max(0, stop - start), self._offset + start * self.dtype.itemsize
+        if self._file.now() == self._file:
+            numbers = np.fromfile(self._file.name, self.dtype, count, offset=offset)
+            if numbers.size == count:
+                return numbers
+        sentence = f"{self._file} changed while it was read; run again when nobody changes it"
+        raise InputError(sentence, "changed", option="inputs", given=self._file.name)
 
     def at(self, index: int) -> int:
         """One number; a negative index counts from the end."""
         index += self.size * (index < 0)
         return int(self[index : index + 1][0])
+
+
+def file_of_ids(path: str | Path) -> Input:
+    """A file of this machine. Raises InputError if it cannot be read, or is a pipe."""
+    file = local(path)
+    if file.is_stream:
+        sentence = f"{file} is a pipe, and ids are read from files; write them to a file first"
+        raise InputError(sentence, "read-once", option="inputs", given=file.name)
+    return file
 
 
 def steps_of(offsets: FileArray) -> tuple[int, int]:
@@ -110,7 +116,7 @@ def in_blocks(
     first, ahead = 0, _DOCUMENTS
     while first < count:
         starts = starts_of(first, min(first + ahead, count) + 1)
-        num = max(1, int(np.searchsorted(starts, starts[0] + _BLOCK_IDS, side="right")) - 1)
+        num = max(1, int(np.searchsorted(starts, starts[0] + BLOCK_IDS, side="right")) - 1)
         yield first, starts[: num + 1]
         first, ahead = first + num, min(2 * num, _DOCUMENTS)  # looks at few documents in vain
 
@@ -175,8 +181,5 @@ def stated_dtype(name: str, dtype: str) -> UsageError:
 def require_room(file: Input, dtype: np.dtype[Any], end_token: int) -> None:
     """Raises InputError if the ids of a file cannot hold the token that ends a document."""
     if end_token > np.iinfo(dtype).max:
-        sentence = (
-            f"{file} has ids of {dtype.name}, and the token that ends a document is {end_token}, which needs more; "
-            "give the --tokenizer that made the ids"
-        )
+        sentence = f"{file}: {dtype.name} cannot hold the end token {end_token}; give the --tokenizer that made the ids"
         raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")

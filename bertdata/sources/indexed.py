@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import BertdataError, InputError
-from bertdata.sources.idfile import Ids, in_blocks, item_of, slices_of
-from bertdata.sources.inputs import Input, local, of_remote
+from bertdata.sources.idfile import Ids, file_of_ids, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, of_remote
 from bertdata.urls import is_remote
 
 COLUMNS = ("input_ids", "tokens")  # the first that there is holds the ids
@@ -91,12 +91,10 @@ def open_indices(name: str) -> list[Index]:
 
 def open_index(directory: str) -> Index:
     """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
-    inside = _below_url(directory) if is_remote(directory) else lambda name: local(Path(directory) / name)
+    inside = _below_url(directory) if is_remote(directory) else lambda name: file_of_ids(Path(directory) / name)
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
-        sentence = (
-            f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset"
-        )
+        sentence = f"{file} has {file.size:,} bytes, and at most {_MOST_INDEX_BYTES:,} are read; divide the dataset"
         raise InputError(sentence, "too-large", option="inputs", given=file.name)
     with file.open() as stream:
         content = stream.read()
@@ -154,10 +152,7 @@ class Block(NamedTuple):
             ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
             is_wrong = ends[-1] != self.offsets[1:]
         if is_wrong.any():
-            sentence = (
-                f"{self.name_of_first(is_wrong)}: the sizes of its columns do not add up to its own; write the dataset "
-                "again"
-            )
+            sentence = f"{self.name_of_first(is_wrong)}: its columns do not add up to its size; write the dataset again"
             raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         return ends[number] - lengths[number], ends[number]
 

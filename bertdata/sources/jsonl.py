@@ -15,7 +15,6 @@ from bertdata.sources.kernels import may_be_special
 from bertdata.sources.texts import BadRow, Documents, Skipped, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MOST = (1 << 31) - 64  # bytes that pyarrow takes at once
 
 
 def texts_of(lines: Documents, key: str) -> Documents:
@@ -58,8 +57,6 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
     text = lines.text
     first, last = text[lines.offsets[:-1]], text[lines.offsets[1:] - 2]
     if (first != ord("{")).any() or (last != ord("}")).any() or (lines.invalid >= 0).any():
-        return None
-    if size > _MOST:
         return None
     if may_be_special(text, size):
         return None

@@ -14,17 +14,7 @@ from bertdata.sources.indexed import COLUMNS, Index, SampleFile, count_of, open_
 from bertdata.sources.inputs import Input
 
 # The integers in litdata's own lists of dtypes.
-_TORCH = {
-    11: "uint8",
-    12: "int8",
-    13: "int16",
-    14: "int16",
-    15: "int32",
-    16: "int32",
-    17: "int64",
-    18: "int64",
-    20: "uint16",
-}
+_TORCH = dict(enumerate(["uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64"], 11)) | {20: "uint16"}
 _NUMPY = {0: "int8", 1: "int16", 2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"}
 _DTYPES = {f"no_header_tensor:{number}": dtype for number, dtype in _TORCH.items()} | {
     f"no_header_numpy:{number}": dtype for number, dtype in _NUMPY.items()
@@ -71,30 +61,19 @@ def _column(index: Index) -> tuple[int, int, np.dtype[Any]]:
     config = index.content["config"]
     leaves, loader = config["data_format"], config.get("item_loader", "PyTreeLoader")
     if config.get("compression") is not None or config.get("encryption") is not None:
-        sentence = (
-            f"{index.file} has compressed or encrypted chunks, which are not read; call optimize without compression "
-            "and encryption"
-        )
+        sentence = f"{index.file} has compressed or encrypted chunks, which are not read; call optimize without either"
         raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     if loader not in ("TokensLoader", "PyTreeLoader"):
-        sentence = (
-            f"{index.file} has chunks for {loader}, and only those for TokensLoader or PyTreeLoader are read; give "
-            "Parquet files themselves, or call optimize with one of these loaders"
-        )
+        sentence = f"{index.file} has chunks for {loader}; optimize with TokensLoader or PyTreeLoader, or give Parquet"
         raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     names = _names(config["data_spec"], len(leaves))
     column = next((names.index(each) for each in COLUMNS if each in names), None if len(leaves) > 1 or names else 0)
     if column is None:
         shown = ", ".join(names) or f"{len(leaves)} values without names"
-        sentence = (
-            f"{index.file} has no column {COLUMNS[0]!r}, only {shown}; let optimize give ids by this name, or alone"
-        )
+        sentence = f"{index.file} has no column {COLUMNS[0]!r}, only {shown}; let optimize give ids that name, or alone"
         raise InputError(sentence, "no-column", option="inputs", given=index.file.name)
     if leaves[column] not in _DTYPES:
-        sentence = (
-            f"{index.file} has ids as {leaves[column]}, which is no array of integers; let optimize give arrays or "
-            "tensors of integers, of one axis"
-        )
+        sentence = f"{index.file} has ids as {leaves[column]}; let optimize give one-axis arrays or tensors of integers"
         raise InputError(sentence, "wrong-column-type", option="inputs", given=index.file.name)
     return (0 if loader == "TokensLoader" else len(leaves)), column, np.dtype(_DTYPES[leaves[column]])
 

@@ -68,10 +68,7 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 if isinstance(text, str):
                     text.encode()
             except Exception as error:  # whatever the function of a user raises
-                sentence = (
-                    f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix the function or the "
-                    "text"
-                )
+                sentence = f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix it or the text"
                 raise InputError(sentence, "function-failed", option="map", given=spec) from None
             if not isinstance(text, str | None):
                 sentence = (

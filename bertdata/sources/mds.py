@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from bertdata.sources.inputs import Input
 
 _DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
 _CHECKED = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")}
-_PIECE = 1 << 20  # bytes of a file that are hashed at a time
 
 
 class _Encoding(NamedTuple):
@@ -78,10 +78,7 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     raw, packed = entry["raw_data"], entry["zip_data"]
     is_packed = packed is not None and not index.has(raw["basename"])
     if is_packed and str(compression).partition(":")[0] != "zstd":
-        sentence = (
-            f"{index.file} has shards compressed with {compression}, and only zstd is read; put the decompressed ones "
-            "beside them, or write them with zstd"
-        )
+        sentence = f"{index.file} has shards of {compression}, and only zstd is read; put decompressed ones beside them"
         raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     stated = packed if is_packed else raw
     file = index.named(stated["basename"])
@@ -89,9 +86,7 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     names, sizes = entry["column_names"], [count_of(size or 0) or None for size in entry["column_sizes"]]
     column = next((names.index(each) for each in COLUMNS if each in names), None)
     if column is None:
-        sentence = (
-            f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write the ids to a column of this name"
-        )
+        sentence = f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write ids to a column of this name"
         raise InputError(sentence, "no-column", option="inputs", given=file.name)
     encoding = _encoding(file, entry["column_encodings"][column], sizes[column], dtype)
     samples = SampleFile(file, count_of(entry["samples"]), count_of(raw["bytes"]), is_packed)
@@ -103,9 +98,7 @@ def _encoding(file: Input, encoding: str, size: int | None, dtype: str | None) -
     kind, *parts = encoding.split(":")
     if encoding == "bytes":
         if dtype is None:
-            sentence = (
-                f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, for example --dtype int64"
-            )
+            sentence = f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, such as int64"
             raise UsageError(sentence, "missing", option="dtype")
         return _Encoding(np.dtype(dtype), states_shape=False)
     if kind == "ndarray" and len(parts) < 3 and (not parts or parts[0] in _DTYPES.values()):
@@ -150,23 +143,15 @@ def _values(
 def _require_arrays(block: Block, is_array: NDArray[np.bool_]) -> None:
     """Raises InputError for the first sample whose ids are no array."""
     if not is_array.all():
-        sentence = (
-            f"{block.name_of_first(~is_array)}: its ids are not an array of integers with one axis; write the dataset "
-            "again"
-        )
+        sentence = f"{block.name_of_first(~is_array)}: its ids are no list of integers; write the dataset again"
         raise InputError(sentence, "bad-row", option="inputs", given=block.file.name)
 
 
 def _check_digests(file: Input, digests: dict[str, str]) -> None:
     """Raises InputError if a file has another digest than is stated. Those of unknown hashes are not checked."""
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in digests if name in _CHECKED}
-    if not hashes:
-        return
-    with file.open() as stream:
-        while piece := stream.read(_PIECE):
-            for each in hashes.values():
-                each.update(piece)
-    for name, each in hashes.items():
-        if each.hexdigest() != digests[name].lower():
+    for name in digests.keys() & _CHECKED:
+        with file.open() as stream:
+            found = hashlib.file_digest(stream, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
+        if found != digests[name].lower():
             sentence = f"{file} has another {name} than its index states; get the file again"
             raise InputError(sentence, "damaged", option="inputs", given=file.name)

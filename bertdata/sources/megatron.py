@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, steps_of
-from bertdata.sources.inputs import Input, local
+from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, file_of_ids, in_blocks, steps_of
+from bertdata.sources.inputs import Input
 
 MEGATRON_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
@@ -19,17 +19,13 @@ MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8:
 _SEQUENCES = 1 << 16  # that are checked at a time
 
 
-class _Index(NamedTuple):
-    """What a .idx of Megatron says."""
+def _arrays_of(index: Input) -> tuple[FileArray, FileArray, FileArray, np.dtype[Any]]:
+    """The three arrays of a .idx of Megatron, and the dtype of ids.
 
-    lengths: FileArray  # int32 [num_sequences] in ids
-    pointers: FileArray  # int64 [num_sequences] byte of the .bin at which each begins
-    documents: FileArray  # int64 [num_documents + 1] half-open offsets into sequences
-    dtype: np.dtype[Any]
-
-
-def _megatron_index(index: Input) -> _Index:
-    """Raises InputError for a header that cannot be read, or does not fit the size of the file."""
+    These are int32 [num_sequences], their lengths in ids; int64 [num_sequences], the byte of the .bin at which each
+    begins; and int64 [num_documents + 1], half-open offsets of documents into sequences. Raises InputError for a header
+    that cannot be read, or does not fit the size of the file.
+    """
     size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
     content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
     if content[:9] != MEGATRON_MAGIC or size < begin:
@@ -44,10 +40,7 @@ def _megatron_index(index: Input) -> _Index:
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:
-        sentence = (
-            f"{index} gives each sequence a mode, as for images among text, and only text can be imported; write the "
-            "text alone with Megatron's tools"
-        )
+        sentence = f"{index} gives each sequence a mode, as for images among text; write the text alone with Megatron"
         raise InputError(sentence, "unsupported", option="inputs", given=index.name)
     if size != expected:
         sentence = (
@@ -55,7 +48,7 @@ def _megatron_index(index: Input) -> _Index:
             f"{num_documents:,}) it has {expected:,}; get the file again"
         )
         raise InputError(sentence, "cut-short", option="inputs", given=index.name)
-    return _Index(
+    return (
         FileArray(index, "<i4", num_sequences, begin),
         FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences),
         FileArray(index, "<i8", num_documents, begin + 12 * num_sequences),
@@ -66,8 +59,8 @@ def _megatron_index(index: Input) -> _Index:
 def open_megatron(name: str) -> IdsFile:
     """name: PREFIX, PREFIX.bin or PREFIX.idx."""
     prefix = name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
-    index, data = local(f"{prefix}.idx"), local(f"{prefix}.bin")
-    lengths, pointers, documents, dtype = _megatron_index(index)
+    index, data = file_of_ids(f"{prefix}.idx"), file_of_ids(f"{prefix}.bin")
+    lengths, pointers, documents, dtype = _arrays_of(index)
     num_sequences, end, empty_sentences = lengths.size, 0, 0
     for start in range(0, num_sequences, _SEQUENCES):
         some = lengths[start : start + _SEQUENCES].astype(np.int64)
@@ -89,11 +82,8 @@ def open_megatron(name: str) -> IdsFile:
 
     def first_ids(sequences: NDArray[Any]) -> NDArray[np.int64]:
         """The index of the first id of ascending sequences; `num_sequences` is the end."""
-        starts, first = np.full(sequences.size, ids.size), int(sequences[0])
-        inside = sequences < num_sequences
-        known = pointers[first : int(sequences[-1]) + 1]
-        starts[inside] = known[sequences[inside] - first] // dtype.itemsize
-        return starts
+        first, last = int(sequences[0]), int(sequences[-1])
+        return np.append(pointers[first : last + 1], end)[sequences - first] // dtype.itemsize
 
     def some_documents() -> Iterator[Ids]:
         for first, offsets in in_blocks(documents.size - 1, lambda first, stop: first_ids(documents[first:stop])):

@@ -11,19 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
-from bertdata.sources.inputs import Input, ending_of, local
+from bertdata.sources import idfile
+from bertdata.sources.idfile import Ids, IdsFile, file_of_ids, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, ending_of
 from bertdata.sources.saved import SPLITS, STATE, files_of_saved
-from bertdata.sources.tables import readable, record_batches
+from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
 COLUMN = "input_ids"
-_ROWS = 1024  # that are looked at at a time
+_ROWS = 1024  # of Parquet that are looked at at a time, unless their ids are more than a block
 
 
 def open_rows(name: str) -> IdsFile:
     """Parquet, Arrow, or a directory of either, with a column of lists."""
     path = Path(name)
-    files = [local(file) for file in _files_of(path)] if path.is_dir() else [local(name)]
+    files = [file_of_ids(file) for file in _files_of(path)] if path.is_dir() else [file_of_ids(name)]
     size = sum(file.size or 0 for file in files)
 
     def some_documents() -> Iterator[Ids]:
@@ -63,18 +64,20 @@ def _is_arrow(file: Input) -> bool:
 
 def _columns(file: Input) -> Iterator[tuple[Any, int]]:
     """The column of ids, some rows at a time, and how many bytes of the file that took, with those before."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not _is_arrow(file):
-        with pq.ParquetFile(file.name) as table:
+        with open_parquet(file) as table:
             _check_column(file, table.schema_arrow)
-            num_done, num_rows = 0, table.metadata.num_rows
-            for batch in table.iter_batches(_ROWS, columns=[COLUMN]):
-                num_done += batch.num_rows
-                yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
+            meta, num_done = table.metadata, 0
+            names = [meta.schema.column(number).path.partition(".")[0] for number in range(meta.num_columns)]
+            for group in range(meta.num_row_groups):
+                num_rows = meta.row_group(group).num_rows
+                num_ids = meta.row_group(group).column(names.index(COLUMN)).num_values
+                rows = max(1, min(_ROWS, idfile.BLOCK_IDS * num_rows // max(1, num_ids)))
+                for batch in table.iter_batches(rows, row_groups=[group], columns=[COLUMN]):
+                    num_done += batch.num_rows
+                    yield batch.column(0), (file.size or 0) * num_done // meta.num_rows
         return
-    with pa.OSFile(file.name) as source:
+    with open_by_pyarrow(file) as source:
         for batch, share in record_batches(source, partial(_check_column, file)):
             column = batch.column(COLUMN)
             column.validate(full=True)  # a file may say anything
@@ -101,13 +104,8 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
 
     flat = column.flatten()
     if column.null_count or flat.null_count:
-        nulls = column.is_null().to_numpy(zero_copy_only=False)
-        rows = (
-            np.flatnonzero(nulls)
-            if nulls.any()
-            else [row for row in range(len(column)) if column[row].values.null_count]
-        )
-        sentence = f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
+        row = next(row for row, ids in enumerate(column) if ids.values is None or ids.values.null_count)
+        sentence = f"{file}, row {first + row + 1}: the ids, or one of them, are null; leave the row out"
         raise InputError(sentence, "bad-row", option="inputs", given=file.name)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))

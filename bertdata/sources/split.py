@@ -85,7 +85,8 @@ class Plan:
                 size = self.form.shard_size
                 start = max(0, units[0] - stretch.first) * size
                 stop = sys.maxsize if units[-1] >= stretch.units[-1] else (units[-1] + 1 - stretch.first) * size
-                first, last = bisect_right(stretch.ends, start), bisect_left(stretch.ends, stop) + 1
+                first = min(bisect_right(stretch.ends, start), len(stretch.ends) - 1)  # also where all are empty
+                last = bisect_left(stretch.ends, stop) + 1
                 near[number] = replace(
                     stretch,
                     inputs=stretch.inputs[first:last],

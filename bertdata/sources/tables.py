@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class TableFile:
     def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """The rows of the units that are wanted, some at a time. base: nothing comes before a table in its range."""
         with readable(self.file, self.kind):
-            yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
+            yield from (self._of_parquet if self.kind == "parquet" else self._of_batches)(is_wanted)
 
     def at(self, rows: Sequence[int]) -> Iterator[Documents]:
         """The rows with some numbers, one at a time, in the order of the input. Reads no other row group of Parquet.
@@ -52,21 +53,17 @@ class TableFile:
 
     def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
-        first = 1
-        if self.kind != "parquet":
-            for column, *_ in self._batches():
-                yield first, column
-                first += len(column)
+        if self.kind == "parquet":
+            with _open_table(self.file, self.form.text_key) as table:
+                meta = table.metadata
+                ends = np.cumsum([meta.row_group(number).num_rows for number in range(meta.num_row_groups)])
+                groups = set(np.searchsorted(ends, wanted).tolist())
+                yield from ((first, column) for _, first, column in self._of_groups(table, groups.__contains__))
             return
-        with self._parquet() as table:
-            _check_column(self.file, self.form.text_key, table.schema_arrow)
-            for group in range(table.num_row_groups):
-                stop = first + table.metadata.row_group(group).num_rows
-                if ((wanted >= first) & (wanted < stop)).any():
-                    for column in self._columns_of(table, group):
-                        yield first, column
-                        first += len(column)
-                first = stop
+        first = 1
+        for column, *_ in self._batches():
+            yield first, column
+            first += len(column)
 
     def place(self, row: int) -> str:
         """'file, row n'."""
@@ -74,27 +71,23 @@ class TableFile:
 
     invalid_place = place
 
-    def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+    def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
-        size, row = self.file.size or 0, 0
-        with self._parquet() as table:
-            meta = table.metadata
-            units = enumerate(_group_units(meta, self.form))
-            for unit, numbered in groupby(units, key=lambda pair: pair[1]):
-                groups = [number for number, _ in numbered]
-                stop = row + sum(meta.row_group(number).num_rows for number in groups)
-                for group in groups if is_wanted(unit) else ():
-                    for column in self._columns_of(table, group):
-                        bytes_read = size * (row + len(column)) // max(1, meta.num_rows)
-                        yield from _cut(column, row + 1, unit, bytes_read, {})
-                        row += len(column)
-                row = stop
+        with _open_table(self.file, self.form.text_key) as table:
+            units, num_rows = _group_units(table.metadata, self.form), table.metadata.num_rows
+            for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
+                bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows
+                yield from _cut(column, first, units[group], bytes_read, {})
 
-    def _parquet(self, **more: Any) -> Any:
-        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory."""
-        import pyarrow.parquet as pq
-
-        return pq.ParquetFile(_for_pyarrow(self.file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **more)
+    def _of_groups(self, table: Any, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int, Any]]:
+        """Pieces of the column of some row groups, each with the number of its row group and that of its first row."""
+        first = 1
+        for group in range(table.num_row_groups):
+            stop = first + table.metadata.row_group(group).num_rows
+            for column in self._columns_of(table, group) if is_wanted(group) else ():
+                yield group, first, column
+                first += len(column)
+            first = stop
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
         """The text's column of a row group in pieces of about a block."""
@@ -126,11 +119,8 @@ class TableFile:
 
         key = self.form.text_key
         try:
-            table = self._parquet(metadata=metadata, read_dictionary=[key])
-            try:
+            with open_parquet(self.file, metadata=metadata, read_dictionary=[key]) as table:
                 batch = next(table.iter_batches(1, row_groups=[group], columns=[key]), None)
-            finally:
-                table.close(force=True)
             column = pa.nulls(0, pa.string()) if batch is None else _text_column(batch, key)
             texts = _binary(column.dictionary if pa.types.is_dictionary(column.type) else column)
         except (pa.ArrowException, OSError):  # reading the rows themselves says what is wrong, if anything is
@@ -192,18 +182,14 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
 
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
-    import pyarrow.parquet as pq
-
     if file.is_stream:
         sentence = f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first"
         raise InputError(sentence, "read-once", option="inputs", given=file.name)
     if file.compression:
         sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"):
-        meta = pq.read_metadata(_for_pyarrow(file))
-        _check_column(file, form.text_key, meta.schema.to_arrow_schema())
-        return _group_units(meta, form)
+    with readable(file, "parquet"), _open_table(file, form.text_key) as table:
+        return _group_units(table.metadata, form)
 
 
 def _group_units(meta: Any, form: TextFormat) -> list[int]:
@@ -221,9 +207,31 @@ def _leaf(meta: Any, key: str) -> int:
     return next((each for each in fits if meta.schema.column(each).name == key), fits[0])
 
 
-def _for_pyarrow(file: Input) -> Any:
-    """A path, which pyarrow reads without Python, or a file object."""
-    return file.open() if file.remote else file.name
+@contextmanager
+def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile, with whose options pyarrow does not hold a complete row group in memory."""
+    import pyarrow.parquet as pq
+
+    with (
+        file.open() if file.remote else open_by_pyarrow(file) as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **more) as table,
+    ):
+        yield table
+
+
+@contextmanager
+def _open_table(file: Input, key: str) -> Iterator[Any]:
+    """`open_parquet`. Raises InputError if the file has no column of strings for the text."""
+    with open_parquet(file) as table:
+        _check_column(file, key, table.metadata.schema.to_arrow_schema())
+        yield table
+
+
+def open_by_pyarrow(file: Input) -> Any:
+    """A file of this machine, which pyarrow reads without Python. Its name may be no UTF-8."""
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(file.name))
 
 
 def _text_column(batch: Any, key: str) -> Any:

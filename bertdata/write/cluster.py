@@ -84,10 +84,7 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
                 socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
             ray.init(where, log_to_driver=False, logging_level=logging.CRITICAL, **only_here)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            sentence = (
-                f"{where} is not a Ray cluster that can be joined ({_reason(error)}); start one with ray start, or "
-                "give another address"
-            )
+            sentence = f"{where} is no Ray cluster to join ({_reason(error)}); run ray start, or give another address"
             raise BuildError(sentence, "cluster-failed", option="ray", given=where) from None
     try:
         size = f"{counted(sum(node['Alive'] for node in ray.nodes()), 'node')}, {counted(_cpus(), 'CPU')}"
@@ -105,12 +102,7 @@ def _cpus() -> int:
 
 
 def encode_on_cluster(
-    job: Job,
-    tokenizer: Tokenizer,
-    *,
-    units: FinishedUnits,
-    workers: int | None,
-    progress: Callable[[int], None],
+    job: Job, tokenizer: Tokenizer, *, units: FinishedUnits, workers: int | None, progress: Callable[[int], None]
 ) -> None:
     """Makes the units of a plan by tasks, in a `connected` context.
 
@@ -223,15 +215,13 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     job: Job = ray.get(common)
     with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
         os.chdir(job.directory)
-    if bertdata.__version__ != job.version:
-        sentence = (
-            f"node {platform.node()} has bertdata {bertdata.__version__}, and the command has {job.version}; install "
-            "one version on all nodes"
-        )
-        raise BuildError(sentence, "cluster-failed", option="ray", given=bertdata.__version__)
+    node, version = platform.node(), bertdata.__version__
+    if version != job.version:
+        sentence = f"node {node} has bertdata {version}, the command {job.version}; install one version on all nodes"
+        raise BuildError(sentence, "cluster-failed", option="ray", given=version)
     if not attempts.exists():
         out = job.staging.parent
-        sentence = f"node {platform.node()} does not see {out}; give an --out that all nodes see under one name"
+        sentence = f"node {node} does not see {out}; give an --out that all nodes see under one name"
         raise BuildError(sentence, "cluster-failed", option="out", given=out)
     _require_functions(job)
     return job, load(str(attempts))

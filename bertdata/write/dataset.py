@@ -4,8 +4,9 @@ The inputs are divided into units of about `shard_size` bytes (sources/split.py)
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. A build writes
-only to its output directory, or to the cache if its output is a URL.
+Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. Where workers have
+no task left and help with another one, that task holds up to two blocks for each worker. A build writes only to its
+output directory, or to the cache if its output is a URL.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from bertdata.write.staging import (
     part_name,
     planning,
     require_unchanged,
+    require_usable,
     staging_directory,
     write_tokenizer,
 )
@@ -290,9 +292,9 @@ class _Work:
         self, encoder: TextEncoder, staging: Path, units_of: Plan, units: FinishedUnits, progress: Callable[[int], None]
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
+        if encoder.why_slow:
+            self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
         if self.means.ray is not None:
-            if encoder.why_slow:
-                self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
             job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
@@ -305,7 +307,6 @@ class _Work:
             keep=units.add,
             workers=self.means.threads,
             progress=progress,
-            say=self.say,
         )
 
 
@@ -314,10 +315,7 @@ def _require_few_units(plan: Plan) -> None:
     num_units = sum(stretch.count for stretch in plan.stretches if plan.files[stretch.inputs[0]].size is not None)
     if num_units > MOST_UNITS:
         size = plan.form.shard_size
-        sentence = (
-            f"--shard-size {size} cuts the input into {num_units:,} units, more than {MOST_UNITS:,}; give a larger "
-            "size, written like 1GiB or 64MiB"
-        )
+        sentence = f"--shard-size {size} makes {num_units:,} units, more than {MOST_UNITS:,}; give more, such as 1GiB"
         raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
 
 
@@ -339,9 +337,13 @@ def _publish(staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: Bu
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publishes a dataset whose parts are all made. Raises BuildError, which names the parts that are missing."""
+    """Publishes a dataset whose parts are all made.
+
+    Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
+    """
     require_directory(str(out))
     directory = Path(out)
+    require_usable(directory, overwrite=False, is_new=False)
     staging = directory / STAGING
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
     if not parts:
@@ -355,7 +357,7 @@ def finish(out: str | Path) -> BuildReport:
         given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
         raise BuildError(sentence, "parts-missing", option="out", given=given)
-    with staging_directory(directory, overwrite=True):
+    with staging_directory(directory, overwrite=False):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
         lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)

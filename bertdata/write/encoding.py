@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import SpecialTextError, UsageError, counted
+from bertdata.errors import SpecialTextError, UsageError
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
@@ -75,11 +75,7 @@ class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        recipe: Recipe,
-        files: Sequence[Input],
-        duplicates: NDArray[np.uint64] | None = None,
+        self, tokenizer: Tokenizer, recipe: Recipe, files: Sequence[Input], duplicates: NDArray[np.uint64] | None = None
     ) -> None:
         """files: all inputs of the build. duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
@@ -166,48 +162,32 @@ def make_text_units(
     keep: Callable[[UnitRecord], None],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """`make_units` of a plan. say: called with a line where `tokenizers` encodes the text, 100 times slower."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    tasks = plan.tasks(workers)
-    firsts = frozenset(stretch.first for stretch in plan.stretches)
-    todo = sum(task.size for task in tasks if any(map(is_missing, task.units)))
-    reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
-
-    def encode(block: Chunk) -> EncodedDocuments:
-        start = time.perf_counter()
-        documents = encoder.encode(block)
-        if why := next(reasons, None):
-            pace = _pace(documents, time.perf_counter() - start, todo if block.unit in firsts else 0, workers)
-            say(f"note: {why}, so `tokenizers` encodes the text, {pace}")
-        return documents
-
-    make_units(
-        tasks,
-        lambda task, is_missing: find_blocks(
-            plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
-        ),
-        encode,
-        new_writer,
-        is_missing=is_missing,
-        keep=keep,
-        workers=workers,
-        progress=progress,
-    )
+    """`make_units` of a plan."""
+    with _one_thread_each():
+        make_units(
+            plan.tasks(workers),
+            lambda task, is_missing: find_blocks(
+                plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
+            ),
+            encoder.encode,
+            new_writer,
+            is_missing=is_missing,
+            keep=keep,
+            workers=workers,
+            progress=progress,
+        )
 
 
-def _pace(first: EncodedDocuments, seconds: float, more_bytes: float, workers: int) -> str:
-    """At what speed text is encoded, and what a build will take, by the first block of an input.
-
-    more_bytes: of input on disk; 0: not known.
-    """
-    num_bytes = first.tally.counts["text_bytes"]
-    if num_bytes < 1 << 16:
-        return "at 1 to 3 MB/s a thread"
-    speed = f"at about {num_bytes / seconds / 1e6:.1f} MB/s a thread"
-    if more_bytes <= 0:
-        return speed
-    left = more_bytes / first.bytes_read * seconds / workers
-    duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.0f} h"
-    return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """A context in which `tokenizers` starts no threads beside ours."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

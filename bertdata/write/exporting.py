@@ -154,11 +154,8 @@ def _empty(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
 def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
     if lengths.min(initial=0) < 0:
         raise damaged(dataset.path)
-    if lengths.max(initial=0) >= 1 << 31:
-        sentence = (
-            f"{dataset.path} has a document of {lengths.max():,} ids, and this format can hold 2^31 - 1; build with "
-            "shorter documents"
-        )
+    if (most := lengths.max(initial=0)) >= 1 << 31:
+        sentence = f"{dataset.path} has a document of {most:,} ids, but the format holds 2^31 - 1; build shorter ones"
         raise BuildError(sentence, "too-large", option="format")
 
 

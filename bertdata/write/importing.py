@@ -3,7 +3,7 @@
 The documents of all inputs, end to end, are divided into units of about `shard_size` bytes of ids. An import that was
 killed continues from its finished units, when the same command is run again, and gives the same bytes. One thread reads
 and writes, and the others check and hash. Takes the memory of four blocks of ids for each thread, or of a few copies of
-the longest document.
+the longest document or record batch of Arrow.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
 OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
-_SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
+_SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z0-9_-]+\.npy)")
 _NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
 
 

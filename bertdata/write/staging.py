@@ -42,7 +42,7 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
     process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
-    _require_free(directory, overwrite=overwrite, is_new=not staging.exists())
+    require_usable(directory, overwrite=overwrite, is_new=not staging.exists())
     created = not directory.exists()
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
@@ -56,7 +56,7 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             lock_of_part = staging / part_name(*part).replace(".json", ".lock")
             locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
-            _require_free(directory, overwrite=overwrite, is_new=is_new)  # again: a build may have ended, a pull begun
+            require_usable(directory, overwrite=overwrite, is_new=is_new)  # again: a build may have ended, a pull begun
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
@@ -91,7 +91,7 @@ def _is_being_published(directory: Path) -> bool:
     return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
 
 
-def _require_free(directory: Path, *, overwrite: bool, is_new: bool) -> None:
+def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
     """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote.
 
     is_new: no build was there before, so other files are not what one has moved.

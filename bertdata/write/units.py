@@ -65,7 +65,7 @@ def make_units(
     """Makes units on `workers` threads.
 
     A thread makes all units of a task by itself: it finds, encodes and writes the blocks. Threads for which there is no
-    task encode blocks of the others' tasks, at most two each at a time.
+    task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
     tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
     encode: may be called by several threads at once. new_writer: gives the writer of a unit. is_missing: whether to
@@ -147,8 +147,9 @@ class UnitWriter:
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
-        sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
-        self._writers[split].append(ids, offsets[1:].astype(np.uint64), sentence_ends, word_starts, empty)
+        if sentences is not None:  # where they end; documents without ids have none
+            sentences = np.append(sentences[1:], ids.size)[: sentences.size].astype(np.uint64)
+        self._writers[split].append(ids, offsets[1:].astype(np.uint64), sentences, word_starts, empty)
         if documents.origins is not None:
             self._origins[name].append(documents.origins[kept])
 
