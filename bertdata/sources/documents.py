@@ -25,7 +25,7 @@ from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
 
 BLOCK_BYTES = 1 << 22
-LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
+LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
@@ -111,6 +111,7 @@ class TextFile:
             for first, stop in self._ranges(stream, base, is_wanted):
                 for some in self._starting_in(stream, first, stop):
                     yield from self._chunks_of(some, stream, base, is_wanted)
+                    del some  # before more is read
 
     def _ranges(
         self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
@@ -226,17 +227,23 @@ class TextFile:
                     is_at_head = False
                 last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
                 chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
+                begin, filled = begin + done, filled - done
+                if scratch.is_large and done > BLOCK_BYTES:
+                    scratch = _Scratch.of(filled + BLOCK_BYTES, buffer[done : done + filled])
+                    buffer = scratch.buffer
+                else:
+                    buffer[:filled] = buffer[done : done + filled]
+                del complete  # a long document goes before more is read
                 if chosen.starts.size:
                     yield chosen
-                begin, filled = begin + done, filled - done
-                buffer[:filled] = buffer[done : done + filled]
+                del chosen
                 self._require_short(filled, begin)
                 if stop is not None and begin >= stop:
                     return
                 if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
                     return  # a document that started before `first` ends after `stop`
         finally:
-            if scratch.capacity <= 2 * BLOCK_BYTES:
+            if not scratch.is_large:
                 _kept.append(scratch)
 
     def _require_no_array(self, head: bytes) -> None:
@@ -310,6 +317,11 @@ class _Scratch(NamedTuple):
     @property
     def capacity(self) -> int:
         return self.buffer.size - PADDING
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it was made for a long document."""
+        return self.capacity > 2 * BLOCK_BYTES
 
     def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
         """The complete documents in the first `size` bytes, and where the first that is not complete begins.

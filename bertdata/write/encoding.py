@@ -190,6 +190,7 @@ def make_text_units(
         ),
         encode,
         new_writer,
+        size_of=lambda block: block.num_bytes,
         is_missing=is_missing,
         keep=keep,
         workers=workers,
