@@ -26,6 +26,7 @@ from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
 
 BLOCK_BYTES = 1 << 22
 LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
+LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: parsers take more memory for each
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
@@ -264,9 +265,10 @@ class TextFile:
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_short(self, size: int, start: int) -> None:
-        if size > LONGEST_DOCUMENT:
+        longest = LONGEST_ROW if self.kind == "jsonl" else LONGEST_DOCUMENT
+        if size > longest:
             sentence = (
-                f"{self.file}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
+                f"{self.file}: the document at byte {start} is longer than {longest >> 20:,} MiB; choose what "
                 "ends a document with --documents, or split the document"
             )
             raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
