@@ -199,6 +199,14 @@ def test_a_build_skips_such_text_where_it_may(tmp_path, sentences, workers):
     assert verify(report.dataset.path) == []
 
 
+def test_a_tokenizer_that_is_too_large_is_named_before_it_is_read(tmp_path):
+    for name in (TOKENIZER, "vocab.txt"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 40)
+        with mock.patch.object(Path, "read_bytes", side_effect=AssertionError), refuses("too-large", "tokenizer"):
+            load(str(tmp_path / name))
+
+
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
     ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
     with refuses("tokenizer-failed"):
