@@ -253,7 +253,10 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 def _check_names(names: list[Any], row: str) -> None:
     """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
-    twice = next((name for number, name in enumerate(names) if name and name in names[:number]), None)
+    twice, seen = None, set[Any]()
+    for name in names:
+        twice = name if name and name in seen else twice
+        seen.add(name)
     if twice is not None:
         raise UsageError(
             f"{row} has two columns {twice!r}; give one of them another name, or remove it", "not-of-format"
