@@ -117,6 +117,20 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
         assert len(read([write(folder / "long.txt", rows[1])])) == 1
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
+    table = pa.table({"text": ["stone", "x" * 1000, "y" * 1001]})
+    if kind == "parquet":
+        pq.write_table(table, folder / "a.parquet")
+    else:
+        with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+    with patch.object(documents, "LONGEST_DOCUMENT", 1000), patch.object(documents, "BLOCK_BYTES", 100):
+        assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
+        with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
+            read([folder / f"a.{kind}"])
+
+
 def test_bytes_of_a_table_that_are_not_text(folder):
     path = write(folder / "bytes.csv", b"text\na\n\xe2\x82b\xff\n")
     assert read([path]) == [(0, b"a", 0), (0, "\ufffdb\ufffd".encode(), 2)]
