@@ -32,7 +32,7 @@ _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
 _MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
 _NOTHING = np.zeros(0, np.uint8)
-_LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
+_LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +206,7 @@ class TextFile:
         is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         is_at_head = begin == 0  # of FASTA: whether no record has begun
+        is_inside, is_cut = begin > 0, False  # of an earlier document, whose text is not needed; without its start
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
         scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
@@ -219,10 +220,18 @@ class TextFile:
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size], is_first=begin + filled == 0)
                 filled, is_end = filled + length, not length
+                if is_inside and filled > BLOCK_BYTES and not (buffer[:filled] == ord("\n")).any():
+                    begin, filled, buffer[0], is_cut = begin + filled - 1, 1, ord("."), True
+                    if stop is not None and begin >= stop:
+                        return
+                    continue
                 if begin == 0:
                     self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
                 kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
                 complete, done = scratch.cut(kernel, filled, begin, is_end, how)
+                is_inside = is_inside and not complete.starts.size
+                if is_cut and complete.starts.size:
+                    complete, is_cut = complete.part(1, complete.starts.size), False
                 if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
                     self._require_record(start, buffer[start - begin])
                     is_at_head = False
