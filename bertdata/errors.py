@@ -120,10 +120,20 @@ class TokenizerError(BertdataError):
     """A tokenizer cannot be found, read or used."""
 
 
-class SpecialTextError(TokenizerError):
-    """Texts give special ids, and the tokenizer has no unknown token to store in their place."""
+class TextError(TokenizerError):
+    """A tokenizer cannot store some texts. --on-error skip leaves them out."""
 
     documents: tuple[int, ...] = ()  # the numbers of the texts in their block, ascending
+
+
+class SpecialTextError(TextError):
+    """Texts give special ids, and the tokenizer has no unknown token to store in their place."""
+
+
+class LongTextError(TextError):
+    """Texts have pieces that are too long for `tokenizers`, which takes much memory for each byte."""
+
+    places: tuple[int, ...] = ()  # where the pieces begin in the text that was given; empty: `documents` says which
 
 
 class BuildError(BertdataError):

@@ -1,5 +1,6 @@
 """Copies of labelled rows: the right words are replaced by the right ones, nothing else changes. Teachers of tasks."""
 
+import gzip
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succ
 from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from bertdata.sources.streams import InputStream
+from bertrain.commands import reading
 from bertrain.lab import augment, finetune, tables
 from bertrain.run.checkpoint import resolved
 
@@ -181,6 +184,51 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------- files, interruption
+
+
+def test_files_that_unpack_to_no_end_are_named(tmp_path, monkeypatch):
+    """What a line has is looked at a piece at a time, and never all of it."""
+    monkeypatch.setattr(augment, "LONGEST_LINE", 1 << 18)
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 18)
+    path, reads = tmp_path / "v.txt.gz", []
+    path.write_bytes(gzip.compress(b"a 1 2\n") + gzip.compress(b"a" * (1 << 20)) * 50)
+    read = InputStream.read
+    monkeypatch.setattr(InputStream, "read", lambda self, size=-1: reads.append(read(self, size)) or reads[-1])
+    with refuses("too-large", "vectors", says=f"--vectors {path}, line 2 "):
+        augment.read_vectors(str(path))
+    with refuses("too-large", "keep", given=str(path)):
+        reading.text(str(path), "keep")
+    assert sum(map(len, reads)) < 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_line_of_labelled_text_that_is_too_long_is_named(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(tables, "LONGEST_ROW", 100)
+    row = {"csv": "{},0", "tsv": "{}\t0", "jsonl": '{{"text": "{}", "label": 0}}'}[kind]
+    path = write(tmp_path / f"a.{kind}", row.format("good"), row.format("good " * 20), "")
+    with refuses("too-large", given=str(path), says=f"{path}, line 2 "):
+        tables.read(
+            str(path), text="text" if kind == "jsonl" else "0", other="", label="label" if kind == "jsonl" else "-1"
+        )
+
+
+class Name(str):
+    """A name of a column that counts with how many others it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_names_of_many_columns_are_compared_once_each():
+    names = [Name(f"c{number}") for number in range(2000)]
+    tables._check_names(names, "a.csv")
+    assert Name.compared < 4000
+    with refuses("not-of-format", says="a.csv has two columns 'c7'"):
+        tables._check_names([*names, "", "", Name("c7")], "a.csv")
 
 
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch):

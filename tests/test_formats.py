@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import FEW, as_arrow, as_csv, blocks_of, read, write
 
-from bertdata.sources import documents
+from bertdata.sources import documents, jsonl
 from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
@@ -96,10 +96,39 @@ def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
     for on_error in ("fail", "skip"):
         with refuses("not-of-format", "inputs", says=f"{path}, row 2: "):
             read([path], on_error=on_error)
-    with patch.object(documents, "LONGEST_DOCUMENT", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
+    with patch.object(documents, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
         read([path])
-    with patch.object(documents, "LONGEST_DOCUMENT", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
+    with patch.object(documents, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
         read([write(path, b"n,text\n1,123456789")])
+
+
+def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
+    """Python's json takes 24 times the memory of a line. A line of more than LONGEST_ROW bytes is refused."""
+    rows = [b'{"text": "stone"}', b'{"a": [' + b"[]," * 30 + b'0], "text": "river"}', b'{"a": [' + b"[]," * 30 + b"0]}"]
+    path = write(folder / "long.jsonl", b"\n".join(rows) + b"\n")
+    with patch.object(jsonl, "_LONGEST", 50), patch("json.loads", side_effect=json.loads) as parsed:
+        assert [row[1] for row in read([path], on_error="skip")] == [b"stone", b"river"]
+        assert all(len(call.args[0]) <= 50 for call in parsed.call_args_list)
+        with refuses("bad-row", "inputs", says=f"{path}, line 3: not JSON (longer than"):
+            read([path])
+    with patch.object(documents, "LONGEST_ROW", 50), patch.object(documents, "BLOCK_BYTES", 20):
+        with refuses("too-large", "inputs", given=str(path)):
+            read([path])
+        assert len(read([write(folder / "long.txt", rows[1])])) == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
+    table = pa.table({"text": ["stone", "x" * 1000, "y" * 1001]})
+    if kind == "parquet":
+        pq.write_table(table, folder / "a.parquet")
+    else:
+        with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+    with patch.object(documents, "LONGEST_DOCUMENT", 1000), patch.object(documents, "BLOCK_BYTES", 100):
+        assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
+        with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
+            read([folder / f"a.{kind}"])
 
 
 def test_bytes_of_a_table_that_are_not_text(folder):

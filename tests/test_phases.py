@@ -39,6 +39,7 @@ import bertdata
 from bertrain import optim, pretrain
 from bertrain.commands import doctor, plan
 from bertrain.models import build, rotary
+from bertrain.options import flags as option_flags
 from bertrain.options.config import Config
 from bertrain.run import assemble, state
 from bertrain.run.batches import Batches
@@ -656,3 +657,11 @@ def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_pat
         for share in (0.15, 0.6)
     )
     assert 3 < more / less < 5
+
+
+def test_a_file_of_options_that_is_too_large_is_named_before_it_is_parsed(tmp_path):
+    for name in ("run.toml", "run.json"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 40)
+        with refuses("too-large", "config", given=str(tmp_path / name)):
+            option_flags.read_options(tmp_path / name)

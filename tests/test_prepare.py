@@ -2,7 +2,9 @@
 
 import json
 import os
+import tempfile
 import unicodedata
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -17,7 +19,7 @@ from bertdata import prepare
 from bertdata.cli import main
 from bertdata.look.trace import documents_of, with_texts
 from bertdata.sources.maps import function_of
-from bertdata.write import build, finish
+from bertdata.write import build, duplicates, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
 WITHOUT_SEVENS = [text for text in TEXTS if "7" not in text]
@@ -154,6 +156,24 @@ def test_the_first_of_equal_texts_is_kept(tmp_path_factory, vocab, data):
     counts = dataset.manifest.counts
     assert counts["documents"] + counts["duplicate_documents"] == sum(map(len, inputs))
     assert dataset.manifest.settings["dedup"] is True
+
+
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_duplicates_among_many_equal_texts_are_found_some_rows_at_a_time(numbers):
+    """One text may be that of most documents; then its hashes are in one file."""
+    rows = np.array([[number, 7, origin] for origin, number in enumerate(numbers)], np.uint64).reshape(-1, 3)
+    sorted_together, sort = [], np.lexsort
+
+    def lexsort(keys):
+        sorted_together.append(keys.shape[1])
+        return sort(keys)
+
+    with tempfile.TemporaryDirectory() as folder, patch.object(duplicates, "_TOGETHER", 4):
+        rows.tofile(Path(folder) / "hashes")
+        with patch.object(np, "lexsort", lexsort):
+            found = duplicates._later_ones(Path(folder) / "hashes")
+    assert sorted(found.tolist()) == [n for n, number in enumerate(numbers) if number in numbers[:n]]
+    assert max(sorted_together, default=0) <= 4 + 6 + 6
 
 
 def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):

@@ -101,6 +101,27 @@ def test_items_are_made_only_a_few_ahead():
     assert done == list(range(300))
 
 
+def test_a_large_item_is_alone():
+    """Others are done before it is worked on, and the next one is made after its result was used."""
+    made, done = [], []
+
+    def work(item):
+        time.sleep(0.002)
+        if item % 5 == 3:
+            assert (len(made), len(done)) == (item + 1, item)
+        return item
+
+    def make(share):
+        items = (made.append(item) or item for item in range(50))
+        for result in share.in_order(work, items, lambda item: item % 5 == 3):
+            if result % 5 == 3:
+                assert len(made) == result + 1
+            done.append(result)
+
+    Crew(4).run(make, [None])
+    assert done == list(range(50))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_error_of_another_kind_ends_all_tasks_soon(error):
     reached = []

@@ -25,10 +25,12 @@ from tokenizers import models, pre_tokenizers
 
 from bertdata import Loader
 from bertdata.errors import TokenizerError
+from bertdata.format.records import read_record
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
+from bertdata.tokenize import engine
 from bertdata.tokenize import load as loading
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
@@ -197,6 +199,14 @@ def test_a_build_skips_such_text_where_it_may(tmp_path, sentences, workers):
     assert verify(report.dataset.path) == []
 
 
+def test_a_tokenizer_that_is_too_large_is_named_before_it_is_read(tmp_path):
+    for name in (TOKENIZER, "vocab.txt"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 40)
+        with mock.patch.object(Path, "read_bytes", side_effect=AssertionError), refuses("too-large", "tokenizer"):
+            load(str(tmp_path / name))
+
+
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
     ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
     with refuses("tokenizer-failed"):
@@ -215,6 +225,50 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is
 
 
 # -------------------------------------------------------------------------------------------------------- where from
+
+
+class Counting:
+    """A library that says which texts it got together."""
+
+    def __init__(self, library):
+        self.library, self.together = library, []
+
+    def encode_batch_fast(self, texts, **options):
+        self.together.append(sum(len(text.encode()) for text in texts))
+        return self.library.encode_batch_fast(texts, **options)
+
+
+@given(st.lists(st.integers(0, 40), max_size=12))
+def test_the_library_gets_few_bytes_at_a_time_and_gives_all_ids(sizes):
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    counting, texts = Counting(library), ["é" * (size // 3) + "a" * size for size in sizes]
+    with mock.patch.object(engine, "_TOGETHER", 25):
+        found = engine.ids_by(counting, texts)
+    assert [ids.tolist() for ids in found] == [library.encode(text).ids for text in texts]
+    assert all(size <= 25 or size in [len(text.encode()) for text in texts] for size in counting.together)
+
+
+@pytest.mark.parametrize("options", [{}, {"words": "builtins:list"}, {"sentences": "line"}])
+def test_a_text_that_is_too_long_for_the_library_is_named_or_skipped(byte_level, tmp_path, options):
+    """A word of more than 4 KiB goes there; with --words and --sentences all of a text does, and half as much may."""
+    texts = ["the stone", "x" * 6000, "é" * 4000, "stone " * 10, "ab" * 9000, "the river"]
+    (tmp_path / "text").write_text("\n".join(texts))
+    (tmp_path / "t.json").write_text(byte_level)
+    fixed = {"tokenizer": str(tmp_path / "t.json"), "documents": "line", "validation": 0, **options}
+    with mock.patch.object(engine, "LONGEST_PIECE", 12_000):
+        longest = 12_000 >> bool(options)
+        first = 12_000 if "words" in options else longest  # the engine gives ids before the places are asked for
+        at, gone = next((n, len(t.encode())) for n, t in enumerate(texts) if len(t.encode()) > first)
+        with refuses("too-large", "tokenizer", given=gone, says=f"{tmp_path / 'text'}, line {at + 1}: {gone:,} bytes"):
+            build([tmp_path / "text"], tmp_path / "out", **fixed)
+        report = build([tmp_path / "text"], tmp_path / "out", **fixed, on_error="skip")
+    kept = [text for text in texts if len(text.encode()) <= longest]
+    assert read_record(tmp_path / "out" / "manifest.json")["counts"]["skipped_rows"] == len(texts) - len(kept)
+    special, library = report.dataset.special_tokens, tokenizers.Tokenizer.from_str(byte_level)
+    ends = [] if special.separator is None else [special.separator]
+    expected = [i for text in kept for i in [*library.encode(text).ids, *ends]]
+    assert report.dataset.tokens("train", 0).tolist() == expected
 
 
 def test_the_same_tokenizer_by_every_way(bert, vocab, tmp_path):

@@ -16,6 +16,7 @@ from bertdata.errors import DatasetError, counted, damaged
 from bertdata.files import open_plain
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
+from bertdata.format.records import MAX_RECORD_BYTES
 from bertdata.format.shard import open_one, open_shard
 from bertdata.format.table import ShardTable
 from bertdata.types import SpecialTokens
@@ -181,7 +182,7 @@ class Dataset:
         path = self.path / name
         try:
             with open_plain(path, "rb") as file:
-                content: bytes = file.read()
+                content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):

@@ -1,7 +1,7 @@
 """Inputs → documents, in blocks of about 4 MiB.
 
 docs/format.md says what a line, a document and a unit are. Memory: two blocks, and a few copies of the longest
-document, which has at most 1 GiB. The text of a plain file is copied once, by the kernel that cuts it.
+document, which has at most 256 MiB. The text of a plain file is copied once, by the kernel that cuts it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,13 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                     count += taken.starts.size
                 pieces.append(chunk._replace(unit=unit, decode=partial(_allowed, index, source, decode)))
                 size += chunk.num_bytes
+                del chunk, decode  # a long document goes before the next one is read
                 if count == most:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     return
+                if size >= documents.BLOCK_BYTES:
+                    yield from _block(pieces, size, bytes_read, is_wanted)
+                    pieces, size = [], 0
             base += source.file.size or 0
             if source.file.size is None or source.kind == "arrow":  # whose end nobody reads
                 bytes_before = bytes_read

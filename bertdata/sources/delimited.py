@@ -1,7 +1,7 @@
 """A CSV or TSV file → the texts of one column, by Python's csv.
 
 pyarrow reads such files faster. But it refuses a row that is longer than its block, and a block that is as long as the
-longest document would cost its memory for every file.
+longest row would cost its memory for every file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def texts_of_column(
 
     With them comes why each bad row is one, by its number; rows are counted from 1, without the header and blank lines.
     kind: one of SEPARATORS. The longest field that csv takes, which is one number for the process, becomes that of the
-    longest document. Raises InputError for a header without the column, and for a quoted field without an end.
+    longest row. Raises InputError for a header without the column, and for a quoted field without an end.
     """
-    csv.field_size_limit(documents.LONGEST_DOCUMENT)
+    csv.field_size_limit(documents.LONGEST_ROW)
     with io.TextIOWrapper(_judged(file, stream, form), "utf-8-sig", "surrogateescape", newline="") as text:
         yield from _texts(file, _Lines(file, text), kind, form)
 
@@ -118,11 +118,11 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(documents.LONGEST_DOCUMENT + 1)
+        line = self._text.readline(documents.LONGEST_ROW + 1)
         self.size += len(line)
-        if self.size > documents.LONGEST_DOCUMENT:
+        if self.size > documents.LONGEST_ROW:
             sentence = (
-                f"{self.place} is longer than {documents.LONGEST_DOCUMENT >> 20:,} Mi characters; split it, or look "
+                f"{self.place} is longer than {documents.LONGEST_ROW >> 20:,} Mi characters; split it, or look "
                 "for a quotation mark that begins a field and has no end"
             )
             raise InputError(sentence, "too-large", option="inputs", given=self.name)

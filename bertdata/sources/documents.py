@@ -26,13 +26,14 @@ from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
 
 BLOCK_BYTES = 1 << 22
-LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
+LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
+LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: parsers take more memory for each
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
 _MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
 _NOTHING = np.zeros(0, np.uint8)
-_LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
+_LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,7 @@ class TextFile:
             for first, stop in self._ranges(stream, base, is_wanted):
                 for some in self._starting_in(stream, first, stop):
                     yield from self._chunks_of(some, stream, base, is_wanted)
+                    del some  # before more is read
 
     def _ranges(
         self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
@@ -202,6 +204,7 @@ class TextFile:
         is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         is_at_head = begin == 0  # of FASTA: whether no record has begun
+        is_inside, is_cut = begin > 0, False  # of an earlier document, whose text is not needed; without its start
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
         scratch = vars(_kept).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
@@ -215,26 +218,40 @@ class TextFile:
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size], is_first=begin + filled == 0)
                 filled, is_end = filled + length, not length
+                if is_inside and filled > BLOCK_BYTES and not (buffer[:filled] == ord("\n")).any():
+                    begin, filled, buffer[0], is_cut = begin + filled - 1, 1, ord("."), True
+                    if stop is not None and begin >= stop:
+                        return
+                    continue
                 if begin == 0:
                     self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
                 kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
                 complete, done = scratch.cut(kernel, filled, begin, is_end, how)
+                is_inside = is_inside and not complete.starts.size
+                if is_cut and complete.starts.size:
+                    complete, is_cut = complete.part(1, complete.starts.size), False
                 if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
                     self._require_record(start, buffer[start - begin])
                     is_at_head = False
                 last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
                 chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
+                begin, filled = begin + done, filled - done
+                if scratch.is_large and done > BLOCK_BYTES:
+                    scratch = _Scratch.of(filled + BLOCK_BYTES, buffer[done : done + filled])
+                    buffer = scratch.buffer
+                else:
+                    buffer[:filled] = buffer[done : done + filled]
+                del complete  # a long document goes before more is read
                 if chosen.starts.size:
                     yield chosen
-                begin, filled = begin + done, filled - done
-                buffer[:filled] = buffer[done : done + filled]
+                del chosen
                 self._require_short(filled, begin)
                 if stop is not None and begin >= stop:
                     return
                 if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
                     return  # a document that started before `first` ends after `stop`
         finally:
-            if scratch.capacity <= 2 * BLOCK_BYTES:
+            if not scratch.is_large:
                 _kept.scratch = scratch
 
     def _require_no_array(self, head: bytes) -> None:
@@ -252,9 +269,10 @@ class TextFile:
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_short(self, size: int, start: int) -> None:
-        if size > LONGEST_DOCUMENT:
+        longest = LONGEST_ROW if self.kind == "jsonl" else LONGEST_DOCUMENT
+        if size > longest:
             sentence = (
-                f"{self.file}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
+                f"{self.file}: the document at byte {start} is longer than {longest >> 20:,} MiB; choose what "
                 "ends a document with --documents, or split the document"
             )
             raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
@@ -305,6 +323,11 @@ class _Scratch(NamedTuple):
     @property
     def capacity(self) -> int:
         return self.buffer.size - PADDING
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it was made for a long document."""
+        return self.capacity > 2 * BLOCK_BYTES
 
     def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
         """The complete documents in the first `size` bytes, and where the first that is not complete begins.

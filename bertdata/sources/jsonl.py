@@ -15,6 +15,7 @@ from bertdata.sources.kernels import may_be_special
 from bertdata.sources.texts import BadRow, Documents, Skipped, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LONGEST = 1 << 25  # bytes of a line for Python's json, whose objects take up to 24 times as much
 
 
 def texts_of(lines: Documents, key: str) -> Documents:
@@ -27,6 +28,8 @@ def texts_of(lines: Documents, key: str) -> Documents:
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
         try:
+            if len(raw) > _LONGEST:  # pyarrow may read it alone
+                raise RecursionError(f"longer than {_LONGEST >> 20} MiB")
             text, num_surrogates = _text(raw, key)
         except RecursionError as error:  # pyarrow follows JSON to any depth
             documents = _at_once(lines.part(number, number + 1), key)

@@ -77,7 +77,7 @@ class TableFile:
             units, num_rows = _group_units(table.metadata, self.form), table.metadata.num_rows
             for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
                 bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows
-                yield from _cut(column, first, units[group], bytes_read, {})
+                yield from _cut(self.file, column, first, units[group], bytes_read, {})
 
     def _of_groups(self, table: Any, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int, Any]]:
         """Pieces of the column of some row groups, each with the number of its row group and that of its first row."""
@@ -139,7 +139,9 @@ class TableFile:
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
-                    yield from _cut(column.slice(first, stop - first), row + first + 1, unit, bytes_read, reasons)
+                    yield from _cut(
+                        self.file, column.slice(first, stop - first), row + first + 1, unit, bytes_read, reasons
+                    )
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
     def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow], int]]:
@@ -336,12 +338,21 @@ def _documents(column: Any, first: int, reasons: Mapping[int, BadRow]) -> Docume
     return replace(Documents.of_column(column, rows).repaired(), bad=bad)
 
 
-def _cut(column: Any, first: int, unit: int, bytes_read: int, reasons: Mapping[int, BadRow]) -> Iterator[Chunk]:
-    """The rows of a unit in pieces of about a block. first, reasons: as `_documents` takes them."""
+def _cut(
+    file: Input, column: Any, first: int, unit: int, bytes_read: int, reasons: Mapping[int, BadRow]
+) -> Iterator[Chunk]:
+    """The rows of a unit in pieces of about a block. first, reasons: as `_documents` takes them.
+
+    Raises InputError for a text that is longer than the longest document.
+    """
     offsets, row = offsets_of(column), 0
     while row < len(column):
         stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))
+        if offsets[stop] - offsets[row] > documents.LONGEST_DOCUMENT:
+            longest = documents.LONGEST_DOCUMENT >> 20
+            sentence = f"{file}, row {first + row}: the text is longer than {longest:,} MiB; split it"
+            raise InputError(sentence, "too-large", option="inputs", given=file.name)
         decode = partial(_documents, column.slice(row, stop - row), first + row, reasons)
         yield Chunk(unit, int(offsets[stop] - offsets[row]) + stop - row, bytes_read, decode)
         row = stop

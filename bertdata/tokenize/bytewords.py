@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, encoded_by, padded
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by, padded
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_changes
@@ -131,13 +131,13 @@ class ByteWords(Engine):
     def _run(self, text: Text, tables: ByteTables, runs: RunTables, output: Output) -> int:
         return encode_bytes(text, tables, runs, output)
 
-    def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
+    def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         if where != records.ONE_WORD:
             return super()._encode_hard(texts, where)
         with self._probing:
             if self._inner is None:
                 self._inner = inner_tokenizer(self._content, where=where, each_word=False)
-        return [each.ids for each in encoded_by(self._inner, texts)]
+        return ids_by(self._inner, texts)
 
 
 def _rule_of(content: dict[str, Any]) -> str:

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.errors import TokenizerError
+from bertdata.errors import LongTextError, TokenizerError
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
@@ -42,6 +42,10 @@ NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs, in lines of 64 
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
+LONGEST_PIECE = 1 << 22  # bytes of text that `tokenizers` may get in one piece; it takes up to 160 bytes for each
+_TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that several threads may give it at once
+_RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
+_one_at_a_time = threading.Lock()  # held while it has a longer text
 
 
 class Engine:
@@ -83,10 +87,10 @@ class Engine:
         """Calls the kernel and returns its code."""
         raise NotImplementedError
 
-    def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
+    def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         """The ids of hard runs. where: the last column of records.Output.hard."""
         del where
-        return [encoding.ids for encoding in encoded_by(self._tokenizer, texts)]
+        return ids_by(self._tokenizer, texts)
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
@@ -100,7 +104,8 @@ class Engine:
 
         left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
         data[start:stop] in their place. None if the text gives a special id, and there is no unknown id to replace it.
-        A text with too few bytes after the last piece is copied.
+        A text with too few bytes after the last piece is copied. Raises LongTextError for what `tokenizers` must encode
+        in one piece and is longer than LONGEST_PIECE.
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
         size = int(max(text.stops.max(initial=0), left_out[:, 2].max(initial=0)))
@@ -156,12 +161,23 @@ class Engine:
         """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
         if not hard.size:
             return True
+        too_long = hard[hard[:, 1] - hard[:, 0] > LONGEST_PIECE]
+        if too_long.size:
+            raise long_text(int(too_long[0, 1] - too_long[0, 0]), places=too_long[:, 0].tolist())
+        together = np.cumsum(hard[:, 1] - hard[:, 0]) // _RESOLVED
+        parts = np.split(hard, np.flatnonzero(np.diff(together)) + 1)
+        return all(self._resolve_some(text, part, runs, output, inserted) for part in parts)
+
+    def _resolve_some(
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+    ) -> bool:
+        """Does what `_resolve` does, for some rows."""
         for where in np.unique(hard[:, 3]).tolist():
             rows = hard[hard[:, 3] == where]
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]
             numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
             of_row = [numbers[run] for run in spelled]
-            encoded = [np.array(ids, np.int64) for ids in self._encode_hard([*map(bytes.decode, numbers)], where)]
+            encoded = self._encode_hard([*map(bytes.decode, numbers)], where)
             replaced = [int(self._special[ids].sum()) for ids in encoded]
             if any(replaced) and self._unk is None:
                 return False
@@ -189,7 +205,7 @@ class _Insertions:
     def add(self, rows: NDArray[np.int64], ids: list[NDArray[np.int64]]) -> None:
         """rows: of Output.hard. ids: of each."""
         self._rows.append(rows.copy())
-        self._ids.extend(ids)
+        self._ids.extend(each.astype(self._dtype) for each in ids)
 
     def into(
         self, ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64]
@@ -200,27 +216,65 @@ class _Insertions:
         rows = np.concatenate(self._rows)
         order = np.argsort(rows[:, 0], kind="stable")
         sizes = np.array([of_run.size for of_run in self._ids], np.int64)
-        inserted = np.concatenate([self._ids[k] for k in order.tolist()]).astype(self._dtype)
-        ids = np.insert(ids, np.repeat(rows[order, 2], sizes[order]), inserted)
+        both, done, size = np.empty(ids.size + int(sizes.sum()), self._dtype), 0, 0
+        for k, place in zip(order.tolist(), rows[order, 2].tolist(), strict=True):
+            for some in (ids[done:place], self._ids[k]):
+                both[size : size + some.size] = some
+                size += some.size
+            done = place
+        both[size:] = ids[done:]
         piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
         more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
-        return ids, bounds + np.append(0, np.cumsum(more))
+        return both, bounds + np.append(0, np.cumsum(more))
 
 
 def encoded_by(
     library: tokenizers.Tokenizer, texts: Sequence[str], *, with_places: bool = False
-) -> list[tokenizers.Encoding]:
-    """What the library gives for texts. Raises TokenizerError if it fails, as for a panic of its Rust code.
+) -> Iterator[tokenizers.Encoding]:
+    """What the library gives for texts, one after the other. Keep none of them: each takes much memory.
 
-    with_places: also the places of tokens in the text, which takes longer.
+    with_places: also the places of tokens in the text, which takes longer, and twice the memory. Raises TokenizerError
+    if the library fails, as for a panic of its Rust code, and LongTextError for a text that is longer than
+    LONGEST_PIECE, or half of it with places.
     """
     encode = library.encode_batch if with_places else library.encode_batch_fast
-    try:
-        return encode(texts, add_special_tokens=False)
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # such as KeyboardInterrupt
-        raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
+    sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
+    too_long = [number for number, size in enumerate(sizes) if size > LONGEST_PIECE >> with_places]
+    if too_long:
+        raise long_text(sizes[too_long[0]], documents=too_long)
+    first = 0
+    while first < len(texts):
+        stop, size = first + 1, sizes[first]
+        while stop < len(texts) and size + sizes[stop] <= _TOGETHER:
+            size, stop = size + sizes[stop], stop + 1
+        with _one_at_a_time if size > _TOGETHER else nullcontext():
+            try:
+                encodings = encode(texts[first:stop], add_special_tokens=False)
+            except BaseException as error:
+                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                    raise  # such as KeyboardInterrupt
+                raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
+            yield from encodings
+            del encodings
+        first = stop
+
+
+def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+    """The ids of each text, as `encoded_by` gives them."""
+    return [np.array(encoding.ids, np.int64) for encoding in encoded_by(library, texts)]
+
+
+def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
+    """The error for a text of so many bytes. documents, places: as the error has them."""
+    error = LongTextError(
+        f"{size:,} bytes of text, such as one word, reach the `tokenizers` library in one piece, and it takes 160 "
+        "bytes of memory for each; split the text, or give another --tokenizer",
+        "too-large",
+        option="tokenizer",
+        given=size,
+    )
+    error.documents, error.places = tuple(documents), tuple(places)
+    return error
 
 
 def padded(text: Text, size: int) -> Text:

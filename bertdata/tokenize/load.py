@@ -15,6 +15,7 @@ from bertdata.tokenize.tokenizer import ESM_ROLES, ROLE_SPELLINGS, SETTINGS, TOK
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
+MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
@@ -92,6 +93,13 @@ def _load_directory(path: Path) -> Tokenizer:
 
 def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
     """config: the content of tokenizer_config.json, if there is one."""
+    if path.stat().st_size > MOST_BYTES:
+        raise TokenizerError(
+            f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file",
+            "too-large",
+            option="tokenizer",
+            given=path,
+        )
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import UsageError
 from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import encoded_by
+from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
 from bertdata.tokenize.rows import Part, Template, as_lists, padded, truncated
@@ -254,10 +254,10 @@ class Tokenizer:
         split: bool,  # noqa: FBT001
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         texts = [str(data[start:stop].data, "utf-8") for start, stop in pairwise(bounds.tolist())]
-        encoded = encoded_by(self._libraries[split], texts)
-        counts = np.array([len(each) for each in encoded], np.int64)
-        ids = np.fromiter(chain.from_iterable(each.ids for each in encoded), self._loaded.token_dtype, counts.sum())
-        return ids, np.append(0, np.cumsum(counts))
+        encoded = ids_by(self._libraries[split], texts)
+        bounds = np.append(0, np.cumsum([each.size for each in encoded], dtype=np.int64))
+        ids = np.concatenate([np.zeros(0, np.int64), *encoded])
+        return ids.astype(self._loaded.token_dtype), bounds
 
     def _template(self, *, is_pair: bool, add_special_tokens: bool) -> Template:
         key = is_pair, add_special_tokens

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import processors
 
-from bertdata.errors import SpecialTextError, TokenizerError, UsageError
+from bertdata.errors import LongTextError, SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
@@ -235,8 +236,19 @@ class Tokenizer:
         line of its document. name: what an error calls a document. May be called from several threads at once; it
         releases the GIL for most of the time.
         Raises TokenizerError for a text that the tokenizer cannot encode; SpecialTextError if it has no unknown token
-        for texts that give special ids.
+        for texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
+        with _naming(offsets, name):
+            return self._encode(data, offsets, sentences=sentences, name=name)
+
+    def _encode(
+        self,
+        data: bytes | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        *,
+        sentences: bool,
+        name: Callable[[int], str],
+    ) -> Encoded:
         self.prepare()
         separator, encoder = self.special.separator, self._encoder
         if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
@@ -262,16 +274,28 @@ class Tokenizer:
         offsets: NDArray[np.int64],
         documents: NDArray[np.int64],
         word_splitter: WordSplitter,
+        name: Callable[[int], str] = "document {}".format,
     ) -> NDArray[np.bool_]:
         """Whether each id that `encode` gave begins a word: bool [num_ids].
 
-        data, offsets: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in order.
-        Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text. Takes the time of
-        `tokenizers`, which gives the places of tokens, and of `word_splitter`.
+        data, offsets, name: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in
+        order. Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text, and
+        LongTextError as `encode` does. Takes the time of `tokenizers`, which gives the places of tokens, and of
+        `word_splitter`.
         """
+        with _naming(offsets, name):
+            return self._word_starts(data, offsets, documents, word_splitter)
+
+    def _word_starts(
+        self,
+        data: bytes | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        documents: NDArray[np.int64],
+        word_splitter: WordSplitter,
+    ) -> NDArray[np.bool_]:
         texts = _texts(data, offsets)
         begins_word = np.ones(int(documents[-1]), np.bool_)
-        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        encodings = encoded_by(self._tokenizer, texts, with_places=True)
         for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
             try:
                 words = list(word_splitter(text))
@@ -306,14 +330,16 @@ class Tokenizer:
         name: Callable[[int], str] = "document {}".format,
     ) -> Encoded:
         texts = _texts(data, offsets)
+        documents, parts, begins = np.zeros(len(texts) + 1, np.int64), list[NDArray[Any]](), list[NDArray[np.int64]]()
         encodings = encoded_by(self._tokenizer, texts, with_places=sentences)
-        documents = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(encoding) for encoding in encodings], out=documents[1:])
-        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), self.token_dtype, int(documents[-1]))
-        starts = None
-        if sentences:
-            lines = zip(texts, encodings, documents.tolist(), strict=False)
-            starts = np.fromiter(chain.from_iterable(_line_starts(*line) for line in lines), np.int64)
+        for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            first = int(documents[number])
+            documents[number + 1] = first + len(encoding)
+            parts.append(np.array(encoding.ids, self.token_dtype))
+            if sentences:
+                begins.append(np.fromiter(_line_starts(text, encoding, first), np.int64))
+        ids = np.concatenate([np.zeros(0, self.token_dtype), *parts])
+        starts = np.concatenate([np.zeros(0, np.int64), *begins]) if sentences else None
         replaced = np.flatnonzero(self._forbidden[ids])
         if replaced.size:
             if self.special.unk is None:
@@ -351,6 +377,18 @@ def give_same_ids(first: bytes, second: bytes) -> bool:
         return first == second or what_gives_ids(first) == what_gives_ids(second)
     except Exception:  # the library raises bare Exception for what is no tokenizer
         return False
+
+
+@contextmanager
+def _naming(offsets: NDArray[np.int64], name: Callable[[int], str]) -> Iterator[None]:
+    """Adds to a LongTextError which documents it is about. offsets, name: arguments of `Tokenizer.encode`."""
+    try:
+        yield
+    except LongTextError as error:
+        numbers = np.searchsorted(offsets, error.places, side="right") - 1 if error.places else error.documents
+        error.documents = tuple(np.unique(numbers).tolist())
+        error.args = (f"{name(error.documents[0])}: {error}, or use --on-error skip", *error.args[1:])
+        raise
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, encoded_by
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
 from bertdata.tokenize.forms import SPACE, Forms, flat, library_tokenizer
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
@@ -370,7 +370,7 @@ class Words(Engine):
         ignores = self.forms.collapses or self._cut.drops[0]
         return self.forms.are_stable(chr(before), chr(point), ignore_spaces=ignores)
 
-    def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
+    def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         cut = self._cut
         is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
@@ -385,8 +385,7 @@ class Words(Engine):
         with self._probing:
             if kind not in self._inner:
                 self._inner[kind] = inner_tokenizer(self._content, where=kind, each_word=cut.prefix_when == EACH_WORD)
-        encodings = encoded_by(self._inner[kind], texts)
-        return [encoding.ids for encoding in encodings]
+        return ids_by(self._inner[kind], texts)
 
     def _may_cut(self, before: str, after: str) -> bool:
         forms = self.forms.normal(before), self.forms.normal(after)

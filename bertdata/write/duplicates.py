@@ -2,7 +2,7 @@
 
 Equal texts have equal hashes of 128 bits (BLAKE2b). The pass writes a hash and an origin (format/origins.py) for each
 document to files by the first byte of the hash. Then one file after the other is sorted. So the memory is that of two
-blocks for each thread, about a hundred bytes for each document of one file in 256, and 8 bytes for each duplicate.
+blocks for each thread, about 200 bytes for each different text of one file in 256, and 24 bytes for each duplicate.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from bertdata.sources.blocks import find_blocks
 from bertdata.sources.split import Plan
 from bertdata.sources.texts import Chunk, Documents
 from bertdata.write.threads import Crew, Share
+from bertdata.write.units import LARGE
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
+_TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
 _FILES = 256  # one for each first byte of a hash
 
 
@@ -69,7 +71,7 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
     def write(share: Share[Plan]) -> None:
-        with closing(share.in_order(work, find_blocks(share.task))) as blocks:
+        with closing(share.in_order(work, find_blocks(share.task), lambda block: block.num_bytes > LARGE)) as blocks:
             for rows, bytes_read in blocks:
                 first_bytes = rows[:, 0] >> np.uint64(56)
                 rows = rows[np.argsort(first_bytes, kind="stable")]
@@ -92,8 +94,17 @@ def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
 
 
 def _later_ones(path: Path) -> NDArray[np.uint64]:
-    """The origins of all rows of a file but the first of each hash. Removes the file."""
-    rows = np.fromfile(path, np.uint64).reshape(-1, 3)
+    """The origins of all rows of a file but the first of each hash. Removes the file.
+
+    One text may be that of most documents, so the rows are read some at a time: as many as there are different ones.
+    """
+    firsts, later = np.zeros((0, 3), np.uint64), list[NDArray[np.uint64]]()
+    with open(path, "rb") as file:
+        while (some := np.fromfile(file, np.uint64, 3 * max(_TOGETHER, len(firsts)))).size:
+            rows = np.concatenate([firsts, some.reshape(-1, 3)])
+            rows = rows[np.lexsort(rows.T[[2, 1, 0]])]
+            is_later = np.append(False, (rows[1:, :2] == rows[:-1, :2]).all(1))
+            later.append(rows[is_later, 2])
+            firsts = rows[~is_later]
     path.unlink()
-    rows = rows[np.lexsort(rows.T[[2, 1, 0]])]
-    return rows[1:][(rows[1:, :2] == rows[:-1, :2]).all(1), 2]
+    return np.concatenate([np.zeros(0, np.uint64), *later])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import SpecialTextError, UsageError
+from bertdata.errors import LongTextError, TextError, UsageError
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
@@ -92,10 +92,8 @@ class TextEncoder:
         some, num_inputs = block.decode(), len(self._files)
         if self.duplicates is not None:
             some = without_duplicates(some, self.duplicates, num_inputs)
-        some, encoded = self._tokenized(some)
-        text, offsets, word_starts = some.text, some.offsets, None
-        if self.word_splitter:
-            word_starts = self.tokenizer.word_starts(text, offsets, encoded.documents, self.word_splitter)
+        some, encoded, word_starts = self._tokenized(some)
+        text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, some.num_bytes, self._spellings, self._first_bytes, spelled)
         words, splits = np.empty(some.starts.size, np.int64), self._shares.splits_of(text, offsets, 1)
@@ -124,18 +122,28 @@ class TextEncoder:
             bytes_read=block.bytes_read,
         )
 
-    def _tokenized(self, some: Documents) -> tuple[Documents, Encoded]:
-        """Documents and their ids. With --on-error skip, those that the tokenizer cannot store become bad rows."""
+    def _tokenized(self, some: Documents) -> tuple[Documents, Encoded, NDArray[np.bool_] | None]:
+        """Documents, their ids, and which of these begin a word, if that is asked for.
+
+        With --on-error skip, documents that the tokenizer cannot store become bad rows.
+        """
 
         def place(number: int) -> str:
             return source_of(self._files[some.inputs[number]], self._form).place(int(some.starts[number]))
 
         try:
-            return some, self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
-        except SpecialTextError as error:
+            encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
+            if not self.word_splitter:
+                return some, encoded, None
+            given = some.text, some.offsets, encoded.documents, self.word_splitter
+            return some, encoded, self.tokenizer.word_starts(*given, name=place)
+        except TextError as error:
             if self._form.on_error == "fail":
                 raise
-            why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
+            if isinstance(error, LongTextError):
+                why = BadRow(f"{error.given:,} bytes of its text, such as one word, reach `tokenizers` in one piece")
+            else:
+                why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
             gone = np.isin(np.arange(some.starts.size), error.documents)
             bad = map(Skipped, some.inputs[gone].tolist(), some.starts[gone].tolist(), repeat(why))
             return self._tokenized(replace(some.without(gone), bad=[*some.bad, *bad]))
@@ -172,6 +180,7 @@ def make_text_units(
             ),
             encoder.encode,
             new_writer,
+            size_of=lambda block: block.num_bytes,
             is_missing=is_missing,
             keep=keep,
             workers=workers,

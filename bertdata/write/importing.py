@@ -116,6 +116,7 @@ def _make_units(
         lambda task, is_missing: found_ids(files, encoder.dtype.itemsize, size, is_missing),
         encoder.encode,
         lambda unit: UnitWriter(staging, unit, size, keeps_empty=not encoder.shares.divide),
+        size_of=lambda some: some.ids.nbytes,
         is_missing=lambda unit: unit not in units.numbers,
         keep=units.add,
         workers=len(os.sched_getaffinity(0)),

@@ -131,9 +131,16 @@ class Share(Generic[_Task]):
     def __init__(self, crew: Crew[Any], number: int, task: _Task) -> None:
         self._crew, self._number, self.task = crew, number, task
 
-    def in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:
+    def in_order(
+        self,
+        work: Callable[[_Item], _Result],
+        items: Iterable[_Item],
+        is_large: Callable[[_Item], bool] = lambda item: False,
+    ) -> Generator[_Result]:
         """work(item) of each item, in order. This thread makes the items; others may do the work on some of them.
 
+        A large item is never beside another one in memory: this thread does the work on it when all before it are
+        done, and makes the next item after that.
         If an item cannot be made, because of a BertdataError, an error of the work on an earlier item is raised
         instead, if there is one.
         """
@@ -148,6 +155,14 @@ class Share(Generic[_Task]):
                 for future in waiting:
                     future.result()
                 raise
+            if is_large(item):
+                while waiting:
+                    yield waiting.popleft().result()
+                result = work(item)
+                del item
+                yield result
+                del result
+                continue
             waiting.append(self._crew.result_of(work, item))
             while waiting and (waiting[0].done() or len(waiting) > 2 * self._crew.workers):
                 yield waiting.popleft().result()

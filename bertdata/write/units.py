@@ -31,6 +31,7 @@ from bertdata.write.threads import Crew, Share
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
+LARGE = 1 << 24  # bytes of a block that no other one is beside: it has a long document
 _Block = TypeVar("_Block")
 
 
@@ -57,6 +58,7 @@ def make_units(
     encode: Callable[[_Block], EncodedDocuments],
     new_writer: Callable[[int], UnitWriter],
     *,
+    size_of: Callable[[_Block], int],
     is_missing: Callable[[int], bool],
     keep: Callable[[UnitRecord], None],
     workers: int,
@@ -68,9 +70,9 @@ def make_units(
     task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
     tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives the writer of a unit. is_missing: whether to
-    make a unit. keep: called with the record of each, by several threads at once. progress: called with the bytes of
-    input that are read.
+    encode: may be called by several threads at once. new_writer: gives the writer of a unit. size_of: bytes of a block;
+    one of more than LARGE is alone in its task's memory. is_missing: whether to make a unit. keep: called with the
+    record of each, by several threads at once. progress: called with the bytes of input that are read.
     """
     crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
@@ -84,7 +86,8 @@ def make_units(
 
     def make(share: Share[Task]) -> None:
         task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
-        with closing(share.in_order(encode, find(task, is_missing))) as blocks:
+        found = find(task, is_missing)
+        with closing(share.in_order(encode, found, lambda block: size_of(block) > LARGE)) as blocks:
             for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
@@ -93,6 +96,7 @@ def make_units(
                         step = max(0, min(step, task.size - given))
                         read, given = documents.bytes_read, given + step
                         add(step)
+                        del documents  # before the next ones are made
                     keep(writer.commit())
         add(task.size - given)
 

@@ -10,6 +10,7 @@ from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import local
 from bertdata.sources.streams import opened
 
+MOST_BYTES = 1 << 26  # of a file that is read at once, decompressed
 _SPELLED = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
@@ -20,14 +21,18 @@ def text(path: str, option: str | None = None) -> str:
     """The text of a file, decompressed by the ending of its name.
 
     option: the name of the option that names the file, without dashes, for errors. Raises UsageError, which names the
-    file, if it cannot be read, decompressed or decoded.
+    file, if it cannot be read, decompressed or decoded, or has more than MOST_BYTES.
     """
     try:
         with opened(local(path)) as stream:
-            content = stream.read()
+            content = stream.read(MOST_BYTES + 1)
     except InputError as error:
         flag = f"--{option}: " if option else ""
         raise UsageError(f"{flag}{error}", error.kind, option=option, given=path) from None
+    if len(content) > MOST_BYTES:
+        flag = f"--{option}: " if option else ""
+        sentence = f"{flag}{path} has more than {MOST_BYTES >> 20} MiB, decompressed; give a smaller file"
+        raise UsageError(sentence, "too-large", option=option, given=path)
     return decoded(content, path)
 
 

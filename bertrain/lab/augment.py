@@ -48,6 +48,7 @@ _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
 """What may be replaced: a Chinese character, or letters that touch no digit and no apostrophe (unlike those of n't)."""
 MOST_VECTORS = 100_000  # words of a file of vectors that are read; such files begin with the most frequent words
+LONGEST_LINE = 1 << 20  # bytes: a word and its numbers
 TEXTS = 1024  # different texts whose words are looked up together; what is finished of them is kept
 QUERIES = 256  # words that are compared with all vectors at a time
 NONE = -1
@@ -69,7 +70,7 @@ def read_vectors(path: str) -> Vectors:
     words, rows = list[str](), list[np.ndarray]()
     try:
         with opened(local(path)) as stream:
-            for number, line in zip(range(1, MOST_VECTORS + 1), _lines(stream), strict=False):
+            for number, line in zip(range(1, MOST_VECTORS + 1), _lines(stream, path), strict=False):
                 word, *values = line.decode("utf-8", "replace").rstrip().split(" ")
                 if (number == 1 and len(values) == 1) or not WORD.fullmatch(word):
                     continue
@@ -94,10 +95,14 @@ def read_vectors(path: str) -> Vectors:
     return Vectors(words, F.normalize(torch.tensor(np.stack(rows)), dim=1))
 
 
-def _lines(stream: InputStream) -> Iterator[bytes]:
-    rest = b""
+def _lines(stream: InputStream, path: str) -> Iterator[bytes]:
+    rest, number = b"", 0
     while block := stream.read(CHUNK):
         *lines, rest = (rest + block).split(b"\n")
+        number += len(lines)
+        if len(rest) > LONGEST_LINE:
+            sentence = f"--vectors {path}, line {number + 1} has more than {LONGEST_LINE >> 20} MiB; correct the line"
+            raise UsageError(sentence, "too-large", option="vectors", given=path)
         yield from lines
     if rest:
         yield rest

@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bertdata.errors import UsageError
 from bertdata.files import TEMPORARY, fsync_directory, naming
 from bertrain.commands import reading
 
 TEXTS = ("text", "other")  # the options that name columns of text
+LONGEST_ROW = 1 << 26  # characters of a line
 _ROWS = 10_000  # of a row group of Parquet
 
 
@@ -203,7 +204,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
     if kind in (".jsonl", ".json"):
         rows = []
         with open(file, encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(_lines(lines, file), 1):
                 if not line.strip():
                     continue
                 rows.append((number, _parsed(line, file, number)))
@@ -212,10 +213,10 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         raise UsageError(
             f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet", "unknown-format", given=str(file)
         )
-    csv.field_size_limit(1 << 30)
+    csv.field_size_limit(LONGEST_ROW)
     with open(file, encoding="utf-8-sig", newline="") as lines:
         plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
-        reader = csv.reader(lines, **plain)
+        reader = csv.reader(_lines(lines, file), **plain)
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not is_number(name)):
@@ -231,6 +232,17 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
                 "bad-row",
             )
     return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
+
+
+def _lines(text: TextIO, file: Path) -> Iterator[str]:
+    """The lines of a text with their ends. Raises UsageError for one that is too long."""
+    number = 0
+    while line := text.readline(LONGEST_ROW + 1):
+        number += 1
+        if len(line) > LONGEST_ROW:
+            sentence = f"{file}, line {number} is longer than {LONGEST_ROW >> 20} Mi characters; split it"
+            raise UsageError(sentence, "too-large", given=str(file))
+        yield line
 
 
 def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
@@ -253,7 +265,10 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 def _check_names(names: list[Any], row: str) -> None:
     """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
-    twice = next((name for number, name in enumerate(names) if name and name in names[:number]), None)
+    twice, seen = None, set[Any]()
+    for name in names:
+        twice = name if name and name in seen else twice
+        seen.add(name)
     if twice is not None:
         raise UsageError(
             f"{row} has two columns {twice!r}; give one of them another name, or remove it", "not-of-format"
