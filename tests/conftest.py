@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
 
 
 def digest_of_kernels():

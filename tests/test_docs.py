@@ -34,7 +34,7 @@ import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import LETTERS, SPECIALS, WORDS, make_text
+from conftest import LETTERS, ROOT, SPECIALS, WORDS, make_text
 from families import LONGFORMER
 from families import SMALL as FAMILIES_HERE
 from helpers import BAD, GOOD, write
@@ -55,7 +55,6 @@ from bertrain.lab.elastic.space import Sizes
 from bertrain.models import build, families
 from bertrain.options import flags
 
-ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
 PAGES.remove("docs/api.md")  # made of docstrings, whose examples are run as doctests
 SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import writers
+from conftest import ROOT
 from helpers import refused, refuses, with_member
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from bertdata.sources import idfile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.write import import_ids
 
-ROOT = Path(__file__).parent.parent
 SEP = 3
 DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [21, SEP], [10, 11, 12, SEP]]
 LONG = st.lists(st.sampled_from([SEP, 10, 11, 81]), max_size=300)
