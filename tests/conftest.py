@@ -197,6 +197,14 @@ def dataset(once, corpus, vocab):
 
 
 @pytest.fixture(scope="session")
+def other(once, vocab):
+    """A smaller dataset with the tokenizer of `dataset`, and two splits. Tests must not change its files."""
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
+    folder = once("other", lambda folder: built(folder, make_text(40, seed=5), **options))
+    return bertdata.open(folder / "shards")
+
+
+@pytest.fixture(scope="session")
 def finished(once, dataset):
     """The directory of a run of six steps, each with a checkpoint. Tests must not change its files."""
     from training import train
@@ -296,7 +304,7 @@ def object_store():
 
 @pytest.fixture
 def bucket(object_store, monkeypatch, tmp_path_factory):
-    """An empty bucket: its URL, a function that puts an object there, and one that lists all, name → bytes."""
+    """An empty bucket: its URL, a function that puts an object, and one that gives those below a prefix by name."""
     import obstore
 
     name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
@@ -312,10 +320,10 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
         obstore.put(stores.store_of(url), key, content)
         return f"{url}/{key}"
 
-    def objects():
+    def objects(prefix=""):
         store = stores.store_of(url)
-        paths = [meta["path"] for some in obstore.list(store) for meta in some]
-        return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
+        paths = [meta["path"] for some in obstore.list(store, prefix or None) for meta in some]
+        return {path.removeprefix(f"{prefix}/"): bytes(obstore.get(store, path).bytes()) for path in paths}
 
     yield SimpleNamespace(url=url, put=put, objects=objects)
     stores.store_at.cache_clear()

@@ -10,7 +10,7 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import changing, entries, flags, losses, mixing, on_ranks, remove_after, train
+from training import changing, entries, flags, losses, mixing, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
@@ -25,15 +25,6 @@ from bertrain.run import run
 
 STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
 QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}
-
-
-@pytest.fixture(scope="module")
-def other(once, vocab):
-    """A small dataset with the tokenizer of `dataset`."""
-
-    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
-    folder = once("mixing", lambda folder: built(folder, make_text(40, seed=5), **options))
-    return bertdata.open(folder / "shards")
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +164,7 @@ def test_another_mix_does_not_resume(mix, finished):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
-    on_ranks(2, "bertrain.pretrain", flags(mix, tmp_path / "two", **STEPS))
-    for ours, theirs in zip(entries(mixed), entries(tmp_path / "two"), strict=True):
+    for ours, theirs in zip(entries(mixed), train(mix, tmp_path / "two", ranks=2, **STEPS), strict=True):
         for name, part in ours.get("sources", {}).items():
             assert theirs["sources"][name] == pytest.approx(part, rel=2e-5)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import tomllib
 from dataclasses import asdict
 from fractions import Fraction
 from types import SimpleNamespace
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL, built, make_text
+from conftest import SPECIAL
 from families import SMALL as FAMILIES
-from helpers import assert_same, invoke, refused, refuses, succeeds
+from helpers import assert_same, invoke, refused, refuses, succeeds, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import phases as reference
@@ -23,7 +22,6 @@ from training import (
     TINY,
     changing,
     entries,
-    flags,
     last_checkpoint,
     refused_run,
     remove_after,
@@ -198,14 +196,6 @@ def test_weights_follow_the_sizes_of_datasets():
 # ------------------------------------------------------------------------------------------------- streams and borders
 
 
-@pytest.fixture(scope="module")
-def other(once, vocab):
-    """A small dataset with the tokenizer of `dataset`."""
-    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
-    folder = once("phases", lambda folder: built(folder, make_text(40, seed=6), **options))
-    return bertdata.open(folder / "shards")
-
-
 @pytest.fixture
 def mixed(dataset, other):
     """Phases that go back and forth between datasets and lengths; [1] and [2] are one mix, [5] is another."""
@@ -334,9 +324,7 @@ def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tm
 
 @pytest.fixture
 def modern(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"}))
-    return str(path)
+    return str(write(tmp_path / "config.json", json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"})))
 
 
 def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
@@ -477,15 +465,6 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert "30 s" in said
     assert "120 seconds in all" in said
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
-
-
-def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
-    """What the tests of several ranks rely on."""
-    (option, path) = flags(dataset.path, tmp_path / "run", phase=[{"steps": 2}])
-    assert option == "--config"
-    read = tomllib.loads(path.read_text())
-    assert read["phase"] == [{"steps": 2}]
-    assert read["lr"] == SMALL["lr"]
 
 
 # ---------------------------------------------------------------------------------------------- branches and milestones
