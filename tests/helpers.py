@@ -262,6 +262,12 @@ def json_of(command, *arguments, **options):
     return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
 
 
+def contents(folder):
+    """Name → bytes of all files below a folder but locks, in which processes write their numbers."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 def stream_of(dataset, split="train"):
     """All tokens of a split, as a list."""
     return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
@@ -342,6 +348,14 @@ def serving(handler):
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def members(record, path=()):
+    """The path of every value in a JSON record, outer ones first."""
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for name, value in items:
+        yield (*path, name)
+        yield from members(value, (*path, name))
 
 
 def with_member(record, path, value):

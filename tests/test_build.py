@@ -19,7 +19,7 @@ from conftest import make_text
 from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds
 from reference import documents as reference
 from reference import keys
-from sources import stop_after_units, stopped, write
+from sources import build_parts, stop_after_units, stopped, write
 
 import bertdata
 from bertdata.cli import main
@@ -350,8 +350,7 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
 def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, vocab):
     options = {"tokenizer": vocab, "shard_size": 900}
     expected = published(build(text, tmp_path / "complete", **options).dataset.path)
-    for number in range(2):
-        build(text, tmp_path / "out", part=(number, 2), **options)
+    build_parts(text, tmp_path / "out", 2, **options)
     kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
     with kill, pytest.raises(KeyboardInterrupt):
         finish(tmp_path / "out")
