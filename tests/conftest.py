@@ -181,10 +181,8 @@ def vocab(once):
 @pytest.fixture(scope="session")
 def corpus(once):
     """A text file of 120 documents. Tests must not change it."""
-    return (
-        once("corpus", lambda folder: (folder / "corpus.txt").write_text(make_text(120), encoding="utf-8"))
-        / "corpus.txt"
-    )
+    text = make_text(120)
+    return once("corpus", lambda folder: (folder / "corpus.txt").write_text(text, encoding="utf-8")) / "corpus.txt"
 
 
 @pytest.fixture(scope="session")

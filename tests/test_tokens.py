@@ -163,37 +163,23 @@ def test_a_tokenizer_without_an_unknown_token_says_so():
 
 
 def test_a_build_names_where_such_text_is(tmp_path):
-    ours = word_level(["hello", "[MASK]"])
-    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
-    write = tmp_path / "text.txt"
-    write.write_text("hello\n\nhello hello\n\nhello\n[MASK]\n")
-    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "validation": 0}
-    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]") as refused:
-        build([write], tmp_path / "out", **options)
-    assert f"{write}, line 5" in str(refused.value)
+    place = f"{tmp_path / 'text'}, line 5"
+    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]", says=place):
+        text_dataset(tmp_path, "hello\n\nhello hello\n\nhello\n[MASK]\n", word_level(["hello", "[MASK]"]))
 
 
 @pytest.mark.parametrize("sentences", ["none", "line"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_skips_such_text_where_it_may(tmp_path, sentences, workers):
-    ours = word_level(["hello", "[MASK]", "you"])
-    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
-    write = tmp_path / "text.txt"
-    write.write_text("hello\nyou\n\n[MASK] hello\n\nyou\nhello [MASK]\n\nyou hello\n\n")
-    report = build(
-        [write],
-        tmp_path / "out",
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        validation=0,
-        sentences=sentences,
-        on_error="skip",
-        workers=workers,
-        shard_size=2,
-    )
+    tokenizer, text = tmp_path / "tokenizer.json", tmp_path / "text.txt"
+    tokenizer.write_bytes(word_level(["hello", "[MASK]", "you"]).files[TOKENIZER])
+    text.write_text("hello\nyou\n\n[MASK] hello\n\nyou\nhello [MASK]\n\nyou hello\n\n")
+    options = {"tokenizer": str(tokenizer), "validation": 0, "on_error": "skip", "shard_size": 2}
+    report = build(text, tmp_path / "out", sentences=sentences, workers=workers, **options)
     counts = report.dataset.manifest.counts
     assert [document.tolist() for document in report.dataset] == [[0, 2], [2, 0]]
     assert (counts["skipped_rows"], counts["documents"], counts["dropped_documents"]) == (2, 2, 0)
-    assert report.first_skipped.startswith(f"{write}, line 4: ")
+    assert report.first_skipped.startswith(f"{text}, line 4: ")
     assert verify(report.dataset.path) == []
 
 
