@@ -377,6 +377,15 @@ def waited(condition, seconds=120):
     return value
 
 
+def write_all(directory, contents):
+    """Writes the bytes of files by name, also in directories that are not there yet; returns the directory."""
+    for name, content in contents.items():
+        path = Path(directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return directory
+
+
 def write(path, *lines):
     """Writes lines of text, also in a directory that is not there yet; returns the path."""
     path = Path(path)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds
+from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds, write_all
 from reference import documents as reference
 from reference import keys
 from sources import build_parts, stop_after_units, stopped, write
@@ -53,9 +53,7 @@ def bad(tmp_path):
     """A directory of inputs that no build takes as they are, by name."""
     contents = {"bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n', "blank": b"\n\n \n", "invalid": b"a\xff",
                 "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}  # fmt: skip
-    for name, content in contents.items():
-        write(tmp_path / name, content)
-    return tmp_path
+    return write_all(tmp_path, contents)
 
 
 # ----------------------------------------------------------------------------------------------------------- contents

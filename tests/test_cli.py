@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import invoke, refused, succeeds, waited, write
+from helpers import invoke, refused, succeeds, waited, write, write_all
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -104,8 +104,7 @@ def test_an_empty_split_is_warned_of(tmp_path, vocab):
 def test_input_that_cannot_be_used(tmp_path, vocab):
     (tmp_path / "directory").mkdir()
     contents = {"blank": b" \n\t\r\n\n", "control": b"\x01\n\n\x02\n", "empty": b"", "binary": bytes(range(256)) * 40}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
+    write_all(tmp_path, contents)
     for name in ("directory", "nowhere", *contents):
         kind = {"nowhere": "not-found", "binary": "not-text"}.get(name, "empty")
         arguments = ["build", tmp_path / name, "--out", tmp_path / "shards", "--tokenizer", vocab]

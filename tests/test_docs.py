@@ -37,7 +37,7 @@ from click.testing import CliRunner
 from conftest import LETTERS, ROOT, SPECIALS, WORDS, make_text
 from families import LONGFORMER
 from families import SMALL as FAMILIES_HERE
-from helpers import BAD, GOOD, write
+from helpers import BAD, GOOD, write, write_all
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from reference import ids
@@ -436,8 +436,7 @@ def _models():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(BertConfig(vocab_size=tokenizer.special.vocab_size, **BERT)).save_pretrained("checkpoint")
-    for name, content in tokenizer.files.items():
-        Path("checkpoint", name).write_bytes(content)
+    write_all("checkpoint", tokenizer.files)
     hub = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
     _also("checkpoint", "tokenizer", "base", "teacher", *hub)
     shutil.copy("checkpoint/tokenizer.json", ".")
@@ -467,9 +466,7 @@ def _ids_of_others():
     write("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     chunks = ids.litdata(documents, "no_header_tensor:20", "uint16")
     for name, files in (("mds", ids.mds(documents, "ndarray:uint16")), ("optimized", chunks)):
-        Path(name).mkdir()
-        for each, content in files.items():
-            Path(name, each).write_bytes(content)
+        write_all(name, files)
 
 
 def furnish(folder, world, text):

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from families import fast
-from helpers import invoke, refused, refuses, succeeds
+from helpers import invoke, refused, refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -339,9 +339,7 @@ def mixed(tmp_path, monkeypatch):
         "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.xml": b"<a/>\n",
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
-    for name, content in contents.items():
-        write(tmp_path / name, content)
-    return tmp_path
+    return write_all(tmp_path, contents)
 
 
 def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):

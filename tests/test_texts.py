@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import transformers
 from conftest import make_text
-from helpers import refuses
+from helpers import refuses, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
@@ -26,10 +26,7 @@ TEXTS = st.lists(st.sampled_from([*TEXT.split(), *SPELLED.split(), " ", "\n", "ð
 
 def saved(folder, **config):
     """A directory that AutoTokenizer reads; config: more of its tokenizer_config.json."""
-    loaded = TRAINERS[folder.name]([TEXT], 400)
-    folder.mkdir(exist_ok=True)
-    for name, content in loaded.files.items():
-        (folder / name).write_bytes(content)
+    write_all(folder, TRAINERS[folder.name]([TEXT], 400).files)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return folder

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving
+from helpers import Handler, ids_of, joined, python, refuses, serving, write_all
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -426,8 +426,7 @@ def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, ber
     for post_processor, expected in ((roberta, ["input_ids", "attention_mask"]), (sequence, names)):
         content = json.loads(byte_level) | {"post_processor": post_processor}
         assert given(Tokenizer(json.dumps(content))) == expected
-    for name, content in load(str(bert)).files.items():
-        (tmp_path / name).write_bytes(content)
+    write_all(tmp_path, load(str(bert)).files)
     (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
     assert given(load(str(tmp_path))) == ["input_ids", "attention_mask"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import SPECIALS, byte_level_bpe
 from families import SMALL, VARIANTS
-from helpers import refused, succeeds, write
+from helpers import refused, succeeds, write, write_all
 from hypothesis import given
 from hypothesis import strategies as st
 from training import QUIET, last_checkpoint, train, weights_in
@@ -42,9 +42,7 @@ def checkpoint(vocab, tmp_path):
         for parameter in model.parameters():  # biases and padding too
             torch.nn.init.normal_(parameter, std=0.2)
         model.save_pretrained(tmp_path / "old")
-        for name, content in tokenizer.files.items():
-            (tmp_path / "old" / name).write_bytes(content)
-        return tmp_path / "old"
+        return write_all(tmp_path / "old", tokenizer.files)
 
     return make
 
