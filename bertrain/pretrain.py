@@ -11,13 +11,14 @@ nothing had happened; on CPUs bit for bit.
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
     from bertrain.runtime.stop import leaving_at_interrupt
 
     with leaving_at_interrupt():
-        from bertrain import pretrain as imported
+        imported = importlib.import_module("bertrain.pretrain")
     sys.exit(imported.main())
 
 import contextlib

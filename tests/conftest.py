@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
 
 
 def digest_of_kernels():
@@ -81,6 +82,7 @@ os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tes
 of_a_build.announcing_compilation = lambda say: contextlib.nullcontext()
 # Tables that fill up often, and that a small build makes quickly.
 engine.NEAR_SETS = engine.FAR_SETS = 1 << 9
+engine.HARD_RUNS = 4
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -179,10 +181,8 @@ def vocab(once):
 @pytest.fixture(scope="session")
 def corpus(once):
     """A text file of 120 documents. Tests must not change it."""
-    return (
-        once("corpus", lambda folder: (folder / "corpus.txt").write_text(make_text(120), encoding="utf-8"))
-        / "corpus.txt"
-    )
+    text = make_text(120)
+    return once("corpus", lambda folder: (folder / "corpus.txt").write_text(text, encoding="utf-8")) / "corpus.txt"
 
 
 @pytest.fixture(scope="session")
@@ -193,6 +193,14 @@ def dataset(once, corpus, vocab):
         build([corpus], folder / "shards", tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
 
     return bertdata.open(once("dataset", make) / "shards")
+
+
+@pytest.fixture(scope="session")
+def other(once, vocab):
+    """A smaller dataset with the tokenizer of `dataset`, and two splits. Tests must not change its files."""
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
+    folder = once("other", lambda folder: built(folder, make_text(40, seed=5), **options))
+    return bertdata.open(folder / "shards")
 
 
 @pytest.fixture(scope="session")
@@ -295,7 +303,7 @@ def object_store():
 
 @pytest.fixture
 def bucket(object_store, monkeypatch, tmp_path_factory):
-    """An empty bucket: its URL, a function that puts an object there, and one that lists all, name → bytes."""
+    """An empty bucket: its URL, a function that puts an object, and one that gives those below a prefix by name."""
     import obstore
 
     name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
@@ -311,10 +319,10 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
         obstore.put(stores.store_of(url), key, content)
         return f"{url}/{key}"
 
-    def objects():
+    def objects(prefix=""):
         store = stores.store_of(url)
-        paths = [meta["path"] for some in obstore.list(store) for meta in some]
-        return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
+        paths = [meta["path"] for some in obstore.list(store, prefix or None) for meta in some]
+        return {path.removeprefix(f"{prefix}/"): bytes(obstore.get(store, path).bytes()) for path in paths}
 
     yield SimpleNamespace(url=url, put=put, objects=objects)
     stores.store_at.cache_clear()

@@ -262,6 +262,12 @@ def json_of(command, *arguments, **options):
     return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
 
 
+def contents(folder):
+    """Name → bytes of all files below a folder but locks, in which processes write their numbers."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 def stream_of(dataset, split="train"):
     """All tokens of a split, as a list."""
     return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
@@ -344,6 +350,14 @@ def serving(handler):
     server.server_close()
 
 
+def members(record, path=()):
+    """The path of every value in a JSON record, outer ones first."""
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for name, value in items:
+        yield (*path, name)
+        yield from members(value, (*path, name))
+
+
 def with_member(record, path, value):
     """A copy of a JSON record with another value of the member that a path leads to."""
     record = json.loads(json.dumps(record))
@@ -361,6 +375,15 @@ def waited(condition, seconds=120):
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
     return value
+
+
+def write_all(directory, contents):
+    """Writes the bytes of files by name, also in directories that are not there yet; returns the directory."""
+    for name, content in contents.items():
+        path = Path(directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return directory
 
 
 def write(path, *lines):

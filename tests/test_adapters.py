@@ -11,7 +11,18 @@ from families import fast, model_of
 from helpers import json_of, refused, refuses, succeeds, write_labelled
 from peft import PeftModel
 from safetensors.torch import load_file
-from training import SMALL, entries, last_checkpoint, learner, losses, refused_run, remove_after, seal, train
+from training import (
+    SMALL,
+    entries,
+    last_checkpoint,
+    learner,
+    losses,
+    refused_run,
+    remove_after,
+    seal,
+    train,
+    weights_in,
+)
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from bertrain.commands import doctor, evaluate
@@ -51,7 +62,7 @@ def logits(model):
 @pytest.mark.parametrize("name", fast(NUMBER, among=["modernbert", "bert untied"]))
 def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training(dataset, runs, name):
     start, adapted = (last_checkpoint(run) for run in runs(name))
-    before, after = (load_file(step / "model.safetensors") for step in (start, adapted))
+    before, after = (weights_in(step) for step in (start, adapted))
     assert {name: value.shape for name, value in before.items()} == {name: value.shape for name, value in after.items()}
     merged, plain, training = (AutoModelForMaskedLM.from_pretrained(step) for step in (adapted, start, start))
     assert type(merged) is type(plain)
@@ -137,13 +148,8 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
 def test_the_parts_of_a_lora():
     assert adapters.parse("r=8,alpha=16") == (8, 16, False, "")
     assert adapters.parse("r=8,alpha=1,bits=4,target=a=b,c") == (8, 1, True, "a=b,c")
-    for given in (
-        "8",
-        "r=8",
-        "alpha=8,r=8",
-        "r=0,alpha=8",
-        *(f"r=8,alpha=1,{x}" for x in ("bits=8", "x=1", "target=(")),
-    ):
+    more = [f"r=8,alpha=1,{x}" for x in ("bits=8", "x=1", "target=(")]
+    for given in ("8", "r=8", "alpha=8,r=8", "r=0,alpha=8", *more):
         with refuses("malformed", "lora", given=given):
             adapters.parse(given)
 
@@ -201,7 +207,7 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}
     succeeds(*command, "--seeds", 2)
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}
-    before, after = load_file(start / "model.safetensors"), load_file(tmp_path / "out" / "seed-0" / "model.safetensors")
+    before, after = weights_in(start), weights_in(tmp_path / "out" / "seed-0")
     adapter = load_file(tmp_path / "out" / "seed-0" / "adapter" / "adapter_model.safetensors")
     maps = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in adapter if ".lora_" in key}
     both = [key for key in before if key in after and not key.startswith("head.")]  # a ModernBERT's is trained in full
@@ -210,7 +216,7 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     plain = AutoModelForSequenceClassification.from_pretrained(start, num_labels=2)
     beside = PeftModel.from_pretrained(plain, tmp_path / "out" / "seed-0" / "adapter")
     torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=1e-6)
-    other = load_file(tmp_path / "out" / "seed-1" / "model.safetensors")
+    other = weights_in(tmp_path / "out" / "seed-1")
     assert not torch.equal(after["classifier.weight"], other["classifier.weight"])
     refused(*command, "--from-scratch", kind="conflict", option="from_scratch")
     refused(*command[:-1], "8", kind="malformed", option="lora")

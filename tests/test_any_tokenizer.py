@@ -1,13 +1,9 @@
 """Tokenizers put together at random, as tools/any_tokenizer.py does it for thousands."""
 
 import random
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "tools"))
 import any_tokenizer
+import pytest
 
 
 @pytest.mark.slow

@@ -4,15 +4,13 @@ import ast
 import re
 import runpy
 from functools import cache
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from helpers import python
 
 import bertdata
 from bertrain.methods import known_methods
-
-ROOT = Path(__file__).parent.parent
 
 # Modules that any package may import. Each may import those before it.
 COMMON = ["choices", "errors", "keys", "jit", "bits", "types", "files", "urls", "prepare"]

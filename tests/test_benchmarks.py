@@ -8,17 +8,17 @@ import runpy
 import shlex
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
+from helpers import write
 
 from bertdata.sources import docstrings
 from bertrain import recipes
 from bertrain.options.config import Config
 from bertrain.run.phases import resolve
 
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -145,8 +145,7 @@ def test_a_tokenizer_that_a_library_does_not_take_is_said_once(table):
 def test_only_tokenizers_that_are_there_are_measured(table, tmp_path):
     trained = tmp_path / "trained.json"
     assert table.files_of(None, trained) == {"BERT": trained}
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "tokenizer.json").write_text("{}")
+    write(tmp_path / "gpt2" / "tokenizer.json", "{}")
     assert table.files_of(tmp_path, trained) == {"GPT-2": tmp_path / "gpt2" / "tokenizer.json"}
 
 
@@ -299,8 +298,7 @@ def test_what_cannot_be_installed_is_left_out(environments, tmp_path, monkeypatc
 
 
 def test_an_environment_that_is_there_is_used_as_it_is(environments, tmp_path, monkeypatch):
-    (tmp_path / "tokie").mkdir()
-    (tmp_path / "tokie" / "made.json").write_text(json.dumps(environments.PINS["tokie"]))
+    write(tmp_path / "tokie" / "made.json", json.dumps(environments.PINS["tokie"]))
     monkeypatch.setattr(environments.subprocess, "run", None)
     assert environments.python_of("tokie", tmp_path) == str(tmp_path / "tokie" / "bin" / "python")
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds
+from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds, write_all
 from reference import documents as reference
 from reference import keys
-from sources import stop_after_units, stopped, write
+from sources import build_parts, stop_after_units, stopped, write
 
 import bertdata
 from bertdata.cli import main
@@ -54,9 +54,7 @@ def bad(tmp_path):
     """A directory of inputs that no build takes as they are, by name."""
     contents = {"bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n', "blank": b"\n\n \n", "invalid": b"a\xff",
                 "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}  # fmt: skip
-    for name, content in contents.items():
-        write(tmp_path / name, content)
-    return tmp_path
+    return write_all(tmp_path, contents)
 
 
 # ----------------------------------------------------------------------------------------------------------- contents
@@ -351,8 +349,7 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
 def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, vocab):
     options = {"tokenizer": vocab, "shard_size": 900}
     expected = published(build(text, tmp_path / "complete", **options).dataset.path)
-    for number in range(2):
-        build(text, tmp_path / "out", part=(number, 2), **options)
+    build_parts(text, tmp_path / "out", 2, **options)
     kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
     with kill, pytest.raises(KeyboardInterrupt):
         finish(tmp_path / "out")

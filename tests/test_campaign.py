@@ -8,10 +8,11 @@ import sys
 import time
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
+import campaign
 import pytest
 import torch
+from conftest import ROOT
 from safetensors.torch import save_file
 from training import TINY
 
@@ -21,9 +22,7 @@ from bertrain.run import checkpoint, state
 from bertrain.run.batches import Batches
 from bertrain.run.training import Training
 
-TOOL = Path(__file__).parent.parent / "tools" / "campaign.py"
-sys.path.append(str(TOOL.parent))
-import campaign  # noqa: E402
+TOOL = ROOT / "tools" / "campaign.py"
 
 
 @pytest.mark.slow

@@ -3,15 +3,12 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
+import capabilities
 import pytest
+import trials
 from click.testing import CliRunner
-
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tools"))
-import capabilities  # noqa: E402
-import trials  # noqa: E402
+from conftest import ROOT
 
 TABLE = capabilities.TABLE.read_text(encoding="utf-8")
 

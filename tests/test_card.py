@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from helpers import succeeds
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
@@ -120,7 +121,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
 
 
 def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(trained):
-    page = (Path(__file__).parent.parent / "docs" / "records.md").read_text()
+    page = (ROOT / "docs" / "records.md").read_text()
     (command,) = re.findall(r"^    hf (upload .*)$", page, re.MULTILINE)
     words = shlex.split(command)
     left_out = [value for word, value in itertools.pairwise(words) if word == "--exclude"]

@@ -2,15 +2,13 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
+from disk import Disk, Event
 from helpers import python
 
-TOOL = Path(__file__).parent.parent / "tools" / "crash.py"
-sys.path.append(str(TOOL.parent))
-from disk import Disk, Event  # noqa: E402
+TOOL = ROOT / "tools" / "crash.py"
 
 
 def trees(events, start=None, most=1000):

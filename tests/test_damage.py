@@ -4,7 +4,6 @@ Most are sealed: checkpoint.json states the damaged bytes, as a hostile checkpoi
 """
 
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -16,11 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import invoke, json_of, refused, refuses, succeeds, with_member, write_labelled
-from safetensors.torch import load_file
-from training import QUIET, flags, seal, train
+from helpers import invoke, json_of, members, refused, refuses, succeeds, with_member, write_labelled
+from training import QUIET, cannot_read, flags, seal, train, weights_in
 
-from bertdata.format.records import canonical
+from bertdata.format.records import read_record, write_record
 from bertrain import pretrain
 from bertrain.__main__ import main
 from bertrain.run import assemble, checkpoint, state
@@ -48,18 +46,6 @@ def damages(content, path):
         "deep": b"[" * 100_000,
         "pickle": pickle.dumps(Touch(path)),
     }
-
-
-def failing(monkeypatch, path):
-    """Reading a file fails for a while, as from a disk that is asked again later."""
-    read = Path.read_bytes
-
-    def call(file):
-        if file == path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
-        return read(file)
-
-    monkeypatch.setattr(Path, "read_bytes", call)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +86,6 @@ def test_a_state_with_a_member_of_another_type_is_damaged(averaged, tmp_path):
     )
 
 
-def members(value, path=()):
-    """The paths of all members of a JSON object, and of lists in it."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, member in items:
-        yield (*path, name)
-        yield from members(member, (*path, name))
-
-
 def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(dataset, averaged, tmp_path):
     """Of each member another value, and none, in turn: a run goes on, or says what is wrong."""
     kept = averaged / "step-00000002"
@@ -144,7 +122,7 @@ def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(da
 def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):
     for step in (1, 2, 3, 4):
         shutil.copytree(averaged / "step-00000002", tmp_path / f"step-0000000{step}")
-    failing(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
+    cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
     checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
@@ -198,7 +176,7 @@ def test_a_damaged_model_is_one_sentence_in_every_command(dataset, model, tmp_pa
 
 @pytest.mark.parametrize("command", ["init", "evaluate", "finetune"])
 def test_weights_of_strangers_are_no_pickles(dataset, model, tmp_path, command):
-    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    torch.save(weights_in(model), model / "pytorch_model.bin")
     (model / "model.safetensors").unlink()
     arguments = commands(model, dataset, tmp_path / "out")[command]
     option = {"init": "init", "evaluate": None, "finetune": "checkpoint"}[command]
@@ -235,7 +213,7 @@ def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, averaged, tmp
     content = (out / "run.json").read_bytes()
     assert json.loads(content)["history"]
     with monkeypatch.context() as patched:
-        failing(patched, out / "run.json")
+        cannot_read(patched, out / "run.json")
         done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **options))
     assert (done.exit_code, f"{out / 'run.json'}: " in done.stderr) == (1, True)
     assert (out / "run.json").read_bytes() == content
@@ -260,10 +238,7 @@ def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monk
 
 def test_a_dataset_that_does_not_count_its_text_has_no_bits_per_byte(dataset, bert_run, tmp_path):
     shards = shutil.copytree(dataset.path, tmp_path / "shards")
-    manifest = json.loads((shards / "manifest.json").read_bytes()) | {"counts": {}}
-    del manifest["checksum"]
-    sealed = manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()}
-    (shards / "manifest.json").write_text(json.dumps(sealed))
+    write_record(shards / "manifest.json", read_record(shards / "manifest.json") | {"counts": {}})
     few = ["evaluate", "--checkpoint", bert_run, "--data", shards, "--max-samples", 6]
     known = json_of(main, *few[:4], dataset.path, *few[5:])
     assert json_of(main, *few) == known | {"bits_per_byte": None}

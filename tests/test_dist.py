@@ -25,6 +25,7 @@ from training import (
     on_ranks,
     remove_after,
     train,
+    train_twice,
 )
 
 from bertrain.commands import evaluate
@@ -71,13 +72,7 @@ def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
 def test_more_processes_resume_to_the_same_bits(dataset, tmp_path, ranks, options):
     """From three on, the order in which numbers are added is not the same for all of them."""
     given = SEVEN | {"steps": 6, "save_every": 1, "keep": 6} | options
-    out = tmp_path / "run"
-    undisturbed = losses(train(dataset.path, out, ranks=ranks, **given))
-    weights = (out / "step-00000006" / "model.safetensors").read_bytes()
-    for step in (4, 1):
-        remove_after(out, step)
-        assert losses(train(dataset.path, out, ranks=ranks, **given)) == undisturbed
-        assert (out / "step-00000006" / "model.safetensors").read_bytes() == weights
+    train_twice(dataset.path, tmp_path / "run", 4, 1, ranks=ranks, **given)
 
 
 @pytest.mark.slow

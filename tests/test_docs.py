@@ -34,10 +34,10 @@ import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import LETTERS, SPECIALS, WORDS, make_text
+from conftest import LETTERS, ROOT, SPECIALS, WORDS, make_text
 from families import LONGFORMER
 from families import SMALL as FAMILIES_HERE
-from helpers import BAD, GOOD, write
+from helpers import BAD, GOOD, write, write_all
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from reference import ids
@@ -55,7 +55,6 @@ from bertrain.lab.elastic.space import Sizes
 from bertrain.models import build, families
 from bertrain.options import flags
 
-ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
 PAGES.remove("docs/api.md")  # made of docstrings, whose examples are run as doctests
 SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
@@ -442,8 +441,7 @@ def _models():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertForMaskedLM(BertConfig(vocab_size=tokenizer.special.vocab_size, **BERT)).save_pretrained("checkpoint")
-    for name, content in tokenizer.files.items():
-        Path("checkpoint", name).write_bytes(content)
+    write_all("checkpoint", tokenizer.files)
     hub = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
     _also("checkpoint", "tokenizer", "base", "teacher", *hub)
     shutil.copy("checkpoint/tokenizer.json", ".")
@@ -473,9 +471,7 @@ def _ids_of_others():
     write("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     chunks = ids.litdata(documents, "no_header_tensor:20", "uint16")
     for name, files in (("mds", ids.mds(documents, "ndarray:uint16")), ("optimized", chunks)):
-        Path(name).mkdir()
-        for each, content in files.items():
-            Path(name, each).write_bytes(content)
+        write_all(name, files)
 
 
 def furnish(folder, world, text):

@@ -1,10 +1,8 @@
 """Sub-networks: what they have of the model, how they learn, what is written of them, and the search among them."""
 
-import errno
 import io
 import json
 import math
-import os
 import re
 import shlex
 import shutil
@@ -22,7 +20,18 @@ from helpers import refuses
 from hypothesis import strategies as st
 from torch.func import functional_call
 from tqdm import tqdm
-from training import QUIET, assert_near, entries, learner, learner_of, losses, refused_run, remove_after, train
+from training import (
+    QUIET,
+    assert_near,
+    cannot_read,
+    entries,
+    learner,
+    learner_of,
+    losses,
+    refused_run,
+    remove_after,
+    train,
+)
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain.__main__ import main
@@ -229,7 +238,7 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
     for name, tensor in build.load(out / "step-00000006").state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     other = RUN | {"model": configs["bert"], "elastic": ""}
-    assert SPACE in refused_run(dataset.path, out, **other, kind="other-settings", option="elastic").sentence
+    refused_run(dataset.path, out, **other, kind="other-settings", option="elastic", says=SPACE)
 
 
 @pytest.mark.slow
@@ -383,12 +392,11 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     assert more["trials"][:5] == again["trials"]
     assert len(more["trials"]) == 7
     assert json_of(*common, "--trials", 3, "--method", "random", "--seed", 5, "--out", out)["method"] == "random"
-    refusal = refused(*common, "--trials", 5, "--out", out, "--batch-size", 2, kind="other-settings", option="out")
-    assert "--batch-size 1" in refusal.sentence
+    known = {"kind": "other-settings", "option": "out"}
+    refused(*common, "--trials", 5, "--out", out, "--batch-size", 2, **known, says="--batch-size 1")
     shutil.copytree(trained, tmp_path / "longer")
     shutil.rmtree(sorted((tmp_path / "longer").glob("step-*"))[-1])
-    given = ["search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out]
-    refused(*given, kind="other-settings", option="out")
+    refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out, **known)
 
 
 def measurements(out, settings, measure=None):
@@ -410,8 +418,7 @@ def test_no_trial_is_lost_where_a_file_of_a_search_is_damaged(tmp_path, monkeypa
         measurements(tmp_path, settings)
     (tmp_path / "search.json").write_text(json.dumps(settings))
     with monkeypatch.context() as patched:
-        failure = OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / "search.json"))
-        patched.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(failure))
+        cannot_read(patched, tmp_path / "search.json")
         with pytest.raises(OSError, match="search.json"):
             measurements(tmp_path, settings)
     assert trials.read_bytes() == content

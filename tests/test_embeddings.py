@@ -8,14 +8,13 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from helpers import BAD, GOOD, write
 from training import train
 from transformers import AutoTokenizer
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
 PINS = {
     "mteb": ["mteb==2.26.24"],

@@ -77,13 +77,6 @@ NO_TEXT = [b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80
 NOTHING = ["", "", "\n\n", "", " \n\t", "\0"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_hard_runs_at_a_time():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "HARD_RUNS", 4)
-        yield
-
-
 def load(vocabulary, *, special=SPECIALS, roles=None, edit=lambda content: None, flags=None, **model):
     """A WordPiece tokenizer. edit: changes its JSON."""
     if not isinstance(vocabulary, dict):

@@ -4,12 +4,12 @@ import copy
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.attention.varlen
 import transformers
+from conftest import ROOT
 from families import EVERY, LENGTHS, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from families import model_of as built
 from helpers import json_of, refuses, succeeds, write, write_labelled
@@ -43,12 +43,8 @@ def test_every_family_has_a_small_configuration_here():
 
 
 def test_the_page_of_models_has_every_family_with_its_facts():
-    page = (
-        (Path(__file__).parent.parent / "docs" / "models.md")
-        .read_text()
-        .split("## The table of families")[1]
-        .partition("\n## ")[0]
-    )
+    text = (ROOT / "docs" / "models.md").read_text()
+    page = text.split("## The table of families")[1].partition("\n## ")[0]
     rows = [line.split(" | ")[:4] for line in page.splitlines() if line.startswith("| ") and "model_type" not in line]
     assert {name.removeprefix("| "): facts for name, *facts in rows} == {
         name: [

@@ -1,6 +1,5 @@
 """Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
 
-import errno
 import json
 import os
 import signal
@@ -12,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from helpers import BAD, GOOD, failing, json_of, recorded, refused, refuses, succeeds, write, write_labelled
-from safetensors.torch import load_file, save_file
-from training import FORKS
+from helpers import BAD, GOOD, contents, failing, json_of, recorded, refused, refuses, succeeds, write, write_labelled
+from safetensors.torch import save_file
+from training import FORKS, cannot_read, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain.commands import plot
@@ -94,7 +93,7 @@ def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
     common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
     for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
         succeeds(finetune.main, *common, "--out", tmp_path / out, "--precision", precision)
-    one, same, other = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("a", "b", "c"))
+    one, same, other = (weights_in(tmp_path / out / "seed-0") for out in ("a", "b", "c"))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
@@ -111,7 +110,7 @@ def test_batches_hold_every_example_once_and_those_of_one_are_about_as_long():
 
 
 def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
-    saved = load_file(source / "model.safetensors")
+    saved = weights_in(source)
     encoder = [name for name in saved if name.startswith("bert.")]
     assert len(encoder) > 30
     for from_scratch in (False, True):
@@ -129,7 +128,7 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     succeeds(finetune.main, *given)
     curve = json.loads((out / "result.json").read_text())["runs"][0]["curve"]
     assert curve[-1]["train_loss"] < 0.9 * curve[0]["train_loss"]
-    before, after = load_file(source / "model.safetensors"), load_file(out / "seed-0" / "model.safetensors")
+    before, after = weights_in(source), weights_in(out / "seed-0")
     encoder = [name for name in before if name.startswith("bert.")]
     assert len(encoder) > 30
     assert all(torch.equal(before[name], after[name]) for name in encoder)
@@ -141,7 +140,7 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     data, tuned = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"
     files = ["--train", data, "--dev", data, "--out", tuned]
     succeeds(finetune.main, "--checkpoint", bert_run, *files, "--seeds", 1, "--epochs", 1)
-    saved = load_file(tuned / "seed-0" / "model.safetensors")
+    saved = weights_in(tuned / "seed-0")
     same, _ = heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
     other, loaded = heads.load(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
     assert torch.equal(same.classifier.weight, saved["classifier.weight"])
@@ -191,12 +190,6 @@ def command(bert_run, tmp_path):
     return [*files, "--seeds", 1, "--epochs", 1]
 
 
-def content(out):
-    """The files of a fine-tuning, but for the lock, in which a process writes its number."""
-    paths = (path for path in out.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
-
-
 def test_a_seed_survives_a_loss_of_power(command, tmp_path):
     with recorded(tmp_path) as disk:
         succeeds(finetune.main, *command)
@@ -211,7 +204,7 @@ def test_a_seed_survives_a_loss_of_power(command, tmp_path):
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     succeeds(finetune.main, *command)
     out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
-    whole = content(out)
+    whole = contents(out)
     weights = whole["seed-0/model.safetensors"]
     damages = [
         ("model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1])),
@@ -231,7 +224,7 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
         (line,) = (line for line in said.splitlines() if " is damaged: " in line)
         assert all(str(part) in line for part in (f"seed 0: {seed}", name, aside))
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == damaged
-        assert {path: known for path, known in content(out).items() if not path.startswith("damaged")} == whole
+        assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == whole
         assert " is damaged: " not in succeeds(finetune.main, *command).stderr
     (seed / "model.safetensors").write_bytes(b"")
     refused(finetune.main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
@@ -240,17 +233,11 @@ def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
 
 def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, monkeypatch):
     succeeds(finetune.main, *command)
-    before, digest = content(tmp_path / "out"), checkpoint.digest
-
-    def failing_digest(path):
-        if path.name == "model.safetensors":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return digest(path)
-
-    monkeypatch.setattr(checkpoint, "digest", failing_digest)
+    before = contents(tmp_path / "out")
+    cannot_read(monkeypatch, tmp_path / "out" / "seed-0" / "model.safetensors")
     refused(finetune.main, *command, kind="unreadable")
     monkeypatch.undo()
-    assert content(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
     assert "finished before" in succeeds(finetune.main, *command).stderr
 
 
@@ -267,7 +254,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(command, tmp_path):
     command += ["--seeds", 2]
     with failing(-1, None) as calls:
         succeeds(finetune.main, *command)
-    expected = content(out)
+    expected = contents(out)
     for number in range(len(calls)):
         out.rename(tmp_path / f"before-{number}")
         child = FORKS.Process(target=_killed, args=(command, number))
@@ -279,7 +266,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(command, tmp_path):
         said = succeeds(finetune.main, *command).stderr
         assert said.count("finished before") == len(finished)
         assert " is damaged: " not in said
-        assert content(out) == expected
+        assert contents(out) == expected
 
 
 def test_dropout_is_everywhere(source):
@@ -293,7 +280,7 @@ def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (broken / name).write_bytes((source / name).read_bytes())
-    weights = load_file(source / "model.safetensors")
+    weights = weights_in(source)
     save_file({k: v for k, v in weights.items() if "layer.1." not in k}, broken / "model.safetensors", {"format": "pt"})
     data = write_labelled(tmp_path / "train.tsv")
     arguments = ["--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out"]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, built, make_text, write_dataset
-from helpers import invoke, refuses, with_member, without_origins
+from helpers import invoke, members, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
@@ -519,14 +519,6 @@ def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, m
     assert refusals == [("damaged", out)]
     with refuses("damaged"):
         dataset.token_counts("train")
-
-
-def members(record, path=()):
-    """The path of every value in a JSON record, outer ones first."""
-    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    for name, value in items:
-        yield (*path, name)
-        yield from members(value, (*path, name))
 
 
 JUNK = [None, True, -1, 0, 1, 2**64, 1.5, "", "x", "<u8", [], [None], ["x"], {}, {"x": 1}]

@@ -14,7 +14,7 @@ from helpers import published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_csv, blocks_of, read, write
+from sources import FEW, as_arrow, as_csv, blocks_of, build_parts, read, write
 
 from bertdata.sources import documents, jsonl
 from bertdata.sources.blocks import source_of
@@ -295,8 +295,7 @@ def test_parts_and_workers_write_the_same_bytes(tmp_path, vocab, kind):
     assert straight.dataset.num_documents == 40
     assert len(straight.dataset.splits["train"].shards) > 3
     build(paths, tmp_path / "workers", workers=3, **options)
-    for number in (2, 0, 1):
-        build(paths, tmp_path / "parts", part=(number, 3), **options)
+    build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
     finish(tmp_path / "parts")
     for name in ("workers", "parts"):
         assert published(tmp_path / name) == published(tmp_path / "straight")

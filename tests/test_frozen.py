@@ -2,15 +2,10 @@
 
 import contextlib
 import json
-import sys
-from pathlib import Path
 
+import freeze
 import pytest
 from training import train  # noqa: F401  (one thread)
-
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tools"))
-import freeze  # noqa: E402
 
 BUILDS = "wordpiece", "bpe", "chinese"
 RUNS = ["bert", "nsp", "packed", "lengths", "mix", "muon-bert", "average", "grow", "elastic", "lora", "relations",

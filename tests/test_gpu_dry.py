@@ -14,14 +14,13 @@ import json
 import os
 import sys
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import write_dataset
+from conftest import ROOT, write_dataset
 from dry import (
     GPU,
     LENGTHS,
@@ -54,7 +53,7 @@ from bertrain.run.records import Records
 from bertrain.runtime import feed
 from bertrain.runtime.dist import World
 
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 import gpu_step
 
 CASES = {

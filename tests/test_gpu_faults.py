@@ -1,15 +1,9 @@
 """tools/gpu_faults.py knows where it plants its faults by the source as it is now."""
 
-import sys
-from pathlib import Path
-
 import click
-import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "tools"))
 import gpu_faults
-
-ROOT = Path(__file__).parent.parent
+import pytest
+from conftest import ROOT
 
 
 @pytest.fixture

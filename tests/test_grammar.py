@@ -4,12 +4,12 @@ import itertools
 import json
 import math
 import sys
-from pathlib import Path
 
 import click
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from training import learner, train
 
 import bertdata
@@ -17,7 +17,7 @@ from bertrain.models import build as model
 from bertrain.run import checkpoint
 from bertrain.runtime import feed
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+sys.path.insert(0, str(ROOT / "examples"))
 from grammar import MASK, Grammar  # noqa: E402
 
 # Number is agreed on in a sentence, but "the" and the adjectives do not show it: the noun or verb must be looked for on

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import SPECIALS
 from helpers import (
     assert_goes_on_after_any_failure,
     failing,
@@ -268,8 +269,7 @@ def test_a_dtype_is_refused_where_a_file_says_it_and_where_it_does_not_fit(tmp_p
 )
 def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
     """With a tokenizer whose end token is 50, as --end-token says."""
-    vocabulary = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *(f"w{n}" for n in range(5, 50)), "[EOS]"]
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    write(tmp_path / "vocab.txt", "\n".join([*SPECIALS, *(f"w{n}" for n in range(5, 50)), "[EOS]", ""]))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
     path = written(tmp_path / "in", "train", (".bin", content))
     dataset = take(path, tokenizer=str(tmp_path), end_token="[EOS]", **SMALL)

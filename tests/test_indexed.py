@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import writers
-from helpers import refused, refuses, with_member
+from conftest import ROOT
+from helpers import refused, refuses, with_member, write_all
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -22,18 +23,10 @@ from bertdata.sources import idfile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.write import import_ids
 
-ROOT = Path(__file__).parent.parent
 SEP = 3
 DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [21, SEP], [10, 11, 12, SEP]]
 LONG = st.lists(st.sampled_from([SEP, 10, 11, 81]), max_size=300)
 CORPORA = st.lists(st.one_of(LONG, st.lists(st.sampled_from([SEP, 10, 81]), max_size=5)), min_size=1, max_size=12)
-
-
-def written(directory, files):
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
-    return directory
 
 
 def documents_of(name, format=None, end_token=None, dtype=None, ends_with_ids=True):
@@ -61,7 +54,7 @@ def test_samples_of_mds_are_documents(corpus, encoding, per_shard, pack, hashes,
         files = reference.mds(corpus, encoding, per_shard=per_shard, pack=pack, hashes=known, others=others)
         if "xxh64" in hashes:
             files["index.json"] = files["index.json"].replace(b'"hashes": {}', b'"hashes": {"xxh64": "0123"}')
-        directory = written(Path(name) / "in", files)
+        directory = write_all(Path(name) / "in", files)
         dtype = "int64" if encoding == "bytes" else None
         assert documents_of(directory, dtype=dtype) == corpus
         assert bool(open_ids(str(directory), "mds", None, dtype).note) == ("xxh64" in hashes)
@@ -71,9 +64,9 @@ def test_samples_of_mds_are_documents(corpus, encoding, per_shard, pack, hashes,
 def test_samples_of_equal_size_state_no_size(tmp_path, others):
     documents = [[number, number + 1, SEP] for number in range(10, 30)]
     files = reference.mds(documents, "ndarray:uint16:3", others=others, name="tokens")
-    assert documents_of(written(tmp_path / "in", files)) == documents
+    assert documents_of(write_all(tmp_path / "in", files)) == documents
     nested = files["index.json"].replace(b"ndarray:uint16:3", b"ndarray:uint16:1,3")
-    assert documents_of(written(tmp_path / "in", {"index.json": nested})) == documents
+    assert documents_of(write_all(tmp_path / "in", {"index.json": nested})) == documents
 
 
 @FEW
@@ -86,7 +79,7 @@ def test_items_of_litdata_are_documents_or_blocks_of_them(corpus, kind, per_chun
         patched.setattr(idfile, "BLOCK_IDS", block)
         loader, column = how
         files = reference.litdata(corpus, *kind, per_chunk=per_chunk, loader=loader, name=column)
-        directory = written(Path(name) / "in", files)
+        directory = write_all(Path(name) / "in", files)
         expected = reference.split_at(sum(corpus, []), SEP) if ended else corpus
         ends_with_ids = not ended or bool(corpus[-1])
         assert documents_of(directory, end_token=SEP if ended else None, ends_with_ids=ends_with_ids) == expected
@@ -96,7 +89,7 @@ def test_several_streams_are_one_input(tmp_path, vocab):
     """Directly below a directory, or named one by one."""
     names = ["9", "10", "2"]
     for name, document in zip(names, DOCUMENTS, strict=False):
-        written(tmp_path / "in" / name, reference.mds([document], "ndarray:int32"))
+        write_all(tmp_path / "in" / name, reference.mds([document], "ndarray:int32"))
     assert documents_of(tmp_path / "in") == [DOCUMENTS[2], DOCUMENTS[0], DOCUMENTS[1]]
     options = {"tokenizer": vocab, "validation": 0}
     below = import_ids(tmp_path / "in", tmp_path / "out", **options)
@@ -111,19 +104,19 @@ def test_a_shard_that_was_decompressed_is_read_whatever_its_compression_was(tmp_
     raw = {name: content for name, content in raw.items() if name.endswith(".mds")}
     other = files["index.json"].replace(b'"compression": "zstd:3"', b'"compression": "br:11"')
     with refuses("unsupported", "inputs"):
-        documents_of(written(tmp_path / "in", files | {"index.json": other}))
+        documents_of(write_all(tmp_path / "in", files | {"index.json": other}))
     # The description in a shard is not read, and has another length here.
     index = json.loads(other)
     for shard in index["shards"]:
         content = raw[shard["raw_data"]["basename"]]
         shard["raw_data"] |= {"bytes": len(content), "hashes": {}}
-    assert documents_of(written(tmp_path / "in", raw | {"index.json": json.dumps(index).encode()})) == DOCUMENTS
+    assert documents_of(write_all(tmp_path / "in", raw | {"index.json": json.dumps(index).encode()})) == DOCUMENTS
 
 
 def test_the_commands_read_both(tmp_path, vocab):
     for name, files in (("mds", reference.mds(DOCUMENTS, "bytes")),
                         ("litdata", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))):  # fmt: skip
-        source = written(tmp_path / name, files)
+        source = write_all(tmp_path / name, files)
         arguments = ["import", source, "--tokenizer", vocab, "--out", tmp_path / f"out-{name}"]
         kind, option = ("missing", "dtype") if name == "mds" else ("conflict", "dtype")
         refused(main, *arguments, *["--dtype", "int64"] * (name == "litdata"), kind=kind, option=option)
@@ -144,7 +137,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_sample(tmp_path, vocab):
     }
     for name, (files, end_token, place) in places.items():
         with refuses("id-outside-vocabulary", "tokenizer", says=place):
-            import_ids(written(tmp_path / name, files), tmp_path / "out", tokenizer=vocab, end_token=end_token)
+            import_ids(write_all(tmp_path / name, files), tmp_path / "out", tokenizer=vocab, end_token=end_token)
 
 
 @pytest.mark.parametrize("format", ["mds", "litdata", "megatron", "nanogpt", "datatrove"])
@@ -162,7 +155,7 @@ def test_a_file_that_is_cut_short_or_removed_while_it_is_read_is_an_error(tmp_pa
         "nanogpt": ("a.bin", {"a.bin": reference.packed(sum(DOCUMENTS, []), "uint16")}),
         "datatrove": ("a.ds", {"a.ds": datatrove[0], "a.ds.index": datatrove[1]}),
     }[format]
-    directory = written(tmp_path / "in", files)
+    directory = write_all(tmp_path / "in", files)
     path, is_directory = directory / name, "index.json" in files
     opened = open_ids(str(directory if is_directory else path), format, SEP)
     path.write_bytes(path.read_bytes()[:-2])
@@ -175,7 +168,7 @@ def test_a_file_that_is_cut_short_or_removed_while_it_is_read_is_an_error(tmp_pa
 
 def test_a_chunk_alone_is_not_taken_for_ids(tmp_path):
     """Its offsets would be ids."""
-    chunk = written(tmp_path / "in", LITDATA) / "chunk-0-0.bin"
+    chunk = write_all(tmp_path / "in", LITDATA) / "chunk-0-0.bin"
     with refuses("unknown-format", "inputs", given=str(chunk)):
         format_of(str(chunk))
     (tmp_path / "in" / "index.json").unlink()
@@ -183,7 +176,7 @@ def test_a_chunk_alone_is_not_taken_for_ids(tmp_path):
 
 
 def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
-    directory = written(tmp_path / "in", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))
+    directory = write_all(tmp_path / "in", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))
     with refuses("id-outside-vocabulary", "tokenizer"):
         documents_of(directory, end_token=70_000)
 
@@ -196,7 +189,7 @@ def test_a_url_stands_for_a_directory(bucket, tmp_path, vocab, format):
         bucket.put(f"data/{name}", content)
     options = {"tokenizer": vocab, "validation": 0}
     remote = import_ids(f"{bucket.url}/data/", tmp_path / "remote", format=format, **options)
-    local = import_ids(written(tmp_path / "in", files), tmp_path / "local", **options)
+    local = import_ids(write_all(tmp_path / "in", files), tmp_path / "local", **options)
     assert remote.dataset_id == local.dataset_id
     with refuses("bad-url", "inputs"):
         import_ids(f"{bucket.url}/data", tmp_path / "auto", **options)
@@ -309,7 +302,7 @@ WRONG += [
 @pytest.mark.parametrize(("files", "kind"), WRONG)
 def test_what_contradicts_itself_is_one_sentence(tmp_path, vocab, files, kind):
     with refuses(kind, None if kind == "not-found" else "inputs", error=InputError, says=str(tmp_path / "in")):
-        import_ids(written(tmp_path / "in", files), tmp_path / "out", tokenizer=vocab)
+        import_ids(write_all(tmp_path / "in", files), tmp_path / "out", tokenizer=vocab)
     assert not (tmp_path / "out").exists()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from families import fast
-from helpers import invoke, refused, refuses, succeeds
+from helpers import invoke, refused, refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -44,6 +44,7 @@ from sources import (
     as_text,
     as_tsv,
     blocks_of,
+    build_parts,
     counting_reads,
     every_unit,
     ids_by_split,
@@ -77,12 +78,6 @@ def records_of(out):
     return {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
 
 
-def build_parts(inputs, out, total, numbers=None, **options):
-    """Makes parts of a build, counted from 0; all of them, or these."""
-    for number in range(total) if numbers is None else numbers:
-        assert build(inputs, out, part=(number, total), **options) is None
-
-
 def require_finish(out, straight):
     finish(out)
     assert published(out) == straight
@@ -103,11 +98,6 @@ def written_to(pipe, content):
 def standard_input(path):
     with open(path, "rb") as file, io.TextIOWrapper(file) as wrapper, patch.object(sys, "stdin", wrapper):
         yield "-"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("inputs")
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +164,8 @@ def test_kinds_can_be_mixed(tmp_path, vocab, plain):
 
 def test_the_named_format_goes_before_the_ending(folder):
     rows = [(0, row.encode(), 0) for row in ROWS]
-    for kind, content in (
-        ("jsonl", as_jsonl(ROWS)),
-        ("csv", as_csv(ROWS)),
-        ("parquet", as_parquet(ROWS)),
-        ("text", as_text(ROWS)),
-    ):
-        path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", content)
+    for kind, make in (MAKE | {"parquet": as_parquet}).items():
+        path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", make(ROWS))
         assert read([path], kind=kind) == rows
 
 
@@ -354,9 +339,7 @@ def mixed(tmp_path, monkeypatch):
         "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.xml": b"<a/>\n",
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
-    for name, content in contents.items():
-        write(tmp_path / name, content)
-    return tmp_path
+    return write_all(tmp_path, contents)
 
 
 def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):
@@ -580,8 +563,8 @@ def test_truncated_rows_are_named(folder, ending, kind):
 
 def test_a_truncated_file_publishes_nothing(tmp_path, vocab):
     path = write(tmp_path / "cut.txt.gz", gzip.compress(lines_of(40))[:-9])
-    refusal = refused(main, "build", path, "--out", tmp_path / "out", "--tokenizer", vocab, kind="cut-short")
-    assert refusal.given == str(path)
+    given = ["--out", tmp_path / "out", "--tokenizer", vocab]
+    refused(main, "build", path, *given, kind="cut-short", given=str(path))
     with standard_input(path), refuses("cut-short", given="-"):
         build("-", tmp_path / "out", tokenizer=vocab)
     assert not (tmp_path / "out").exists()

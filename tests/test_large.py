@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import published, refuses
+from helpers import assert_same, published, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from bertdata.errors import DatasetError
 from bertdata.format import arrays, manifest, shard, table
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
-from bertdata.format.records import canonical
+from bertdata.format.records import read_record, write_record
 from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.look.trace import documents_of
@@ -34,11 +34,8 @@ SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line"
 @pytest.fixture(scope="module")
 def listed(once, corpus, vocab):
     """A dataset whose manifest lists its shards."""
-
-    def make(folder):
-        build(corpus, folder / "out", tokenizer=vocab, **SMALL)
-
-    return bertdata.open(once("listed", make) / "out")
+    folder = once("listed", lambda folder: build(corpus, folder / "out", tokenizer=vocab, **SMALL))
+    return bertdata.open(folder / "out")
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +58,9 @@ def large(kept, tmp_path):
 
 def reseal(directory, change):
     """Writes a changed manifest with a right checksum."""
-    path = directory / "manifest.json"
-    record = json.loads(path.read_bytes())
-    record.pop("checksum")
+    record = read_record(directory / "manifest.json", versions=manifest.VERSIONS)
     change(record)
-    path.write_text(json.dumps(record | {"checksum": sha256(canonical(record)).hexdigest()}))
+    write_record(directory / "manifest.json", record)
 
 
 def put_table(directory, name, content):
@@ -141,10 +136,7 @@ def test_batches_are_those_of_the_listed_dataset(listed, kept, samples, shuffle,
                "masking": bertdata.Masking(policy="whole_word")}  # fmt: skip
     ours, theirs = Loader(bertdata.open(kept.path), **options), Loader(listed, **options)
     for _ in range(2 * theirs.num_samples // 5):
-        found, expected = next(ours).arrays(), next(theirs).arrays()
-        assert found.keys() == expected.keys()
-        for name, array in expected.items():
-            assert np.array_equal(found[name], array), name
+        assert_same(next(ours), next(theirs))
     again = Loader(bertdata.open(kept.path), **options)
     again.load_state_dict(theirs.state_dict())
     assert np.array_equal(next(again).input_ids, next(theirs).input_ids)
@@ -198,9 +190,8 @@ def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
     assert verify(tmp_path / "copy") == []
     assert published(large.path) == published(tmp_path / "copy")
     bucket.put("large/shards.npy", b"no")
-    with pytest.raises(DatasetError) as caught:
+    with refuses("damaged", says="large/shards.npy"):
         pull(f"{bucket.url}/large", tmp_path / "other")
-    assert "large/shards.npy" in str(caught.value)
     # a dataset with the id of another is not taken for it: a copy in the cache has the name of the id
     bucket.put("large/shards.npy", (large.path / "shards.npy").read_bytes())
     reseal(large.path, lambda record: record.__setitem__("dataset_id", "0" * 64))
@@ -247,8 +238,7 @@ def test_an_id_of_another_dataset_gives_its_bearer_no_index(large, cache):
 
 
 def test_a_manifest_that_breaks_a_rule_is_refused(large):
-    record = json.loads((large.path / "manifest.json").read_bytes())
-    del record["checksum"]
+    record = read_record(large.path / "manifest.json", versions=manifest.VERSIONS)
     for name, values in WRONG.items():
         for value in values:
             reseal(large.path, lambda changed, more=record | {name: value}: changed.update(more))

@@ -45,8 +45,7 @@ def lies(bucket, object_store, monkeypatch):
 
 
 def under(bucket, prefix):
-    objects = {key.removeprefix(f"{prefix}/"): content for key, content in bucket.objects().items()}
-    return {name: content for name, content in objects.items() if name != transfer.CLAIM}
+    return {name: content for name, content in bucket.objects(prefix).items() if name != transfer.CLAIM}
 
 
 def repeated(work, draw, errors):

@@ -4,17 +4,17 @@ import inspect
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from conftest import ROOT
 from transformers import BertForMaskedLM
 
 import bertdata
 from bertdata.torch import tensors
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import failing, invoke, json_of, recorded, refused, succeeds, write_labelled
+from helpers import failing, invoke, json_of, recorded, refused, succeeds, write, write_labelled
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
-from training import QUIET, last_checkpoint, train
+from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain.commands import evaluate, merge
@@ -29,20 +28,16 @@ def runs(dataset, tmp_path_factory):
     return [folder / f"{seed}" for seed in range(3)]
 
 
-def weights(directory):
-    return load_file(directory / "model.safetensors")
-
-
 def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
     succeeds(merge.main, *runs, "--out", tmp_path / "one")
     succeeds(merge.main, *reversed(runs), "--out", tmp_path / "two")
-    merged, parts = weights(tmp_path / "one"), [weights(last_checkpoint(run)) for run in runs]
+    merged, parts = weights_in(tmp_path / "one"), [weights_in(last_checkpoint(run)) for run in runs]
     assert merged.keys() == parts[0].keys()
     for name, weight in merged.items():
         values = zip(*(part[name].flatten().tolist() for part in parts), strict=True)
         exact = np.array([np.float32(math.fsum(some) / 3) for some in values])
         assert np.array_equal(weight.flatten().numpy(), exact), name
-    assert all(torch.equal(weight, weights(tmp_path / "two")[name]) for name, weight in merged.items())
+    assert all(torch.equal(weight, weights_in(tmp_path / "two")[name]) for name, weight in merged.items())
 
 
 def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
@@ -52,12 +47,9 @@ def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_p
     assert not disk.pending
     assert checkpoint.fault_of(merged) is None
     assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
-    before = AutoTokenizer.from_pretrained(last_checkpoint(runs[0]))
-    after = AutoTokenizer.from_pretrained(merged)
-    assert (after("the stone")["input_ids"], after.model_max_length) == (
-        before("the stone")["input_ids"],
-        before.model_max_length,
-    )
+    before, after = map(AutoTokenizer.from_pretrained, (last_checkpoint(runs[0]), merged))
+    assert after("the stone")["input_ids"] == before("the stone")["input_ids"]
+    assert after.model_max_length == before.model_max_length
     loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
     log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET | {"model": ""}, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
@@ -110,9 +102,9 @@ def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, da
     succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
     assert not (tmp_path / "merged" / "adapter").exists()
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    one, two = (weights(last_checkpoint(tmp_path / run))[name].double() for run in "01")
+    one, two = (weights_in(last_checkpoint(tmp_path / run))[name].double() for run in "01")
     assert not torch.equal(one, two)
-    assert torch.equal(weights(tmp_path / "merged")[name], ((one + two) / 2).float())
+    assert torch.equal(weights_in(tmp_path / "merged")[name], ((one + two) / 2).float())
     adapter = last_checkpoint(tmp_path / "0") / "adapter"
     refused(merge.main, adapter, runs[0], "--out", tmp_path / "none", kind="not-a-run", option="checkpoints")
 
@@ -152,8 +144,7 @@ def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_p
 
 
 def test_what_is_in_the_way_or_damaged_is_refused(runs, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("mine")
+    write(tmp_path / "full" / "notes.txt", "mine")
     refused(merge.main, *runs, "--out", tmp_path / "full", kind="out-exists", option="out")
     refused(merge.main, *runs, "--out", runs[0], kind="out-exists", option="out")
     shutil.copytree(last_checkpoint(runs[0]), tmp_path / "damaged")

@@ -10,7 +10,7 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import changing, entries, flags, losses, mixing, on_ranks, remove_after, train
+from training import changing, entries, flags, losses, mixing, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
@@ -25,15 +25,6 @@ from bertrain.run import run
 
 STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
 QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}
-
-
-@pytest.fixture(scope="module")
-def other(once, vocab):
-    """A small dataset with the tokenizer of `dataset`."""
-
-    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
-    folder = once("mixing", lambda folder: built(folder, make_text(40, seed=5), **options))
-    return bertdata.open(folder / "shards")
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +100,22 @@ def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):
     assert all(part["loss"] > 0 for part in entry["sources"].values())
 
 
-def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
-    loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, masking=None)
-    batch, rows = loader.read(np.arange(14, 21)), []
-    for source, shards in enumerate((dataset, other)):
-        traced = trace(shards, mixed, 3)
-        rows.append({each.row for each in traced})
-        assert rows[-1] == set(np.flatnonzero(batch.sources == source).tolist())
+def assert_traced(datasets, run, step, batch):
+    """The trace of a step names the rows of each dataset, and the pieces of documents that they have."""
+    for source, shards in enumerate(datasets):
+        traced = trace(shards, run, step)
+        assert {each.row for each in traced} == set(np.flatnonzero(batch.sources == source).tolist())
         for each in traced:
             part = " ".join(map(str, shards.document(each.document)[each.start : each.stop]))
             assert f" {part} " in " ".join(map(str, batch.input_ids[each.row]))
+
+
+def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
+    loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, masking=None)
+    batch = loader.read(np.arange(14, 21))
+    assert_traced((dataset, other), mixed, 3, batch)
     with pytest.raises(UsageError):
-        trace(dataset, mixed, 3, row=min(rows[1]))
+        trace(dataset, mixed, 3, row=int(np.flatnonzero(batch.sources == 1)[0]))
 
 
 def test_rows_of_a_mix_that_begins_later_are_traced(mix, dataset, other, tmp_path):
@@ -129,13 +124,7 @@ def test_rows_of_a_mix_that_begins_later_are_traced(mix, dataset, other, tmp_pat
     phases = [{"steps": 2, "data": paths[0], "weights": []}, {"steps": 2, "data": paths, "weights": [0.7, 0.3]}]
     train(mix, tmp_path / "run", phase=phases, **{name: QUICK[name] for name in ("model", "eval_every")})
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, masking=None, starts=[12, 0])
-    batch = loader.read(np.arange(6, 12))
-    for source, shards in enumerate((dataset, other)):
-        traced = trace(shards, tmp_path / "run", 4)
-        assert {each.row for each in traced} == set(np.flatnonzero(batch.sources == source).tolist())
-        for each in traced:
-            part = " ".join(map(str, shards.document(each.document)[each.start : each.stop]))
-            assert f" {part} " in " ".join(map(str, batch.input_ids[each.row]))
+    assert_traced((dataset, other), tmp_path / "run", 4, loader.read(np.arange(6, 12)))
 
 
 def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
@@ -173,8 +162,7 @@ def test_another_mix_does_not_resume(mix, finished):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
-    on_ranks(2, "bertrain.pretrain", flags(mix, tmp_path / "two", **STEPS))
-    for ours, theirs in zip(entries(mixed), entries(tmp_path / "two"), strict=True):
+    for ours, theirs in zip(entries(mixed), train(mix, tmp_path / "two", ranks=2, **STEPS), strict=True):
         for name, part in ours.get("sources", {}).items():
             assert theirs["sources"][name] == pytest.approx(part, rel=2e-5)
 

@@ -1,13 +1,8 @@
 """tools/mutate.py knows the mutations that no test can see by the source as it is now."""
 
-import sys
-from pathlib import Path
-
 import click
-import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "tools"))
 import mutate
+import pytest
 
 
 def test_what_no_test_can_see_is_in_the_source():

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from reference import lamb as reference_lamb
 from reference import muon as reference
 from reference import stable as reference_stable
-from safetensors.torch import load_file
-from training import QUIET, assert_near, changing, refused_run, train, train_twice
+from training import QUIET, assert_near, changing, refused_run, train, train_twice, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.commands import evaluate
@@ -64,10 +63,6 @@ def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimi
 
 
 # ------------------------------------------------------------------------------------------------ the mean of weights
-
-
-def weights_in(directory):
-    return load_file(directory / "model.safetensors")
 
 
 def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_path, monkeypatch):

@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from helpers import invoke, succeeds
+from conftest import ROOT
+from helpers import invoke, succeeds, write
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -27,7 +28,6 @@ import bertdata
 from bertdata.errors import install
 from bertrain.__main__ import COMMANDS, main
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
 BY_TAG = {
@@ -159,8 +159,7 @@ def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
     ours = tmp_path / "ours"
     ours.mkdir()
     (ours / "bertrain").symlink_to(ROOT / "bertrain")
-    (theirs := tmp_path / "theirs" / "bertdata").mkdir(parents=True)
-    (theirs / "__init__.py").write_text("def load(): pass\n")
+    theirs = write(tmp_path / "theirs" / "bertdata" / "__init__.py", "def load(): pass").parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(theirs.parent), str(ours)])}
     option, words = command.split(" ", 1)
     words = [words] if option == "-c" else words.split()
@@ -300,8 +299,7 @@ def test_a_release_is_built_where_nothing_can_be_published_and_published_where_n
 )  # fmt: skip
 def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, address, passes):
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "bertdata").mkdir()
-    (tmp_path / "bertdata" / "__init__.py").write_text('import x\n\n__version__ = "1.2.3"\n')
+    write(tmp_path / "bertdata" / "__init__.py", "import x", "", '__version__ = "1.2.3"')
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n- New.\n\n## 1.2.3 — 2031-05-04\n")
     (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
     environment = os.environ | {"TAG": tag}
@@ -445,8 +443,7 @@ def test_an_editable_install_is_a_plain_path(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     for package in ("bertdata", "bertrain"):
-        (tree / package).mkdir()
-        (tree / package / "__init__.py").write_text('__version__ = "1"\n')
+        write(tree / package / "__init__.py", '__version__ = "1"')
     build("editable", tree, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

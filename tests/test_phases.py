@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import tomllib
 from dataclasses import asdict
 from fractions import Fraction
 from types import SimpleNamespace
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL, built, make_text
+from conftest import SPECIAL
 from families import SMALL as FAMILIES
-from helpers import invoke, refused, refuses, succeeds
+from helpers import assert_same, invoke, refused, refuses, succeeds, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import phases as reference
@@ -200,14 +199,6 @@ def test_weights_follow_the_sizes_of_datasets():
 # ------------------------------------------------------------------------------------------------- streams and borders
 
 
-@pytest.fixture(scope="module")
-def other(once, vocab):
-    """A small dataset with the tokenizer of `dataset`."""
-    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
-    folder = once("phases", lambda folder: built(folder, make_text(40, seed=6), **options))
-    return bertdata.open(folder / "shards")
-
-
 @pytest.fixture
 def mixed(dataset, other):
     """Phases that go back and forth between datasets and lengths; [1] and [2] are one mix, [5] is another."""
@@ -281,7 +272,7 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     then.resume(tmp_path, TrainState(**json.loads(saved.content())))
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed, seen, strict=True):
-        assert all(np.array_equal(one.arrays()[name], two.arrays()[name]) for name in one.arrays())
+        assert_same(one, two)
 
 
 @pytest.mark.slow
@@ -289,22 +280,9 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
 def test_a_run_of_many_phases_resumes_to_the_same_bits(mixed, tmp_path, ranks):
     mixed[2] |= {"weight_decay": 0.3, "lr": 1e-3, "schedule": "constant"}
     mixed[4] |= {"global_batch_size": "4..8", "trains": "layer.1"}
-    options = QUIET | {"phase": mixed, "save_every": 1}
-    given = {name: value for name, value in SMALL.items() if name not in ("length", "global_batch_size", "lr")}
-    out = tmp_path / "run"
-    if ranks is None:
-        config = {**given, **options, "out": str(out), "global_batch_size": 7}
-        pretrain.pretrain(Config.of(**config))
-        log = losses(entries(out))
-        for step in (13, 7, 4, 2):
-            remove_after(out, step)
-            pretrain.pretrain(Config.of(**config))
-            assert losses(entries(out)) == log
-        return
-    log = losses(train(mixed[0]["data"], out, ranks=ranks, **options))
-    for step in (9, 5):
-        remove_after(out, step)
-        assert losses(train(mixed[0]["data"], out, ranks=ranks, **options)) == log
+    options = QUIET | {"phase": mixed, "save_every": 1, "global_batch_size": 7}
+    steps = (9, 5) if ranks else (13, 7, 4, 2)
+    train_twice(mixed[0]["data"], tmp_path / "run", *steps, ranks=ranks, **options)
 
 
 def test_what_phases_set_reaches_the_step(dataset, tmp_path):
@@ -350,9 +328,7 @@ def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tm
 
 @pytest.fixture
 def modern(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"}))
-    return str(path)
+    return str(write(tmp_path / "config.json", json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"})))
 
 
 def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
@@ -519,15 +495,6 @@ def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_
     given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
     size = build.load(last_checkpoint(tmp_path / "run")).num_parameters()
     assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
-
-
-def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
-    """What the tests of several ranks rely on."""
-    (option, path) = flags(dataset.path, tmp_path / "run", phase=[{"steps": 2}])
-    assert option == "--config"
-    read = tomllib.loads(path.read_text())
-    assert read["phase"] == [{"steps": 2}]
-    assert read["lr"] == SMALL["lr"]
 
 
 # ---------------------------------------------------------------------------------------------- branches and milestones

@@ -12,7 +12,7 @@ import pytest
 from helpers import published, refuses, succeeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import as_jsonl, as_text, ids_by_split, write
+from sources import as_jsonl, as_text, build_parts, ids_by_split, write
 
 import bertdata
 from bertdata import prepare
@@ -94,8 +94,7 @@ def test_threads_and_parts_give_the_same_bytes(tmp_path, vocab):
     options = {"tokenizer": vocab, "map": ["bertdata.prepare:clean", "test_prepare:no_sevens"], "shard_size": 3000}
     build(inputs, tmp_path / "one", workers=1, **options)
     build(inputs, tmp_path / "three", workers=3, **options)
-    for part in range(2):
-        build(inputs, tmp_path / "parts", part=(part, 2), **options)
+    build_parts(inputs, tmp_path / "parts", 2, **options)
     finish(tmp_path / "parts")
     assert published(tmp_path / "one") == published(tmp_path / "three") == published(tmp_path / "parts")
 

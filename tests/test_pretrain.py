@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from unittest.mock import ANY
@@ -12,11 +11,12 @@ import pytest
 import torch
 from conftest import SPECIALS, built
 from families import fast
-from helpers import invoke, json_of, refused, refuses, succeeds, write
+from helpers import contents, invoke, json_of, refused, refuses, succeeds, write
 from training import (
     QUIET,
     TINY,
     assert_near,
+    cannot_read,
     changing,
     entries,
     flags,
@@ -24,6 +24,7 @@ from training import (
     losses,
     refused_run,
     remove_after,
+    seal,
     train,
     train_twice,
 )
@@ -99,9 +100,7 @@ def test_a_shorter_run_than_was_made_is_done(dataset, copied, capsys):
 
 def test_entries_over_several_steps_are_the_same_after_a_stop_between_them(dataset, tmp_path):
     options = QUIET | {"steps": 7, "log_every": 3, "save_every": 2}
-    complete = train(dataset.path, tmp_path / "run", **options)
-    remove_after(tmp_path / "run", 4)
-    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete)
+    complete = train_twice(dataset.path, tmp_path / "run", 4, **options)
     assert [entry["step"] for entry in complete if "loss" in entry] == [3, 6, 7]
 
 
@@ -156,27 +155,11 @@ def test_a_run_never_begins_anew_beside_checkpoints(dataset, tmp_path):
 @pytest.mark.parametrize("name", ["checkpoint.json", "optimizer.pt"])
 def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(dataset, copied, monkeypatch, number, name):
     """A run takes such a checkpoint for no damaged one, and goes on from it once it can be read."""
-
-    def content():
-        """The files, but for the lock, in which a process writes its number."""
-        return {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".lock"}
-
-    before = content()
-    read, digest = Path.read_bytes, checkpoint.digest
-
-    def failing(do):
-        def call(path, *arguments):
-            if path == copied / "step-00000006" / name:
-                raise OSError(number, os.strerror(number), str(path))
-            return do(path, *arguments)
-
-        return call
-
-    monkeypatch.setattr(Path, "read_bytes", failing(read))
-    monkeypatch.setattr(checkpoint, "digest", failing(digest))
+    before = contents(copied)
+    cannot_read(monkeypatch, copied / "step-00000006" / name, number)
     refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
-    assert content() == before
+    assert contents(copied) == before
     assert checkpoint.choose(copied, print) == (copied / "step-00000006", ANY, ())
 
 
@@ -196,8 +179,7 @@ def test_old_checkpoints_that_a_kill_kept_from_removal_are_removed(dataset, copi
 def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
     """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
     for name in (".step-00000004.tmp", ".average-00000009.tmp", ".step-4.tmp"):
-        (copied / name).mkdir()
-        (copied / name / "model.safetensors").write_bytes(b"unfinished")
+        write(copied / name / "model.safetensors", "unfinished")
     train(dataset.path, copied, steps=6)
     assert names(copied, ".*.tmp") == [".step-4.tmp"]
 
@@ -317,12 +299,10 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
 
 @pytest.mark.parametrize("change", ["version", "members"])
 def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change):
-    trainer, index = copied / "step-00000006" / "trainer.json", copied / "step-00000006" / "checkpoint.json"
+    trainer = copied / "step-00000006" / "trainer.json"
     saved = json.loads(trainer.read_text())
     trainer.write_text(json.dumps(saved | {"version": 0} if change == "version" else saved | {"later": 1}))
-    files = json.loads(index.read_text())["files"]
-    files["trainer.json"] = {"bytes": trainer.stat().st_size, "sha256": checkpoint.digest(trainer)[0]}
-    index.write_text(json.dumps({"files": files}))
+    seal(trainer.parent)
     assert "trainer.json" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
 
 

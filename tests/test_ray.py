@@ -17,11 +17,11 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from conftest import make_text
+from conftest import ROOT, make_text
 from helpers import invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import made, parquet, stopped, write
+from sources import build_parts, made, parquet, stopped, write
 
 from bertdata.cli import main
 from bertdata.sources import documents, tables
@@ -37,7 +37,6 @@ from bertdata.write.encoding import Recipe
 from bertdata.write.state import unit_name
 from bertdata.write.units import Shares
 
-ROOT = Path(__file__).parent.parent
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
 HELD = """
 import os, sys, time
@@ -332,8 +331,7 @@ def expected(nodes, text, vocab, tmp_path_factory):
 @pytest.mark.slow
 def test_a_node_lost_in_the_middle_changes_nothing(nodes, hold, text, expected, vocab, tmp_path):
     """Threads, four parts, and two nodes of which one is removed give the same bytes."""
-    for number in range(4):
-        build(text, tmp_path / "parts", tokenizer=vocab, part=(number, 4), **OPTIONS)
+    build_parts(text, tmp_path / "parts", 4, tokenizer=vocab, **OPTIONS)
     finish(tmp_path / "parts")
     assert published(tmp_path / "parts") == published(expected.path)
 

@@ -170,13 +170,8 @@ def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
     options = options_in(name)
     kind = {"bert-base": "bert", "facebook/esm2_t6_8M_UR50D": "esm"}.get(options["model"], "modernbert")
     (tmp_path / "model.json").write_text(json.dumps(FAMILIES[kind] | {"model_type": kind}))
-    above = {
-        "length": 32,
-        "global_batch_size": 4,
-        "model": str(tmp_path / "model.json"),
-        "log_every": 1,
-        "eval_every": 0,
-    }
+    above = {"length": 32, "global_batch_size": 4, "log_every": 1, "eval_every": 0}
+    above["model"] = str(tmp_path / "model.json")
     lengths = sorted({part.options.length for part in Config.of(data="d", **options).parts})
     phases = []
     for phase in options.pop("phase"):

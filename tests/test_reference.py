@@ -3,17 +3,13 @@
 import ast
 import importlib
 import re
-import sys
-from pathlib import Path
 
 import click
 import pytest
+import reference_pages as pages
+from conftest import ROOT
 
 from bertdata.errors import KINDS
-
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "tools"))
-import reference_pages as pages  # noqa: E402
 
 NUM_WORDS = 4  # so many words in a row are a sentence's, and not by chance
 

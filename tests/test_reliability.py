@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
-from helpers import invoke, published, recorded, refuses
+from helpers import assert_same, invoke, published, recorded, refuses, write
 from training import entries, losses, train
 
 import bertdata
@@ -558,8 +558,7 @@ def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, mon
     unmappable()
     opened = bertdata.open(dataset.path)
     batch = bertdata.Loader(opened, **options).read(np.arange(200))
-    for name, array in vars(expected).items():
-        assert np.array_equal(getattr(batch, name), array), name
+    assert_same(expected, batch)
     next(bertdata.Loader(opened, **options))
 
 
@@ -636,7 +635,6 @@ def test_two_builds_at_once_end_in_one_dataset(small, tmp_path, vocab):
         assert code in (0, 1)
         assert err.count("\n") == (code == 1)
     assert published(out) == published(small)
-    (out / ".build").mkdir()
-    (out / ".build" / "lock").write_text("1")  # of a process that is gone
+    write(out / ".build" / "lock", "1")  # of a process that is gone
     build([tmp_path / "text"], out, tokenizer=vocab, sentences="line", overwrite=True, **SMALL)
     assert published(out) == published(small)

@@ -2,13 +2,12 @@
 
 import re
 import runpy
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
+from conftest import ROOT
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "site.py"))
 MADE = {"changes.md"}  # by tools/site.py

@@ -1,10 +1,10 @@
 """The model of speed of `bertrain doctor --gpu`, beside runs of ours and of others."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from helpers import invoke
 from training import TINY
 from transformers import AutoModelForMaskedLM, BertConfig, ModernBertConfig
@@ -13,7 +13,7 @@ from bertrain.commands import doctor
 from bertrain.commands.speed import GPUS, Sizes, seconds_of_step
 from bertrain.run.rates import Operations
 
-PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "gpu.md"
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 

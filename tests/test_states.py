@@ -21,7 +21,8 @@ from unittest.mock import patch
 
 import hypothesis
 import pytest
-from conftest import make_text
+from conftest import SPECIALS, make_text
+from helpers import write
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
@@ -191,8 +192,7 @@ class World:
         self.texts = {"some": make_text(4, seed=3), "other": make_text(3, seed=4) * 2, "blank": "\n \n\n"}
         for name, text in self.texts.items():
             (base / name).write_text(text, encoding="utf-8")
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "the", "of", "stone", "river", "a", "##s"]
-        (base / "vocab.txt").write_text("\n".join(words) + "\n")
+        write(base / "vocab.txt", *SPECIALS, ".", "the", "of", "stone", "river", "a", "##s")
         self.plans, self.trees, self.parts, self.documents, self.ids = {}, {}, {}, {}, {}
         for name in OPTIONS:
             self._learn(name)

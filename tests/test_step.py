@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from dry import Squares
 from helpers import refuses
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -328,21 +329,6 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
 LENGTH = 44  # no other size of the models here
 
 
-class Squares(TorchDispatchMode):
-    """Counts the tensors of [..., T, T] that operations give."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        given = function(*arguments, **(options or {}))
-        for tensor in given if isinstance(given, tuple) else (given,):
-            if isinstance(tensor, torch.Tensor) and tensor.shape[-2:] == (LENGTH, LENGTH):
-                self.found.append(function.overloadpacket.__name__)
-        return given
-
-
 def masks_of(monkeypatch, module, **piece):
     """The mask that each call of attention got, and the operations that gave a square of a row."""
     masks, plain = [], torch.nn.functional.scaled_dot_product_attention
@@ -352,7 +338,7 @@ def masks_of(monkeypatch, module, **piece):
         return plain(query, key, value, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    with Squares() as squares:
+    with Squares(LENGTH) as squares:
         logits = module.logits(**piece)
         logits.sum().backward()
     return masks, squares.found

@@ -15,8 +15,6 @@ def common(checkpoint, data, out):
 
 def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     data = tmp_path / "glue"
-    for name in ("cola", "RTE", "MNLI"):
-        (data / name).mkdir(parents=True)
     for split in ("train", "dev"):
         write(data / "cola" / f"{split}.tsv", *(f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
         rows = (f"{number}\tlight\t{text}\t{text in GOOD}" for number, text in enumerate(GOOD + BAD))
@@ -42,8 +40,6 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
 @pytest.mark.slow
 def test_a_suite_of_chinese_files(bert_run, tmp_path):
     data = tmp_path / "clue"
-    for name in ("csl_public", "cluewsc2020", "c3"):
-        (data / name).mkdir(parents=True)
     for split in ("train", "dev"):
         rows = [{"id": i, "abst": "river light", "keyword": ["salt", "水"], "label": str(i % 2)} for i in range(4)]
         write(data / "csl_public" / f"{split}.json", *map(json.dumps, rows))

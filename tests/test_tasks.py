@@ -7,18 +7,17 @@ import re
 import shutil
 import warnings
 from functools import partial
-from pathlib import Path
 
 import helpers
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from helpers import BAD, GOOD, json_of, refuses, write, write_labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import entities as slow
-from safetensors.torch import load_file
-from training import on_ranks
+from training import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
 from bertdata.files import locked
@@ -134,7 +133,7 @@ def test_pairs_are_classification_of_two_texts(bert_run, tmp_path):
     one = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
     same = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
     assert one["dev_accuracy"] == same["dev_accuracy"]
-    one, same = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("pairs", "classes"))
+    one, same = (weights_in(tmp_path / out / "seed-0") for out in ("pairs", "classes"))
     assert all(torch.equal(one[name], same[name]) for name in one)
 
 
@@ -376,10 +375,8 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
         encoding = "utf-8-sig" if kind == "d" else "utf-8"
         (tmp_path / f"{kind}-train.json").write_text(json.dumps([entry]), encoding)
     examples, _ = task("choice").read(str(tmp_path / "d-train.json"))
-    assert [(q.text, q.question, q.answer) for q in examples] == [
-        ("男：水\n女：light", "what", 0),
-        ("river", "what", 1),
-    ]
+    expected = [("男：水\n女：light", "what", 0), ("river", "what", 1)]
+    assert [(q.text, q.question, q.answer) for q in examples] == expected
     path = tmp_path / "d-train.json"
     common = ["--task", "choice", "--checkpoint", bert_run, "--train", path, "--dev", path, "--seeds", 1,
               "--epochs", 1, "--out", tmp_path / "out"]  # fmt: skip
@@ -598,7 +595,7 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
     out, _ = on_ranks(2, "bertrain.lab.finetune", [*common, "--json", "--out", tmp_path / "two"])
     assert json.loads(out) == alone
     for seed in range(3):
-        one, same = (load_file(tmp_path / out / f"seed-{seed}" / "model.safetensors") for out in ("one", "two"))
+        one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
         assert all(torch.equal(one[name], same[name]) for name in one)
 
 
@@ -611,5 +608,5 @@ def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path):
 
 
 def test_the_page_names_every_task():
-    page = (Path(__file__).parent.parent / "docs" / "finetuning.md").read_text()
+    page = (ROOT / "docs" / "finetuning.md").read_text()
     assert all(f"| `{name}` |" in page for name in TASKS)

@@ -16,7 +16,7 @@ import torch
 import training
 from families import SMALL as FAMILIES_HERE
 from families import model_of
-from helpers import assert_goes_on, invoke, recorded, refused, refuses, succeeds
+from helpers import assert_goes_on, assert_same, invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
 from training import (
     QUIET,
@@ -101,8 +101,7 @@ def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset
     for _ in range(3 * n // 50):
         start, batch = turning.position, next(turning)
         again = plain.read(np.arange(start, start + 50) % (2 * n))
-        for name, array in batch.arrays().items():
-            assert np.array_equal(array, again.arrays()[name])
+        assert_same(batch, again)
     assert not np.array_equal(plain.read(np.arange(20)).input_ids, plain.read(np.arange(20) + 2 * n).input_ids)
 
 
@@ -181,8 +180,8 @@ def test_a_recipe_holds_beside_a_cache_and_its_rows_are_those_of_the_cache(datas
     assert (options["length"], options["mlm_probability"]) == (32, 0.15)
     assert "--length 32 --mlm-probability 0.15" in said
     other = [*given[:3], tmp_path / "other", *given[4:], "--mlm-probability", 0.3]
-    refusal = refused(pretrain_main, *other, kind="other-stream", option="teacher_cache", given=caches["few"])
-    assert "0.15" in refusal.sentence
+    known = {"kind": "other-stream", "option": "teacher_cache", "given": caches["few"]}
+    refused(pretrain_main, *other, **known, says="0.15")
 
 
 def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big, tmp_path):
@@ -260,7 +259,7 @@ def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, 
         (["--model", tmp_path / "other"], f"sha256 was {known[0]!r} and is {known[1]!r}"),
     ):
         given = ask(dataset, big, caches["few"], "--variants", VARIANTS, *change)
-        assert values in refused(teacher.main, *given, kind="other-settings", option="out").sentence
+        refused(teacher.main, *given, kind="other-settings", option="out", says=values)
     assert contents(caches["few"]) == before
 
 
@@ -397,7 +396,7 @@ def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
 )
 def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path, change, kind, option, named):
     options = {"steps": 2, "teacher_cache": caches["few"]} | change
-    assert named in refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).sentence
+    refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option, says=named)
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving
+from helpers import Handler, ids_of, joined, python, refuses, serving, write_all
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -165,37 +165,23 @@ def test_a_tokenizer_without_an_unknown_token_says_so():
 
 
 def test_a_build_names_where_such_text_is(tmp_path):
-    ours = word_level(["hello", "[MASK]"])
-    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
-    write = tmp_path / "text.txt"
-    write.write_text("hello\n\nhello hello\n\nhello\n[MASK]\n")
-    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "validation": 0}
-    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]") as refused:
-        build([write], tmp_path / "out", **options)
-    assert f"{write}, line 5" in str(refused.value)
+    place = f"{tmp_path / 'text'}, line 5"
+    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]", says=place):
+        text_dataset(tmp_path, "hello\n\nhello hello\n\nhello\n[MASK]\n", word_level(["hello", "[MASK]"]))
 
 
 @pytest.mark.parametrize("sentences", ["none", "line"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_skips_such_text_where_it_may(tmp_path, sentences, workers):
-    ours = word_level(["hello", "[MASK]", "you"])
-    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
-    write = tmp_path / "text.txt"
-    write.write_text("hello\nyou\n\n[MASK] hello\n\nyou\nhello [MASK]\n\nyou hello\n\n")
-    report = build(
-        [write],
-        tmp_path / "out",
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        validation=0,
-        sentences=sentences,
-        on_error="skip",
-        workers=workers,
-        shard_size=2,
-    )
+    tokenizer, text = tmp_path / "tokenizer.json", tmp_path / "text.txt"
+    tokenizer.write_bytes(word_level(["hello", "[MASK]", "you"]).files[TOKENIZER])
+    text.write_text("hello\nyou\n\n[MASK] hello\n\nyou\nhello [MASK]\n\nyou hello\n\n")
+    options = {"tokenizer": str(tokenizer), "validation": 0, "on_error": "skip", "shard_size": 2}
+    report = build(text, tmp_path / "out", sentences=sentences, workers=workers, **options)
     counts = report.dataset.manifest.counts
     assert [document.tolist() for document in report.dataset] == [[0, 2], [2, 0]]
     assert (counts["skipped_rows"], counts["documents"], counts["dropped_documents"]) == (2, 2, 0)
-    assert report.first_skipped.startswith(f"{write}, line 4: ")
+    assert report.first_skipped.startswith(f"{text}, line 4: ")
     assert verify(report.dataset.path) == []
 
 
@@ -251,19 +237,16 @@ def test_the_library_gets_few_bytes_at_a_time_and_gives_all_ids(sizes):
 
 @pytest.mark.parametrize("options", [{}, {"words": "builtins:list"}, {"sentences": "line"}])
 def test_a_text_that_is_too_long_for_the_library_is_named_or_skipped(byte_level, tmp_path, options):
-    """A word of more than 4 KiB goes there; with --words and --sentences all of a text does, and half as much may."""
+    """A word of more than 4 KiB goes there; with --words and --sentences all of a text does."""
     texts = ["the stone", "x" * 6000, "é" * 4000, "stone " * 10, "ab" * 9000, "the river"]
     (tmp_path / "text").write_text("\n".join(texts))
     (tmp_path / "t.json").write_text(byte_level)
     fixed = {"tokenizer": str(tmp_path / "t.json"), "documents": "line", "validation": 0, **options}
-    with mock.patch.object(engine, "LONGEST_PIECE", 12_000):
-        longest = 12_000 >> bool(options)
-        first = 12_000 if "words" in options else longest  # the engine gives ids before the places are asked for
-        at, gone = next((n, len(t.encode())) for n, t in enumerate(texts) if len(t.encode()) > first)
-        with refuses("too-large", "tokenizer", given=gone, says=f"{tmp_path / 'text'}, line {at + 1}: {gone:,} bytes"):
+    with mock.patch.object(engine, "LONGEST_PIECE", 7_000):
+        with refuses("too-large", "tokenizer", given=8000, says=f"{tmp_path / 'text'}, line 3: 8,000 bytes"):
             build([tmp_path / "text"], tmp_path / "out", **fixed)
         report = build([tmp_path / "text"], tmp_path / "out", **fixed, on_error="skip")
-    kept = [text for text in texts if len(text.encode()) <= longest]
+    kept = [text for text in texts if len(text.encode()) <= 7_000]
     assert read_record(tmp_path / "out" / "manifest.json")["counts"]["skipped_rows"] == len(texts) - len(kept)
     special, library = report.dataset.special_tokens, tokenizers.Tokenizer.from_str(byte_level)
     ends = [] if special.separator is None else [special.separator]
@@ -494,8 +477,7 @@ def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, ber
     for post_processor, expected in ((roberta, ["input_ids", "attention_mask"]), (sequence, names)):
         content = json.loads(byte_level) | {"post_processor": post_processor}
         assert given(Tokenizer(json.dumps(content))) == expected
-    for name, content in load(str(bert)).files.items():
-        (tmp_path / name).write_bytes(content)
+    write_all(tmp_path, load(str(bert)).files)
     (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
     assert given(load(str(tmp_path))) == ["input_ids", "attention_mask"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import WORDS, make_text
 from helpers import published, refuses, succeeds, without_origins
-from sources import as_arrow_file, as_jsonl, as_parquet, as_tsv, zstd
+from sources import as_arrow_file, as_jsonl, as_parquet, as_tsv, build_parts, zstd
 
 import bertdata
 from bertdata.cli import main
@@ -88,8 +88,7 @@ def built(tmp_path_factory, vocab):
             folder = tmp_path_factory.mktemp("trace")
             named, options = inputs(folder / "text", form)
             options |= SMALL | {"tokenizer": vocab, "sentences": "line", "workers": 2}
-            for part in range(2):
-                build(named, folder / "out", part=(part, 2), **options)
+            build_parts(named, folder / "out", 2, **options)
             made[form] = finish(folder / "out").dataset
         return made[form]
 

@@ -4,10 +4,10 @@ import re
 import shlex
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 from helpers import refuses, succeeds
 from training import QUIET, TINY, entries, refused_run, train
 
@@ -131,7 +131,7 @@ def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_p
 
 
 def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "records.md").read_text()
+    page = (ROOT / "docs" / "records.md").read_text()
     lines = re.findall(r"^    bertrain pretrain (.* --log-to .*)$", page, re.MULTILINE)
     assert len(lines) == 2
     monkeypatch.chdir(tmp_path)

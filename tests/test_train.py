@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import LETTERS, make_text
-from helpers import ids_of, python, refused, refuses, stop_after, succeeds
+from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
@@ -194,8 +194,7 @@ def test_residues_are_tokens_as_in_esm(tmp_path):
     known = [text for text in sequences() if set(text) <= {*RESIDUES, *" \t\r\n"}]
     assert len(known) > 20
     assert ids_of(made, known) == [theirs(text, add_special_tokens=False).input_ids for text in known]
-    for name, content in made.files.items():
-        (tmp_path / name).write_bytes(content)
+    write_all(tmp_path, made.files)
     fast = bertdata.Tokenizer.load(str(tmp_path))
     assert fast(["MKV", "A"])["input_ids"] == [theirs(text).input_ids for text in ("MKV", "A")]
     assert theirs("MKV").input_ids == [0, 20, 15, 7, 2]

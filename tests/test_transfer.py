@@ -8,6 +8,7 @@ import random
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import built
-from helpers import Handler, published, recorded, refused, refuses, serving, succeeds, without_origins
+from helpers import Handler, published, recorded, refused, refuses, serving, succeeds, without_origins, write
 
 import bertdata
 from bertdata.cli import main
@@ -33,9 +34,17 @@ SMALL = {"sentences": "line", "validation": 0.2}  # few files: each is a request
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def under(bucket, prefix):
-    """Name → bytes of the objects below a prefix."""
-    return {key.removeprefix(f"{prefix}/"): content for key, content in bucket.objects().items()}
+def then(function, action, *, after=lambda *arguments: True):
+    """The function, and once, after its first call with such arguments, the action."""
+    left = [action]
+
+    def call(*arguments):
+        result = function(*arguments)
+        if left and after(*arguments):
+            left.pop()()
+        return result
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +64,7 @@ def pushed(bucket, dataset):
 def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucket, dataset, tmp_path, cache):
     seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / transfer.LOCK
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
     with recorded(tmp_path) as disk:
         assert pull(url, tmp_path / "copy", progress=lambda *at: lock.unlink(missing_ok=True)) == dataset.dataset_id
@@ -72,20 +81,16 @@ def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucke
 
 
 def test_several_that_open_a_url_copy_it_once(pushed, dataset):
-    copied, opened, real = [], [], transfer._copy
+    copied, real = [], transfer._copy
 
     def copy(find, path, *more):
         copied.append(path.name)
         time.sleep(0.05)
         return real(find, path, *more)
 
-    with patch.object(transfer, "_copy", copy):
-        threads = [threading.Thread(target=lambda: opened.append(bertdata.open(pushed).dataset_id)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert opened == [dataset.dataset_id] * 4
+    with patch.object(transfer, "_copy", copy), ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(bertdata.open, [pushed] * 4))
+    assert [each.dataset_id for each in opened] == [dataset.dataset_id] * 4
     records = ("manifest.json", "origins/origins.json")
     assert sorted(copied) == sorted(os.path.basename(name) for name in published(dataset.path) if name not in records)
 
@@ -233,7 +238,7 @@ def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
     with patch.object(stores, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         push(dataset.path, url)
     push(dataset.path, url)
-    objects = under(bucket, "shards")
+    objects = bucket.objects("shards")
     assert {name: objects[name] for name in published(dataset.path)} == published(dataset.path)
 
 
@@ -255,35 +260,29 @@ def test_what_is_there_is_not_put_again(bucket, dataset):
         push(dataset.path, f"{bucket.url}/shards")
     names = published(dataset.path).keys() - {"manifest.json"}
     assert sorted(put) == sorted(map(os.path.basename, names))
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_push_whose_claim_was_removed_replaces_nothing(bucket, dataset, other):
     """It stalls, somebody takes it for dead, removes its claim, and pushes another dataset."""
-    url, real, is_first = f"{bucket.url}/shards", transfer._require_sound, [True]
+    url, tokens = f"{bucket.url}/shards", other.path / "train-00000.tokens.npy"
 
-    def stalled(path, sha256):
-        real(path, sha256)
-        if path.is_relative_to(other.path) and path.name == "train-00000.tokens.npy" and is_first and is_first.pop():
-            stores.remove(f"{url}/{transfer.CLAIM}")
-            push(dataset.path, url)
+    def take_over():
+        stores.remove(f"{url}/{transfer.CLAIM}")
+        push(dataset.path, url)
 
+    stalled = then(transfer._require_sound, take_over, after=lambda path, sha256: path == tokens)
     with patch.multiple(transfer, _THREADS=1, _require_sound=stalled), refuses("busy", "url"):
         push(other.path, url)
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_push_of_the_same_dataset_that_was_finished_by_another_ends(bucket, dataset):
-    url, real, is_first = f"{bucket.url}/shards", transfer._require_sound, [True]
-
-    def overtaken(path, sha256):
-        real(path, sha256)
-        if is_first and is_first.pop():
-            push(dataset.path, url)
-
+    url = f"{bucket.url}/shards"
+    overtaken = then(transfer._require_sound, lambda: push(dataset.path, url))
     with patch.multiple(transfer, _THREADS=1, _CLAIMED_EVERY=1, _require_sound=overtaken):
         assert push(dataset.path, url) == dataset.dataset_id
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_claim_that_names_files_that_are_not_there_is_not_trusted(bucket, dataset):
@@ -292,70 +291,48 @@ def test_a_claim_that_names_files_that_are_not_there_is_not_trusted(bucket, data
     bucket.put(f"shards/{transfer.CLAIM}", json.dumps(claim).encode())
     bucket.put("shards/train-00000.tokens.npy", b"cut short")
     push(dataset.path, f"{bucket.url}/shards")
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
-def test_a_file_that_the_server_lost_leaves_no_manifest(bucket, dataset):
-    real = stores.write
-    lost = patch.object(stores, "write", lambda url, path: path.name == "train-00000.json" or real(url, path))
-    with lost, refuses("server-failed"):
+@pytest.mark.parametrize(("name", "lost"), [("write", "train-00000.json"), ("create", "manifest.json")])
+def test_a_file_that_the_server_lost_is_no_success_and_leaves_no_manifest(bucket, dataset, name, lost):
+    real = getattr(stores, name)
+    losing = patch.object(stores, name, lambda url, given: not url.endswith(f"/{lost}") and real(url, given))
+    with losing, refuses("server-failed"):
         push(dataset.path, f"{bucket.url}/shards")
-    assert "manifest.json" not in under(bucket, "shards")
+    assert "manifest.json" not in bucket.objects("shards")
     push(dataset.path, f"{bucket.url}/shards")
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_store_that_ignores_conditions_is_refused(bucket, dataset):
     always = patch.object(stores, "create", lambda url, content: stores.overwrite(url, content) or True)
     with always, refuses("server-unsuitable", "url"):
         push(dataset.path, f"{bucket.url}/shards")
-    assert under(bucket, "shards") == {}
+    assert bucket.objects("shards") == {}
 
 
 def test_a_claim_that_another_push_removed_at_its_end_is_no_fault_of_the_server(bucket, dataset):
-    url, real, is_first = f"{bucket.url}/shards", stores.create, [True]
-
-    def create(name, content):
-        is_new = real(name, content)
-        if is_first and is_first.pop():
-            push(dataset.path, url)
-        return is_new
-
-    with patch.object(stores, "create", create):
+    url = f"{bucket.url}/shards"
+    with patch.object(stores, "create", then(stores.create, lambda: push(dataset.path, url))):
         assert push(dataset.path, url) == dataset.dataset_id
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
     """Another one finishes after this one has seen that there is no manifest."""
-    url, real, is_first = f"{bucket.url}/shards", transfer._id_under, [True]
-
-    def late(root):
-        dataset_id = real(root)
-        if is_first.pop() if is_first else False:
-            push(dataset.path, url)
-        return dataset_id
-
+    url = f"{bucket.url}/shards"
+    late = then(transfer._id_under, lambda: push(dataset.path, url))
     with patch.object(transfer, "_id_under", late), refuses("out-exists", "url"):
         push(other.path, url)
-    assert under(bucket, "shards") == published(dataset.path)
-
-
-def test_a_manifest_that_the_server_did_not_take_is_no_success(bucket, dataset):
-    real = stores.create
-    no_manifest = patch.object(stores, "create", lambda url, content: "push" in url and real(url, content))
-    with no_manifest, refuses("server-failed"):
-        push(dataset.path, f"{bucket.url}/shards")
-    push(dataset.path, f"{bucket.url}/shards")
-    assert under(bucket, "shards") == published(dataset.path)
+    assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, full_disk):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    write(tmp_path / "mine" / "notes.txt", "keep")
     with refuses("out-exists", "directory"):
         pull(pushed, tmp_path / "mine")
-    assert published(tmp_path / "mine") == {"notes.txt": b"keep"}
+    assert published(tmp_path / "mine") == {"notes.txt": b"keep\n"}
     with full_disk(1000), pytest.raises(OSError, match="too large") as caught:
         pull(pushed, tmp_path / "copy")
     assert Path(caught.value.filename).parent == tmp_path / "copy"
@@ -380,7 +357,7 @@ def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(buc
     one_by_one = patch.multiple(transfer, _THREADS=1)
     with one_by_one, patch.object(stores, "write", write), refuses("replaced", given=source):
         push(source, f"{bucket.url}/shards")
-    assert "manifest.json" not in under(bucket, "shards")
+    assert "manifest.json" not in bucket.objects("shards")
 
 
 @pytest.mark.parametrize("content", [b"{}", None])
@@ -391,7 +368,7 @@ def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path, name, conten
     damaged.unlink() if content is None else damaged.write_bytes(content)
     with refuses("damaged", given=damaged):
         push(tmp_path / "damaged", f"{bucket.url}/shards")
-    assert "manifest.json" not in under(bucket, "shards")
+    assert "manifest.json" not in bucket.objects("shards")
 
 
 def test_a_url_that_cannot_hold_a_dataset_is_refused_without_secrets(dataset, tmp_path):
@@ -480,7 +457,7 @@ def test_a_build_to_a_url_gives_the_files_of_a_directory(bucket, corpus, vocab, 
     options = {"tokenizer": vocab, "shard_size": 8000}
     build(corpus, tmp_path / "here", **options)
     report = build(corpus, f"{bucket.url}/there", **options)
-    assert under(bucket, "there") == published(tmp_path / "here")
+    assert bucket.objects("there") == published(tmp_path / "here")
     assert published(report.dataset.path) == published(tmp_path / "here")
     with patch.object(transfer, "_copy", None):
         assert bertdata.open(f"{bucket.url}/there").path == report.dataset.path
@@ -493,7 +470,7 @@ def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, voca
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     with patch("bertdata.write.dataset.make_text_units", None):  # the text is not read again
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
-    assert under(bucket, "there") == published(tmp_path / "here")
+    assert bucket.objects("there") == published(tmp_path / "here")
 
 
 def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpus, vocab, tmp_path, cache):
@@ -501,7 +478,7 @@ def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpu
         build(corpus, f"{bucket.url}/there/", tokenizer=vocab)
     bucket.put(f"there/{transfer.CLAIM}", b"left")
     report = build(corpus, f"{bucket.url}/there", tokenizer=vocab)
-    assert under(bucket, "there") == published(report.dataset.path)
+    assert bucket.objects("there") == published(report.dataset.path)
     assert report.dataset.path.is_relative_to(cache / "datasets")
     with refuses("out-exists", "out"):
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
@@ -539,7 +516,7 @@ def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_p
 
     def present():
         if what != "pull":
-            return under(bucket, "there")
+            return bucket.objects("there")
         return published(tmp_path / "copy") if (tmp_path / "copy").exists() else {}
 
     def run(limit_s):

@@ -6,26 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import byte_level_bpe
+from conftest import SPECIALS, byte_level_bpe
 from families import SMALL, VARIANTS
-from helpers import refused, succeeds
+from helpers import refused, succeeds, write, write_all
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from training import QUIET, last_checkpoint, train
+from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.tokenize.load import load
 from bertrain.lab import transplant
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 KINDS = ("bert", "modernbert", "albert", "deberta-v2", "bert untied")
 
 
 def vocabulary(path, tokens):
-    path.write_text("\n".join([*SPECIALS, *tokens]) + "\n")
-    return path
+    return write(path, *SPECIALS, *tokens)
 
 
 @pytest.fixture
@@ -45,9 +42,7 @@ def checkpoint(vocab, tmp_path):
         for parameter in model.parameters():  # biases and padding too
             torch.nn.init.normal_(parameter, std=0.2)
         model.save_pretrained(tmp_path / "old")
-        for name, content in tokenizer.files.items():
-            (tmp_path / "old" / name).write_bytes(content)
-        return tmp_path / "old"
+        return write_all(tmp_path / "old", tokenizer.files)
 
     return make
 
@@ -87,7 +82,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
     said, _ = moved(directory, vocabulary(tmp_path / "new.txt", tokens), tmp_path / "new")
     copied = len(SPECIALS) + 1
     assert f"{copied} tokens copied, 1 means of tokens, 2 at random" in said
-    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "new" / "model.safetensors")
+    before, after = weights_in(directory), weights_in(tmp_path / "new")
     ids = [(SPECIALS + ordinary).index(token) for token in (word, letter)]
     changed = [name for name, tensor in before.items() if tensor.shape != after[name].shape]
     assert {name.split(".")[-1] for name in changed} == {"weight", "bias"}
@@ -151,8 +146,7 @@ def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordin
 
 def test_what_cannot_be_moved_is_refused(checkpoint, vocab, tmp_path):
     directory = checkpoint("bert")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("mine")
+    write(tmp_path / "full" / "mine", "mine")
     options = ["--checkpoint", directory, "--tokenizer", vocab, "--out"]
     refused(transplant.main, *options, tmp_path / "full", kind="out-exists", option="out")
     missing = ["--checkpoint", directory, "--tokenizer", tmp_path / "none.json", "--out", tmp_path / "out"]

@@ -1,11 +1,10 @@
 """The golden vectors of docs/determinism.md, against the slow reference implementations and against the kernels."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_dataset
+from conftest import ROOT, write_dataset
 from helpers import shard_of
 from reference import keys, rows
 
@@ -16,7 +15,7 @@ from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
 from bertdata.write import kernels as build_kernels
 
-PAGE = (Path(__file__).parent.parent / "docs" / "determinism.md").read_text()
+PAGE = (ROOT / "docs" / "determinism.md").read_text()
 VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 
 

@@ -322,11 +322,6 @@ PIECES = [
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 
 
-@pytest.fixture(autouse=True)
-def _small_tables(monkeypatch):
-    monkeypatch.setattr(engine, "HARD_RUNS", 4)
-
-
 @pytest.fixture(scope="module")
 def kinds():
     """name → a tokenizer, made when it is first asked for."""
@@ -767,17 +762,22 @@ def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton
     assert not isinstance(tokenizer._engine, ByteWords)
 
 
+def word_level(pre_tokenizer, *words, normalizer=None):
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", *words])}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
 def test_bytes_of_words_for_another_model_than_bpe_are_left_to_the_library():
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "Ġb": 1, "a": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = bytes_of(regex=True)
-    ours = Ours(tokenizer.to_str())
+    ours = Ours(word_level(bytes_of(regex=True), "Ġb", "a").to_str())
     assert_exact(ours, ["a b c"])
     assert ours.engine_refusal == "it gives the bytes of words to a WordLevel model"
 
 
 def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_token():
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = word_level(SPLIT, "a", "b")
     tokenizer.add_tokens([AddedToken("[MASK]", normalized=False), AddedToken("<tag>", normalized=False)])
     ours = Ours(tokenizer.to_str())
     found = ours.encode(*joined(["a [MASK]<tag> b"]), sentences=False)
@@ -785,26 +785,22 @@ def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_tok
     assert (found.ids.tolist(), found.special_ids_replaced) == ([1, 0, 4, 2], 1)
 
 
-def test_a_mark_that_a_later_normalizer_removes_may_have_changed_the_letter_before_it():
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "\u30ab": 1, "\u30ac": 2}, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.StripAccents()])
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    ours = Ours(tokenizer.to_str())
-    assert_exact(ours, ["\uff76\uff9e", "\uff76", "\uff76 \uff9e"])
-    assert ours.engine == "WordLevel"
+MARKS_REMOVED = normalizers.Sequence([normalizers.NFKC(), normalizers.StripAccents()])
+NUMBERS = isolated(r"\p{N}+")[0]
 
 
-def test_a_split_by_a_regular_expression_alone_after_a_normalizer():
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "12": 2}, unk_token="<unk>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFC(), isolated(r"\p{N}+")[0]
-    ours = Ours(tokenizer.to_str())
-    assert_exact(ours, ["a12a", "12", "a e\u0301"])
-    assert ours.engine == "WordLevel"
-
-
-def test_a_character_before_a_text_that_is_cut_after_it_is_left_to_the_library():
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "▁": 2}, unk_token="<unk>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Prepend("▁"), isolated(r"\p{N}+")[0]
-    ours = Ours(tokenizer.to_str())
-    assert_exact(ours, ["1", "a1"])
-    assert ours.engine is None
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "words", "texts", "engine"),
+    [
+        # a mark that a later normalizer removes may have changed the letter before it
+        (MARKS_REMOVED, SPLIT, "\u30ab\u30ac", ["\uff76\uff9e", "\uff76", "\uff76 \uff9e"], "WordLevel"),
+        # a split by a regular expression alone, after a normalizer
+        (normalizers.NFC(), NUMBERS, ["a", "12"], ["a12a", "12", "a e\u0301"], "WordLevel"),
+        # a character before a text that is cut after it is left to the library
+        (normalizers.Prepend("▁"), NUMBERS, "1▁", ["1", "a1"], None),
+    ],
+)
+def test_words_that_are_looked_up_after_a_normalizer(normalizer, pre_tokenizer, words, texts, engine):
+    ours = Ours(word_level(pre_tokenizer, *words, normalizer=normalizer).to_str())
+    assert_exact(ours, texts)
+    assert ours.engine == engine

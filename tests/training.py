@@ -1,5 +1,6 @@
 """What the tests of training share: a run in this process, a run of several, and what it wrote down."""
 
+import errno
 import importlib
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import refused
+from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
 from bertrain.methods import methods_of
@@ -207,11 +209,31 @@ def last_checkpoint(run):
     return max(run.glob("step-*"))
 
 
+def weights_in(directory):
+    """Name → tensor of the weights of a checkpoint."""
+    return load_file(directory / "model.safetensors")
+
+
 def remove_after(run, step):
     """Removes the checkpoints of a run after a step, as if it had been stopped there."""
     for path in run.glob("step-*"):
         if path.name > f"step-{step:08d}":
             shutil.rmtree(path)
+
+
+def cannot_read(patch, path, number=errno.EIO):
+    """Reading a file, or its digest, fails for a while, as from a disk that is asked again later."""
+
+    def failing(read):
+        def call(file, *arguments):
+            if file == path:
+                raise OSError(number, os.strerror(number), str(file))
+            return read(file, *arguments)
+
+        return call
+
+    patch.setattr(Path, "read_bytes", failing(Path.read_bytes))
+    patch.setattr(checkpoint, "digest", failing(checkpoint.digest))
 
 
 def seal(directory):

@@ -116,8 +116,9 @@ def _parameters() -> tuple[list[click.Parameter], dict[str, list[str]]]:
     all_options()  # which refuses two of one name
     of_methods = {name.replace("_", " ").capitalize(): each.options_type for name, each in known_methods().items()}
     headings: dict[str, list[str]] = {name: [] for name in (DATA, MODEL, SCHEDULE, *of_methods, HARDWARE, CHECKPOINTS)}
+    kinds: list[tuple[str, type[Any]]] = [("", Config), *of_methods.items()]
     parameters: list[click.Parameter] = []
-    for heading, kind in {"": Config, **of_methods}.items():
+    for heading, kind in kinds:
         for option in fields(kind):
             if not option.metadata.get("in_files"):
                 headings[option.metadata.get("group") or heading].append(option.name)
