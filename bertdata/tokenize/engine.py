@@ -42,7 +42,7 @@ NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs, in lines of 64 
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
-LONGEST_PIECE = 1 << 22  # bytes of text that `tokenizers` may get in one piece; it takes up to 160 bytes for each
+LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it takes 100 to 220 bytes for each
 _TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that several threads may give it at once
 _RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
 _one_at_a_time = threading.Lock()  # held while it has a longer text
@@ -233,13 +233,12 @@ def encoded_by(
 ) -> Iterator[tokenizers.Encoding]:
     """What the library gives for texts, one after the other. Keep none of them: each takes much memory.
 
-    with_places: also the places of tokens in the text, which takes longer, and twice the memory. Raises TokenizerError
-    if the library fails, as for a panic of its Rust code, and LongTextError for a text that is longer than
-    LONGEST_PIECE, or half of it with places.
+    with_places: also the places of tokens in the text, which takes longer. Raises TokenizerError if the library fails,
+    as for a panic of its Rust code, and LongTextError for a text that is longer than LONGEST_PIECE.
     """
     encode = library.encode_batch if with_places else library.encode_batch_fast
     sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
-    too_long = [number for number, size in enumerate(sizes) if size > LONGEST_PIECE >> with_places]
+    too_long = [number for number, size in enumerate(sizes) if size > LONGEST_PIECE]
     if too_long:
         raise long_text(sizes[too_long[0]], documents=too_long)
     first = 0
@@ -267,8 +266,8 @@ def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[
 def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
     """The error for a text of so many bytes. documents, places: as the error has them."""
     error = LongTextError(
-        f"{size:,} bytes of text, such as one word, reach the `tokenizers` library in one piece, and it takes 160 "
-        "bytes of memory for each; split the text, or give another --tokenizer",
+        f"{size:,} bytes of text, such as one word, reach the `tokenizers` library in one piece, which takes "
+        "some 200 bytes of memory for each; split the text, or give another --tokenizer",
         "too-large",
         option="tokenizer",
         given=size,
