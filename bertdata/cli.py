@@ -128,8 +128,9 @@ class OneSentence(click.Command):
                 names = (heading for heading, options in self.headings.items() if parameter.name in options)
                 lists[next(names, rest)].append(record)
         for heading, records in lists.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_sentence():

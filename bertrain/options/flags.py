@@ -27,16 +27,10 @@ from bertrain.options.config import (
     default_out,
     replaced_by,
 )
-from bertrain.options.fields import flag, helps
+from bertrain.options.fields import Options, flag, helps
 
 
-class _GroupedOption(click.Option):
-    def __init__(self, *arguments: Any, group: str, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.group = group
-
-
-class _GroupedCommand(OneSentence):
+class _RunCommand(OneSentence):
     """A command with the options of a run and of all methods. Its --help lists them under headings."""
 
     def __init__(self, *arguments: Any, own: Sequence[click.Parameter], **options: Any) -> None:
@@ -47,19 +41,9 @@ class _GroupedCommand(OneSentence):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Made anew each time: a program may have added methods."""
         with one_sentence():
-            self.params = [*self._own, *_parameters()]
+            parameters, self.headings = _parameters()
+        self.params = [*self._own, *parameters]
         return super().get_params(ctx)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = (DATA, MODEL, SCHEDULE, *map(_heading, known_methods()), HARDWARE, CHECKPOINTS, "Other")
-        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                groups[getattr(parameter, "group", "Other")].append(record)
-        for name, records in groups.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records)
 
 
 def command(
@@ -92,9 +76,7 @@ def command(
 
     settings = {"help_option_names": ["-h", "--help"]}
     epilog = f"\b\nExample:\n  {example}" if example else None
-    return _GroupedCommand(
-        "pretrain", callback=main, help=run.__doc__, epilog=epilog, context_settings=settings, own=own
-    )
+    return _RunCommand("pretrain", callback=main, help=run.__doc__, epilog=epilog, context_settings=settings, own=own)
 
 
 def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, list[str]]:
@@ -127,19 +109,19 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     return config, lines
 
 
-def _heading(method: str) -> str:
-    return method.replace("_", " ").capitalize()
-
-
-def _parameters() -> list[click.Parameter]:
-    """A flag for every option of a run and of every method, --recipe and --config."""
+def _parameters() -> tuple[list[click.Parameter], dict[str, list[str]]]:
+    """A flag for every option of a run and of every method, --recipe and --config; and names of options by heading."""
     all_options()  # which refuses two of one name
-    parameters = [_flag(option, Config) for option in fields(Config) if not option.metadata.get("in_files")]
-    for name, method in known_methods().items():
-        kind, group = method.options_type, _heading(name)
-        parameters += [_flag(option, kind, group) for option in fields(kind) if not option.metadata.get("in_files")]
-    return [
-        *parameters,
+    of_methods = {name.replace("_", " ").capitalize(): each.options_type for name, each in known_methods().items()}
+    headings: dict[str, list[str]] = {name: [] for name in (DATA, MODEL, SCHEDULE, *of_methods, HARDWARE, CHECKPOINTS)}
+    parameters: list[click.Parameter] = []
+    kinds: dict[str, type[Options]] = {"": Config, **of_methods}
+    for heading, kind in kinds.items():
+        for option in fields(kind):
+            if not option.metadata.get("in_files"):
+                headings[option.metadata.get("group") or heading].append(option.name)
+                parameters.append(_flag(option, kind))
+    parameters += [
         click.Option(
             ["--recipe"],
             help=f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}. Options on the command "
@@ -152,9 +134,10 @@ def _parameters() -> list[click.Parameter]:
             "(docs/phases.md). Options on the command line override them.",
         ),
     ]
+    return parameters, headings
 
 
-def _flag(option: Field[Any], kind: type, group: str = "") -> click.Parameter:
+def _flag(option: Field[Any], kind: type) -> click.Parameter:
     """The flag of an option. kind: the class that it is a field of."""
     meta, form = option.metadata, option.metadata.get("form")
     more: dict[str, Any] = {"multiple": form == "many"}
@@ -165,8 +148,7 @@ def _flag(option: Field[Any], kind: type, group: str = "") -> click.Parameter:
     written = flag(option.name)
     if option.default is False:
         written, more = f"{written}/--no-{written[2:]}", {}
-    group = meta.get("group") or group
-    return _GroupedOption([written, option.name], group=group, default=None, help=shown, **more)
+    return click.Option([written, option.name], default=None, help=shown, **more)
 
 
 def _require_apart(given: dict[str, Any], phases: Any) -> None:
