@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.commands import evaluate
 from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
-from bertrain.optim.lamb import Lamb
-from bertrain.optim.stable import StableAdamW
+from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, run
 

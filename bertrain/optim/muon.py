@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertrain.models.families import FUSED, layers_of
-from bertrain.optim.moments import commit, is_skipped
+from bertrain.optim.adam import commit, is_skipped
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of an odd polynomial that moves singular values towards 1
 ITERATIONS = 5

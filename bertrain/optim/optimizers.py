@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from bertdata.errors import UsageError
-from bertrain.optim.lamb import Lamb
+from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.optim.muon import Muon, hidden_matrices
-from bertrain.optim.stable import StableAdamW
 from bertrain.options.config import Config
 
 
@@ -25,10 +25,10 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     return optimizer
 
 
-def adamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), fused into one kernel."""
+def _adam(kind: Any, module: torch.nn.Module, config: Config, **options: Any) -> torch.optim.Optimizer:
+    """An optimizer on Adam's moments, with decoupled weight decay (Loshchilov and Hutter, 2019)."""
     groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+    return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, **options)
 
 
 def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -54,23 +54,11 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     )
 
 
-def stableadamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """StableAdamW: AdamW with smaller steps where gradients grow suddenly."""
-    groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
-    return StableAdamW(groups, betas=betas, eps=config.epsilon)
-
-
-def lamb(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """LAMB: AdamW for large batches, with steps in proportion to the norm of each matrix."""
-    groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
-    return Lamb(groups, betas=betas, eps=config.epsilon)
-
-
 OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {
-    "adamw": adamw,
+    "adamw": partial(_adam, torch.optim.AdamW, fused=True),
     "muon": muon,
-    "stableadamw": stableadamw,
-    "lamb": lamb,
+    "stableadamw": partial(_adam, StableAdamW),
+    "lamb": partial(_adam, Lamb),
 }
 """Optimizers by the name that --optimizer gives them. Add your own: docs/extending.md."""
 
