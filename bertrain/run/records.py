@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,7 +123,7 @@ class Records:
         """Raises TrainingError. On rank 0."""
         config = self._run.config
         self.writer.wait()
-        saved = f"continue from {self.saved}, the newest checkpoint" if self.saved else "begin again"
+        saved = f"continue from {self.writer.saved}, the newest checkpoint" if self.writer.saved else "begin again"
         fp16 = ", or give another --precision than fp16" * (self._run.training.precision == "fp16")
         sentence = (
             f"the last {in_a_row} steps up to step {step} were skipped, as {' and '.join(losses)} was not "
@@ -272,15 +271,11 @@ class Records:
             run.ranks.on_first(self._renew_cards)
 
     @property
-    def saved(self) -> Path | None:
-        """The newest checkpoint that is on disk, on rank 0."""
-        return self.writer.saved
-
-    @property
     def saved_step(self) -> int | None:
-        return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
+        """The step of the newest checkpoint that is on disk, on rank 0."""
+        return int(self.writer.saved.name.removeprefix(checkpoint.STEP)) if self.writer.saved else None
 
     def describe_newest(self) -> str:
         """What a stopped run has saved: a sentence."""
-        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
+        saved = f"Step {self.saved_step} is saved" if self.writer.saved else "Nothing is saved yet"
         return f"{saved}; run the same command to continue."
