@@ -47,6 +47,8 @@ class Records:
             "precision": run.training.precision,
             "eval_precision": run.training.eval_precision,
             "attention": run.training.attention,
+            "samples_per_epoch": run.loader.num_samples,
+            "parameters": run.training.num_parameters(),
         }
         if run.config.lr_scale:
             facts["lr_scale"] = run.training.scaled_rates()
@@ -64,13 +66,7 @@ class Records:
                 )
         if has_dropout(run.learner.model) and run.ranks.world_size > 1:
             run.warnings.append("the model has dropout, so another number of ranks would give another run")
-        run.watch.announce(
-            facts,
-            parameters=run.training.num_parameters(),
-            num_samples=run.loader.num_samples,
-            lines=lines,
-            warnings=[*run.warnings, *run.plan.warnings],
-        )
+        run.watch.announce(facts, lines, [*run.warnings, *run.plan.warnings])
         return run.watch.last_evaluation.get("step", 0)
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
