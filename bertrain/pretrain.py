@@ -136,4 +136,4 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
 
 
-main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
+main: click.Command = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")

@@ -262,8 +262,8 @@ def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, no
             raise UsageError(sentence, "other-settings", option="phase", given=number)
         names = was["methods"] | phase["methods"]  # a method may have come, or gone
         usual = {name: option.default for name, option in all_options().items() if name in names}
-        after = usual | phase | phase["methods"]
-        for name, value in (usual | was | was["methods"]).items():
+        after = {**usual, **phase, **phase["methods"]}
+        for name, value in {**usual, **was, **was["methods"]}.items():
             if name not in ("stop", "methods") and _lasting(value) != _lasting(after.get(name)):
                 sentence = (
                     f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
