@@ -72,7 +72,8 @@ def pretrain(config: Config) -> None:
                 by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
                 click.echo(f"Stopped by {by} after step {run.step}. {records.describe_newest()}")
             else:
-                click.echo(f"done: {records.saved}\nAutoModelForMaskedLM.from_pretrained({str(records.saved)!r})")
+                saved = records.writer.saved
+                click.echo(f"done: {saved}\nAutoModelForMaskedLM.from_pretrained({str(saved)!r})")
         if signals.stopped == "SIGINT":
             sys.exit(130)
 
@@ -136,4 +137,4 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
 
 
-main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
+main: click.Command = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")

@@ -29,8 +29,8 @@ from training import (
 
 from bertrain import methods, optim
 from bertrain.commands import doctor, plan
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import METHODS, Method
-from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.options.config import Config, all_options
@@ -411,7 +411,7 @@ def test_a_run_resumes_with_its_own_settings_not_those_of_the_checkpoint(dataset
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
     def parts(**seeds):
         config = Config.of(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
-        return assemble.loader(config, dataset).seed, build.fingerprint(assemble.model(config, dataset)[0])
+        return assemble.loader(config, dataset).seed, fingerprint(assemble.model(config, dataset)[0])
 
     assert parts(seed=0) == parts(seed=0, data_seed=0)
     assert parts(seed=1, data_seed=0) == (0, parts(seed=1)[1])

@@ -42,6 +42,7 @@ from bertrain.commands import doctor
 from bertrain.lab.distillation import objective as distil
 from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.objective import divergence
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import methods_of
 from bertrain.models import build as model
 from bertrain.options.config import Config
@@ -162,7 +163,7 @@ def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
 
 def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
     found = json.loads(succeeds(cli.main, "inspect", caches["few"], "--json").output)
-    assert found["teacher"]["sha256"] == model.fingerprint(model.load(checkpoint.find(big)))
+    assert found["teacher"]["sha256"] == fingerprint(model.load(checkpoint.find(big)))
     assert (found["epochs"], found["variants"], found["top_k"]) == (2.0, 2, 64)
     loader = loader_of(dataset, teacher_cache=str(caches["all"]))
     batch = loader.read(np.arange(2 * loader.num_samples))
@@ -249,7 +250,7 @@ def test_killed_six_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
 def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, big, caches, tmp_path):
     before = contents(caches["few"])
     train(dataset.path, tmp_path / "other", steps=1, **QUIET)
-    known = [model.fingerprint(model.load(checkpoint.find(run))) for run in (big, tmp_path / "other")]
+    known = [fingerprint(model.load(checkpoint.find(run))) for run in (big, tmp_path / "other")]
     for change, values in (
         (["--seed", 1], "seed was 0 and is 1"),
         (["--length", 24], "length was 32 and is 24"),

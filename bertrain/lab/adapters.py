@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from bertdata import key
 from bertdata.errors import DatasetError, UsageError, install
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import Method
-from bertrain.models import build
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
@@ -266,7 +266,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 def base_of(model: PreTrainedModel) -> str:
     """The frozen weights below an adapter, by their digest."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    return f"weights of SHA-256 {build.fingerprint(model, without=trained)[:16]} below the adapter"
+    return f"weights of SHA-256 {fingerprint(model, without=trained)[:16]} below the adapter"
 
 
 def facts(model: PreTrainedModel) -> list[str]:

@@ -36,6 +36,7 @@ from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.finetune import PATIENCE
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
@@ -143,7 +144,7 @@ class Proposer:
             bool(WORD.fullmatch(word)) and not continues[token] and token not in special
             for token, word in enumerate(self.words)
         ]
-        self.digest = hashlib.sha256(f"{build.fingerprint(model)} {backend.to_str()} {most} {sorted(kept)}".encode())
+        self.digest = hashlib.sha256(f"{fingerprint(model)} {backend.to_str()} {most} {sorted(kept)}".encode())
         self._is_other = ~torch.tensor(self._is_word, device=device)
         self._special, self._most, self._kept = special, most, kept
         self._encoder, self._device = Encoder(model).to(device).eval(), device

@@ -13,11 +13,20 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab.tasks import Task
 from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
-from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
+from bertrain.models.families import DROPOUTS, family_of
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
 ROWS = 64  # of a batch that is scored
+HEAD_DROPOUTS = (
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "seq_classif_dropout",
+    "cls_dropout",
+    "summary_last_dropout",
+    "summary_first_dropout",
+)
+"""The names that configurations of all families give to dropout probabilities of a classification head."""
 
 
 class Reader(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -437,20 +437,6 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
             f"{shards.special_tokens.vocab_size}; use shards built with the tokenizer of the model"
         )
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
-
-
-def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str:
-    """SHA-256 of the weights in hex: of each tensor, by name, its name, shape and float32 bytes. About 1 GB/s.
-
-    without: names of tensors that do not count.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if name in without:
-            continue
-        digest.update(f"{name}{list(tensor.shape)}".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length: int) -> None:

@@ -28,15 +28,6 @@ DROPOUTS = (
     "dropout",
 )
 """The names that configurations of all families give to dropout probabilities of the encoder."""
-HEAD_DROPOUTS = (
-    "classifier_dropout",
-    "classifier_dropout_prob",
-    "seq_classif_dropout",
-    "cls_dropout",
-    "summary_last_dropout",
-    "summary_first_dropout",
-)
-"""And to those of a classification head."""
 _PROJECTIONS = (
     ("query", "key", "value"),
     ("q_lin", "k_lin", "v_lin"),

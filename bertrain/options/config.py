@@ -416,7 +416,7 @@ class Config(Options):
         """--global-batch-size."""
         return values.ramp(self.global_batch_size)
 
-    @property
+    @cached_property
     def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
         """--lr-scale as (pattern, factor), in their order."""
         scales = []
@@ -424,17 +424,14 @@ class Config(Options):
             pattern, _, factor = given.rpartition("=")
             try:
                 scales.append((re.compile(pattern), float(factor)))
+                if not pattern or not 0 <= scales[-1][1] < math.inf:
+                    raise ValueError("a part is missing, or out of range")
             except (ValueError, re.error) as error:
                 sentence = (
-                    f"--lr-scale {given} is not a regular expression, = and a number ({error}); write it like "
-                    "embeddings=0.1"
+                    f"--lr-scale {given} is not a regular expression, = and a factor of 0 or more ({error}); write it "
+                    "like embeddings=0.1"
                 )
                 raise UsageError(sentence, "malformed", option="lr_scale", given=given) from None
-            if not pattern or not 0 <= scales[-1][1] < math.inf:
-                sentence = (
-                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1"
-                )
-                raise UsageError(sentence, "malformed", option="lr_scale", given=given)
         return tuple(scales)
 
     @property

@@ -27,9 +27,7 @@ from bertrain.options.config import (
     default_out,
     replaced_by,
 )
-from bertrain.options.fields import flag, helps
-
-MOST_BYTES = 1 << 24  # of a file of options
+from bertrain.options.fields import Options, flag, helps
 
 
 class _RunCommand(OneSentence):
@@ -116,9 +114,9 @@ def _parameters() -> tuple[list[click.Parameter], dict[str, list[str]]]:
     all_options()  # which refuses two of one name
     of_methods = {name.replace("_", " ").capitalize(): each.options_type for name, each in known_methods().items()}
     headings: dict[str, list[str]] = {name: [] for name in (DATA, MODEL, SCHEDULE, *of_methods, HARDWARE, CHECKPOINTS)}
-    kinds: list[tuple[str, type[Any]]] = [("", Config), *of_methods.items()]
     parameters: list[click.Parameter] = []
-    for heading, kind in kinds:
+    kinds: dict[str, type[Options]] = {"": Config, **of_methods}
+    for heading, kind in kinds.items():
         for option in fields(kind):
             if not option.metadata.get("in_files"):
                 headings[option.metadata.get("group") or heading].append(option.name)
@@ -166,11 +164,7 @@ def _require_apart(given: dict[str, Any], phases: Any) -> None:
 def read_options(path: Path) -> dict[str, Any]:
     """The options in a run.json, or in a TOML file. Raises UsageError if it is neither, or has unknown options."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            sentence = f"--config {path} has more than {MOST_BYTES >> 20} MiB; give the run.json of a run"
-            raise UsageError(sentence, "too-large", option="config", given=str(path))
+        content = path.read_bytes()
         saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
     except FileNotFoundError:
         sentence = f"--config {path} does not exist; give the run.json of a run"
@@ -181,8 +175,6 @@ def read_options(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         sentence = f"--config {path} is not TOML: {error}; write lines such as lr = 1e-3"
         raise UsageError(sentence, "malformed", option="config", given=str(path)) from None
-    except UsageError:
-        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         sentence = (
             f"--config {path} is not a run.json that bertrain pretrain wrote, nor a .toml file of options; give one "

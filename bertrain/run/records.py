@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +47,8 @@ class Records:
             "precision": run.training.precision,
             "eval_precision": run.training.eval_precision,
             "attention": run.training.attention,
+            "samples_per_epoch": run.loader.num_samples,
+            "parameters": run.training.num_parameters(),
         }
         if run.config.lr_scale:
             facts["lr_scale"] = run.training.scaled_rates()
@@ -65,13 +66,7 @@ class Records:
                 )
         if has_dropout(run.learner.model) and run.ranks.world_size > 1:
             run.warnings.append("the model has dropout, so another number of ranks would give another run")
-        run.watch.announce(
-            facts,
-            parameters=run.training.num_parameters(),
-            num_samples=run.loader.num_samples,
-            lines=lines,
-            warnings=[*run.warnings, *run.plan.warnings],
-        )
+        run.watch.announce(facts, lines, [*run.warnings, *run.plan.warnings])
         return run.watch.last_evaluation.get("step", 0)
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
@@ -124,7 +119,7 @@ class Records:
         """Raises TrainingError. On rank 0."""
         config = self._run.config
         self.writer.wait()
-        saved = f"continue from {self.saved}, the newest checkpoint" if self.saved else "begin again"
+        saved = f"continue from {self.writer.saved}, the newest checkpoint" if self.writer.saved else "begin again"
         fp16 = ", or give another --precision than fp16" * (self._run.training.precision == "fp16")
         sentence = (
             f"the last {in_a_row} steps up to step {step} were skipped, as {' and '.join(losses)} was not "
@@ -272,15 +267,11 @@ class Records:
             run.ranks.on_first(self._renew_cards)
 
     @property
-    def saved(self) -> Path | None:
-        """The newest checkpoint that is on disk, on rank 0."""
-        return self.writer.saved
-
-    @property
     def saved_step(self) -> int | None:
-        return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
+        """The step of the newest checkpoint that is on disk, on rank 0."""
+        return int(self.writer.saved.name.removeprefix(checkpoint.STEP)) if self.writer.saved else None
 
     def describe_newest(self) -> str:
         """What a stopped run has saved: a sentence."""
-        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
+        saved = f"Step {self.saved_step} is saved" if self.writer.saved else "Nothing is saved yet"
         return f"{saved}; run the same command to continue."

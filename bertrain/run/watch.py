@@ -88,9 +88,7 @@ class Watch(contextlib.ExitStack):
         """The entry of the last evaluation in the log; empty if there is none."""
         return self._log.last_evaluation if self._log else {}
 
-    def announce(
-        self, facts: dict[str, Any], *, parameters: int, num_samples: int, lines: list[str], warnings: list[str]
-    ) -> None:
+    def announce(self, facts: dict[str, Any], lines: list[str], warnings: list[str]) -> None:
         """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
 
         lines: about methods, and about the sources of a mix.
@@ -99,10 +97,8 @@ class Watch(contextlib.ExitStack):
         ids = [shards.dataset_id for shards, _ in self.sources]
         resolved = facts | {
             "dataset_id": ids if len(ids) > 1 else ids[0],
-            "samples_per_epoch": num_samples,
             "world_size": self.ranks.world_size,
             "device": str(self.ranks.device),
-            "parameters": parameters,
             **asdict(plan),
             "reference_loss": self.reference,
             "versions": checkpoint.versions(),
@@ -123,9 +119,9 @@ class Watch(contextlib.ExitStack):
         passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
-            f"{config.start}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{config.start}: {facts['parameters']:,} parameters, {length}, {size} a step, in {passes} on "
             f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
-            f"{num_samples:,} samples an epoch{resumed}"
+            f"{facts['samples_per_epoch']:,} samples an epoch{resumed}"
         )
         reference = (
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "

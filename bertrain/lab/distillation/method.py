@@ -15,6 +15,7 @@ from bertdata.errors import BertdataError, UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import DistillationOptions
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
 from bertrain.models.families import family_of
@@ -176,4 +177,4 @@ class Distillation(Method):
 
         halves = family_of(teacher).half
         objective.teacher = Teacher(teacher, objective, setting.device, computing if halves else in_float32)
-        return objective, f"{options.kind} of teacher {build.fingerprint(teacher)[:16]}"
+        return objective, f"{options.kind} of teacher {fingerprint(teacher)[:16]}"

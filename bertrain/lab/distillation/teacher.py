@@ -30,6 +30,7 @@ from bertdata.cli import SETTINGS, one_sentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
@@ -146,7 +147,7 @@ class _Work:
             "format": answers.FORMAT,
             "format_version": FORMAT_VERSION,
             "teacher": {
-                "sha256": build.fingerprint(weights),
+                "sha256": fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
                 "precision": "bf16" if on_gpu and has_bf16(device) and family_of(weights).half else "fp32",
             },

@@ -32,7 +32,7 @@ from bertrain.commands.plot import drawing
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import trained_space
-from bertrain.models import build
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
 from bertrain.run import checkpoint
 from bertrain.run.evaluate import evaluate
@@ -329,7 +329,7 @@ def _measurements(
     model, device = encoder.model, ranks.device
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     settings = {
-        "weights": build.fingerprint(model),
+        "weights": fingerprint(model),
         "dataset_id": shards.dataset_id,
         "device": on,
         "threads": _threads(),
