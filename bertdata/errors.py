@@ -17,6 +17,7 @@ Any other exception keeps its traceback: it is a bug of the library, or of code 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 KINDS = {
@@ -164,6 +165,19 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,000 rows')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def require_known(option: str, value: str | None, choices: Iterable[str | None]) -> None:
+    """Raises UsageError for a value that is none of `choices`."""
+    if value not in choices:
+        known = ", ".join(filter(None, choices))
+        raise UsageError(f"{option} is {value!r}; give one of {known}", "unknown", option=option, given=value)
+
+
+def require_positive(option: str, value: int | None) -> None:
+    """Raises UsageError for a number below 1. None is no number."""
+    if value is not None and value < 1:
+        raise UsageError(f"{option} is {value}; give at least 1", "out-of-range", option=option, given=value)
 
 
 def damaged(path: object) -> DatasetError:

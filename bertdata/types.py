@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import MASKING_POLICIES, MaskingPolicy
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require_known
 
 IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
@@ -77,14 +77,9 @@ class Masking:
         if not 0.0 <= self.probability <= 1.0:
             sentence = f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15"
             raise UsageError(sentence, "out-of-range", option="probability", given=self.probability)
-        for name, choices in (
-            ("policy", MASKING_POLICIES),
-            ("rounding", ("nearest", "even", "floor")),
-            ("random_from", ("ordinary", "vocabulary")),
-        ):
-            if (given := getattr(self, name)) not in choices:
-                sentence = f"masking {name} is {given!r}; give one of {', '.join(choices)}"
-                raise UsageError(sentence, "unknown", option=name, given=given)
+        require_known("policy", self.policy, MASKING_POLICIES)
+        require_known("rounding", self.rounding, ("nearest", "even", "floor"))
+        require_known("random_from", self.random_from, ("ordinary", "vocabulary"))
         if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
             sentence = (
                 f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of places that "

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import StateError, UsageError, require_known, require_positive
 from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
@@ -155,9 +155,7 @@ class Loader:
         if not 0 <= self.seed < 1 << 64:
             sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
             raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
-        if self.global_batch_size < 1:
-            sentence = f"global_batch_size is {self.global_batch_size}; give at least 1"
-            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
+        require_positive("global_batch_size", self.global_batch_size)
         if not 0 <= self.rank < self.world_size:
             sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
             raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
@@ -170,11 +168,8 @@ class Loader:
         if self.variants is not None and self.variants < 1:
             sentence = f"variants is {self.variants}; give at least 1, or None for new masks in every epoch"
             raise UsageError(sentence, "out-of-range", option="variants", given=self.variants)
-        for name, value, kinds in (("shuffle", self.shuffle, SHUFFLES), ("samples", self.samples, SAMPLE_KINDS)):
-            if value not in kinds:
-                raise UsageError(
-                    f"{name} is {value!r}; give one of {', '.join(kinds)}", "unknown", option=name, given=value
-                )
+        require_known("shuffle", self.shuffle, SHUFFLES)
+        require_known("samples", self.samples, SAMPLE_KINDS)
         if not isinstance(self.masking, Masking | None):
             raise UsageError(
                 f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None",

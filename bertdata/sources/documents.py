@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
-from bertdata.errors import BertdataError, InputError, UsageError
+from bertdata.errors import BertdataError, InputError, UsageError, require_known, require_positive
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
@@ -51,18 +51,11 @@ class TextFormat:
     maps: tuple[str, ...] = ()  # functions from a text to a text or None, as sources.maps takes them
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("documents", self.documents, DOCUMENT_ENDS),
-            ("format", self.kind, (None, *INPUT_FORMATS)),
-            ("on_error", self.on_error, ON_ERROR),
-        ):
-            if value not in choices:
-                known = ", ".join(filter(None, choices))
-                raise UsageError(f"{name} is {value!r}; give one of {known}", "unknown", option=name, given=value)
-        for name in ("shard_size", "max_documents"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; give at least 1", "out-of-range", option=name, given=value)
+        require_known("documents", self.documents, DOCUMENT_ENDS)
+        require_known("format", self.kind, (None, *INPUT_FORMATS))
+        require_known("on_error", self.on_error, ON_ERROR)
+        require_positive("shard_size", self.shard_size)
+        require_positive("max_documents", self.max_documents)
         object.__setattr__(self, "encoding", _canonical(self.encoding))
         for spec in self.maps:
             function_of(spec, "--map")

@@ -7,10 +7,12 @@ size everywhere, and then the columns. Everything is little-endian.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from bertdata.errors import BertdataError, InputError
 from bertdata.sources.idfile import Ids, file_of_ids, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, of_remote
+from bertdata.sources.streams import InputStream, opened
 from bertdata.urls import is_remote
 
 COLUMNS = ("input_ids", "tokens")  # the first that there is holds the ids
@@ -27,6 +30,7 @@ INDEX = "index.json"
 _MOST_INDEX_BYTES = 1 << 28
 _MOST_SAMPLES_BYTES = 1 << 32  # that uint32 can count
 _PIECE = 1 << 20  # bytes that are read at a time
+KNOWN_HASHES = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")}
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,9 @@ class Index:
             yield
         except BertdataError:
             raise
-        except KeyError as error:
-            sentence = (
-                f"{self.file} has no member {error.args[0]!r} where its format asks for one; write the dataset again"
-            )
-            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
-        except (TypeError, ValueError, AttributeError, IndexError):
-            sentence = (
-                f"{self.file} has a member of another type or size than its format asks for; write the dataset again"
-            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            what = f"no member {error.args[0]!r}" if isinstance(error, KeyError) else "a member of another type or size"
+            sentence = f"{self.file} has {what}, unlike its format; write the dataset again"
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
 
 
@@ -171,80 +169,75 @@ class Block(NamedTuple):
             view, slices = data.data, map(slice, starts.tolist(), stops.tolist())
             data = np.frombuffer(bytearray().join([view[each] for each in slices]), np.uint8)
         documents = np.append(0, np.cumsum(lengths // dtype.itemsize))
-        return Ids(
-            data.view(dtype), documents, None, item_of(self.file, "sample", self.first, documents), self.bytes_read
-        )
+        place = item_of(self.file, "sample", self.first, documents)
+        return Ids(data.view(dtype), documents, None, place, self.bytes_read)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleFile:
     """A file of samples. Raises InputError if it cannot have these sizes."""
 
     file: Input
     num_samples: int
     num_bytes: int  # decompressed
+    ids_of: Callable[[Block], Ids]
     is_zstd: bool = False
+    digests: Mapping[str, str] = field(default_factory=dict)  # name of a hash → hex digest of the file
 
     def __post_init__(self) -> None:
         if self.num_bytes >= _MOST_SAMPLES_BYTES or 4 * (self.num_samples + 2) > self.num_bytes:
-            sentence = (
-                f"{self.file} cannot have the {self.num_samples:,} samples in {self.num_bytes:,} bytes that its index "
-                "states; write the dataset again"
-            )
-            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+            raise self._other()
         if not self.is_zstd:
             require_size(self.file, self.num_bytes)
 
     def blocks(self) -> Iterator[Block]:
         """All samples, some at a time."""
+        self._check_digests()
         size, begin = self.file.size or 0, 4 * (self.num_samples + 2)
-        with self._opened() as stream:
+        with opened(self.file, compression="zstd" if self.is_zstd else "") as stream:
             head = np.frombuffer(self._read(stream, begin), "<u4")
             offsets = head[1:].astype(np.int64)
             ascends = offsets[0] >= begin and bool((np.diff(offsets) >= 0).all())
             if head[0] != self.num_samples or not ascends or offsets[-1] != self.num_bytes:
-                sentence = (
-                    f"{self.file} does not begin with the places of the {self.num_samples:,} samples that its index "
-                    "states; write the dataset again"
-                )
-                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+                raise self._other()
             for start in range(begin, int(offsets[0]), _PIECE):
                 self._read(stream, min(_PIECE, int(offsets[0]) - start))
             for first, some in in_blocks(self.num_samples, slices_of(offsets)):
                 data = np.frombuffer(self._read(stream, int(some[-1] - some[0])), np.uint8)
                 yield Block(self.file, data, some - some[0], first, size * int(some[-1]) // self.num_bytes)
             if stream.read(1):
-                sentence = (
-                    f"{self.file} has more than the {self.num_bytes:,} bytes that its index states; get the file again"
-                )
-                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+                raise self._other()
 
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        try:
-            with self.file.open() as file:
-                if not self.is_zstd:
-                    yield file
-                    return
-                import pyarrow as pa
+    def _check_digests(self) -> None:
+        """Raises InputError if the file has another digest than is stated. Those of unknown hashes are not checked."""
+        for name in self.digests.keys() & KNOWN_HASHES:
+            with self.file.open() as stream:
+                found = hashlib.file_digest(stream, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
+            if found != self.digests[name].lower():
+                sentence = f"{self.file} has another {name} than its index states; get the file again"
+                raise InputError(sentence, "damaged", option="inputs", given=self.file.name)
 
-                yield pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
-        except OSError as error:
-            if self.is_zstd and error.errno is None:  # pyarrow reports damage like this
-                sentence = f"{self.file} is not a complete zstd file ({error}); get the file again"
-                raise InputError(sentence, "cut-short", option="inputs", given=self.file.name) from None
-            sentence = f"{self.file} cannot be read: {error.strerror or error}"
-            raise InputError(sentence, "unreadable", given=self.file.name) from None
-
-    def _read(self, stream: Any, size: int) -> bytearray:
+    def _read(self, stream: InputStream, size: int) -> bytearray:
         """Reads a number of bytes. Takes memory only for those that there are."""
         data = bytearray()
         while len(data) < size:
             piece = stream.read(min(_PIECE, size - len(data)))
             if not piece:
-                sentence = (
-                    f"{self.file} ends before the {self.num_bytes:,} bytes that its index states; get the file again"
-                )
+                sentence = f"{self.file} ends before the {self.num_bytes:,} bytes of its index; get the file again"
                 raise InputError(sentence, "cut-short", option="inputs", given=self.file.name)
             data += piece
         return data
+
+    def _other(self) -> InputError:
+        what = f"places of {self.num_samples:,} samples in {self.num_bytes:,} bytes"
+        sentence = f"{self.file} lacks the {what} that its index states; get the file again, or write it again"
+        return InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+
+
+def documents_of(files: Iterable[SampleFile]) -> Iterator[Ids]:
+    """The documents of files of samples, end to end."""
+    before = 0
+    for file in files:
+        for block in file.blocks():
+            yield file.ids_of(block)._replace(bytes_read=before + block.bytes_read)
+        before += file.file.size or 0

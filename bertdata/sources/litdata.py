@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bertdata.errors import InputError
 from bertdata.sources.idfile import Ids, IdsFile, ended_by, require_room
-from bertdata.sources.indexed import COLUMNS, Index, SampleFile, count_of, open_indices
+from bertdata.sources.indexed import COLUMNS, Block, Index, SampleFile, count_of, documents_of, open_indices
 from bertdata.sources.inputs import Input
 
 # The integers in litdata's own lists of dtypes.
@@ -26,7 +27,7 @@ def open_litdata(name: str, end_token: int | None) -> IdsFile:
 
     end_token: the id that ends a document; None: each item is a document.
     """
-    chunks, files = list[tuple[SampleFile, int, int, np.dtype[Any]]](), list[Input]()
+    chunks, files = list[SampleFile](), list[Input]()
     for index in open_indices(name):
         files.append(index.file)
         with index.parsing():
@@ -34,23 +35,27 @@ def open_litdata(name: str, end_token: int | None) -> IdsFile:
             if end_token is not None:
                 require_room(index.file, dtype, end_token)
             for entry in index.content["chunks"]:
-                file = index.named(entry["filename"])
-                samples = SampleFile(file, count_of(entry["chunk_size"]), count_of(entry["chunk_bytes"]))
-                chunks.append((samples, num_columns, column, dtype))
-                files.append(file)
+                files.append(index.named(entry["filename"]))
+                chunks.append(
+                    SampleFile(
+                        file=files[-1],
+                        num_samples=count_of(entry["chunk_size"]),
+                        num_bytes=count_of(entry["chunk_bytes"]),
+                        ids_of=partial(_ids_of, num_columns, column, dtype),
+                    )
+                )
 
     def items() -> Iterator[Ids]:
-        before = 0
-        for samples, num_columns, column, dtype in chunks:
-            for block in samples.blocks():
-                starts, stops = block.offsets[:-1], block.offsets[1:]
-                if num_columns:
-                    starts, stops = block.column([None] * num_columns, column)
-                yield block.ids(starts, stops, dtype)._replace(bytes_read=before + block.bytes_read)
-            before += samples.file.size or 0
+        return documents_of(chunks) if end_token is None else ended_by(end_token, documents_of(chunks))
 
-    num_bytes = sum(samples.file.size or 0 for samples, *_ in chunks)
-    return IdsFile(files, num_bytes, items if end_token is None else lambda: ended_by(end_token, items()))
+    return IdsFile(files, sum(chunk.file.size or 0 for chunk in chunks), items)
+
+
+def _ids_of(num_columns: int, column: int, dtype: np.dtype[Any], block: Block) -> Ids:
+    starts, stops = block.offsets[:-1], block.offsets[1:]
+    if num_columns:
+        starts, stops = block.column([None] * num_columns, column)
+    return block.ids(starts, stops, dtype)
 
 
 def _column(index: Index) -> tuple[int, int, np.dtype[Any]]:

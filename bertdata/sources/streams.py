@@ -126,12 +126,12 @@ class InputStream:
 
 
 @contextmanager
-def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
-    """Opens an input. The ending of its name tells how it is compressed; for standard input, its first bytes tell.
+def opened(source: Input, encoding: str = UTF_8, compression: str | None = None) -> Iterator[InputStream]:
+    """Opens an input. compression: None: the ending of its name tells, and for standard input its first bytes.
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
-    compression = source.compression
+    compression = source.compression if compression is None else compression
     try:
         if source.name == STANDARD_INPUT:
             first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import BuildError, UsageError, counted
+from bertdata.errors import BuildError, UsageError, counted, require_positive
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
@@ -189,8 +189,7 @@ class _Means:
 
     def __post_init__(self) -> None:
         workers, part = self.workers, self.part
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
+        require_positive("workers", workers)
         if part is not None and not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import LongTextError, TextError, UsageError
+from bertdata.errors import LongTextError, TextError, require_known
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
@@ -39,9 +39,7 @@ class Recipe:
     dedup: bool = False
 
     def __post_init__(self) -> None:
-        if self.sentences not in ("none", "line"):
-            sentence = f"sentences is {self.sentences!r}; give none or line"
-            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
+        require_known("sentences", self.sentences, ("none", "line"))
         for option, spec in self.functions:
             function_of(spec, option)
 

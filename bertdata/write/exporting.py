@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import EXPORT_FORMATS
-from bertdata.errors import BuildError, UsageError, damaged
+from bertdata.errors import BuildError, UsageError, damaged, require_known
 from bertdata.files import TEMPORARY, fsync_directory, make_directory, naming, open_plain
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
@@ -44,9 +44,7 @@ def export(
     Raises UsageError if the dataset has no such split, BuildError if a file exists already, DatasetError for damage.
     """
     require_directory(str(out))
-    if format not in EXPORT_FORMATS:
-        known = ", ".join(EXPORT_FORMATS)
-        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
+    require_known("format", format, EXPORT_FORMATS)
     if split not in dataset.splits:
         sentence = f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}"
         raise UsageError(sentence, "no-split", option="split", given=split)

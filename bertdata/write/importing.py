@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import IDS_DTYPES, IDS_FORMATS
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import InputError, UsageError, require_known, require_positive
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
 from bertdata.sources.find import require_directory
@@ -71,7 +71,8 @@ def import_ids(
     """
     names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     shares = Shares(float(validation), float(test))
-    _require_possible(shard_size, dtype)
+    require_positive("shard_size", shard_size)
+    require_known("dtype", dtype, (None, *IDS_DTYPES))
     require_directory(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
@@ -125,21 +126,9 @@ def _make_units(
     progress(total, total)
 
 
-def _require_possible(shard_size: int, dtype: str | None) -> None:
-    """Raises UsageError for values that are not possible."""
-    if shard_size < 1:
-        sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
-        raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
-    if dtype not in (None, *IDS_DTYPES):
-        sentence = f"dtype is {dtype!r}; give one of {', '.join(IDS_DTYPES)}"
-        raise UsageError(sentence, "unknown", option="dtype", given=dtype)
-
-
 def _format_of(names: Sequence[str], format: str) -> str:
     """The format of all inputs. Raises UsageError if there is no input, or not one format for all."""
-    if format not in ("auto", *IDS_FORMATS):
-        known = ", ".join(("auto", *IDS_FORMATS))
-        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
+    require_known("format", format, ("auto", *IDS_FORMATS))
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:

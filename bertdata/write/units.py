@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from bertdata.errors import UsageError
 from bertdata.format.arrays import ArrayWriter, array_path
-from bertdata.format.manifest import SPLITS
 from bertdata.format.origins import DTYPE
 from bertdata.format.shard import ShardWriter
+from bertdata.format.table import shard_name
 from bertdata.sources.split import Task
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
@@ -112,7 +112,7 @@ class UnitWriter:
         self._tally = Tally()
         self._writers: dict[str, ShardWriter] = {}
         self._origins: dict[str, ArrayWriter] = {}
-        self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
+        self._counts = np.zeros((len(SPLIT_COUNTS), len(SPLITS_BY_HASH)), np.int64)
 
     def __enter__(self) -> Self:
         return self
@@ -121,21 +121,17 @@ class UnitWriter:
         """Writes documents of the unit."""
         self._tally += documents.tally
         num_chosen, num_kept, num_replaced = (
-            np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64).tolist()
+            np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64)
             for weights in (None, documents.has_ids, documents.replaced)
         )
+        self._counts += (num_kept, num_chosen - num_kept, num_replaced)
         for number, split in enumerate(SPLITS_BY_HASH):
-            if num_chosen[number]:
-                counts = self._counts[split]
-                counts["documents"] += num_kept[number]
-                counts["dropped_documents"] += num_chosen[number] - num_kept[number]
-                counts["replaced_characters"] += num_replaced[number]
-                if num_kept[number] or self.keeps_empty:
-                    self._write(split, documents, (documents.splits == number) & documents.has_ids)
+            if num_kept[number] or (num_chosen[number] and self.keeps_empty):
+                self._write(split, documents, (documents.splits == number) & documents.has_ids)
 
     def _write(self, split: str, documents: EncodedDocuments, kept: NDArray[np.bool_]) -> None:
         """Appends the documents that `kept` selects to the shard of a split."""
-        name = f"{split}-{self.unit:05d}"
+        name = shard_name(split, self.unit)
         if split not in self._writers:
             self._writers[split] = ShardWriter(
                 self.directory,
@@ -162,13 +158,12 @@ class UnitWriter:
         unit, size, shards = self.unit, self.shard_size, {}
         origins = {name: array.commit()["sha256"] for name, array in self._origins.items()}
         for split, writer in self._writers.items():
-            if self._counts[split]["documents"]:
-                span = unit * size, (unit + 1) * size
-                shards[split] = writer.commit(input_range=span, counts=self._counts[split])
+            counts = _named(self._counts[:, SPLITS_BY_HASH.index(split)])
+            if counts["documents"]:
+                shards[split] = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=counts)
             else:  # there are only documents without ids
                 writer.discard()
-        counts = {name: sum(of_split[name] for of_split in self._counts.values()) for name in SPLIT_COUNTS}
-        record = UnitRecord(unit, self._tally + Tally(counts), shards, origins)
+        record = UnitRecord(unit, self._tally + Tally(_named(self._counts.sum(1))), shards, origins)
         record.write(self.directory / unit_name(unit))
         self._writers, self._origins = {}, {}
         return record
@@ -179,6 +174,10 @@ class UnitWriter:
             writer.discard()
         for array in self._origins.values():
             array.discard()
+
+
+def _named(counts: NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(SPLIT_COUNTS, counts.tolist(), strict=True))
 
 
 def by_spelling(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, int]:

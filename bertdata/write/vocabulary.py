@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
-from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.errors import BuildError, InputError, UsageError, require_known
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import find_blocks
@@ -45,10 +45,7 @@ class Vocabulary:
     size: int
 
     def __post_init__(self) -> None:
-        if self.type not in (*TOKENIZER_TYPES, *FIXED_TOKENIZERS):
-            every = ", ".join((*TOKENIZER_TYPES, *FIXED_TOKENIZERS))
-            sentence = f"type of tokenizer is {self.type!r}; give one of {every}"
-            raise UsageError(sentence, "unknown", option="type", given=self.type)
+        require_known("type", self.type, (*TOKENIZER_TYPES, *FIXED_TOKENIZERS))
 
     @cached_property
     def loaded(self) -> Tokenizer | None:
