@@ -713,15 +713,19 @@ class Doubling:
 
     def shards_to_inspect(self, n: int) -> Work:
         out = self._shards(n)
-        return lambda: facts(bertdata.open(out))
+        return lambda: facts(bertdata.open(out), length=32, global_batch_size=8, world_size=1)
 
     def shards_to_verify(self, n: int) -> Work:
         out = self._shards(n)
         return lambda: verify(out)
 
     def datasets_of_a_mix(self, n: int) -> Work:
-        out = self._shards(4)
-        pairs = [(bertdata.open(out), 1) for _ in range(n)]
+        pairs = []
+        for number in range(n):
+            path, out = self._file("a.txt", b"the stone %d\n\n" % number * 50), self.scratch / f"mixed-{number}"
+            if not out.exists():
+                bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), validation=0)
+            pairs.append((bertdata.open(out), 1))
         options: dict[str, Any] = {"length": 32, "global_batch_size": 64}
 
         def run() -> Any:

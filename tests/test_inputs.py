@@ -59,7 +59,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
-from bertdata.sources import documents
+from bertdata.sources import blocks, documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.write import build, finish, train_tokenizer
@@ -674,6 +674,13 @@ def first_replaced(paths, wanted=every_unit, **form):
         if some.first_replaced:
             first.setdefault(block.unit, some.first_replaced)
     return first
+
+
+def test_a_block_has_few_of_many_small_files(folder):
+    paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
+    with patch.object(blocks, "MOST_PIECES", 8):
+        sizes = [some.starts.size for _, some in blocks_of(paths)]
+    assert sizes == [8, 8, 4]
 
 
 @pytest.mark.parametrize("kind", ["blank", "line"])

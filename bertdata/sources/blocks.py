@@ -22,6 +22,8 @@ from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, TableFile
 from bertdata.sources.texts import Chunk, Documents
 
+MOST_PIECES = 1 << 12  # of files in a block: each takes 2 KB beside its text
+
 
 def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[Chunk]:
     """The text of all inputs in order, in blocks, each with the unit that it belongs to.
@@ -54,7 +56,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                 if count == most:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     return
-                if size >= documents.BLOCK_BYTES:
+                if size >= documents.BLOCK_BYTES or len(pieces) >= MOST_PIECES:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     pieces, size = [], 0
             base += source.file.size or 0
