@@ -40,6 +40,7 @@ TRAINER_ORDER = ["recipes", "options", "methods", "runtime", "models", "objectiv
 OF_METHODS = re.compile("lora|adapter|elastic|sub[-_]?net|grow|teacher|distil|side_channel|student", re.IGNORECASE)
 NOT_OF_METHODS = {
     "distilbert": "a family of models",
+    "adapter_kwargs": "an argument of transformers",
     "TORCHELASTIC_RUN_ID": "a variable that torchrun sets",
 }
 

@@ -688,8 +688,9 @@ def test_a_reader_that_begins_in_a_long_document_keeps_nothing_of_it(folder, kin
     """So that several threads have it in memory once, where it is refused or read."""
     path = write(folder / "long.txt", b"a" * 100_000 + b"\n\nriver\n\n" + b"b" * 1000)
     make, capacities = documents._Scratch.of, []
+    documents._kept.cache_clear()  # buffers that other tests left
     recording = patch.object(documents._Scratch, "of", lambda *how: capacities.append(how[0]) or make(*how))
-    with patch.object(documents, "BLOCK_BYTES", 64), patch.object(documents, "_kept", []), recording:
+    with patch.object(documents, "BLOCK_BYTES", 64), recording:
         found = read([path], lambda unit: unit in (90, 100), documents=kind, shard_size=1000)
     assert found == [(100, b"river", 0), (100, b"b" * 1000, 0)]
     assert max(capacities) < 10_000

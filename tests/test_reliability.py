@@ -354,9 +354,8 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
 def test_a_long_document_is_gone_before_the_next_one_is_read(tmp_path, vocab, monkeypatch, dedup):
     """Neither its text nor its ids are there, in any thread, when more text is read."""
     monkeypatch.setattr(documents, "BLOCK_BYTES", 1 << 12)
-    monkeypatch.setattr(documents, "_kept", [])  # buffers that other tests left
-    for module in ("units", "duplicates"):
-        monkeypatch.setattr(f"bertdata.write.{module}.LARGE", 1 << 14)
+    documents._kept.cache_clear()  # buffers that other tests left
+    monkeypatch.setattr("bertdata.write.threads.LARGE", 1 << 14)
     cut, read, encode = documents._Scratch.cut, documents.TextFile._read, TextEncoder.encode
     made, held, buffers = [], [], []
 

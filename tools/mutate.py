@@ -85,8 +85,13 @@ EQUIVALENT = {
     ("bertrain/run/run.py dropped term: self.training.compiles or on_gpu -> (self.training.compiles)",
      "self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)"):
         "without a GPU both are the same, and with one only what a time is called differs",
-    ("bertrain/lab/tables.py bound: 30 -> 31", "csv.field_size_limit(1 << 30)"):
-        "no test makes a cell of 2**30 characters",
+    ("bertdata/write/cluster.py bound: 1 -> 2", "@lru_cache(maxsize=1)"):
+        "it keeps what the tasks of another build share, too",
+    ("bertdata/sources/tables.py dtype: np.int64 -> np.int32", "lengths = np.zeros(len(column), np.int64)"):
+        "a text has less than 2^31 bytes, and their sums are made of 64 bits",
+    ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
+     "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))"):
+        "they are bytes",
 }  # fmt: skip
 """Mutation without its line's number, and the text of its line → why no test can see it."""
 

@@ -9,7 +9,7 @@ import codecs
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -199,7 +199,7 @@ class TextFile:
         is_at_head = begin == 0  # of FASTA: whether no record has begun
         is_inside, is_cut = begin > 0, False  # of an earlier document, whose text is not needed; without its start
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
-        scratch = vars(_kept).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
+        scratch = vars(_kept()).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
             while not is_end:
                 # A document that is not complete is looked at again with at least as many bytes more. At the start of
@@ -245,7 +245,7 @@ class TextFile:
                     return  # a document that started before `first` ends after `stop`
         finally:
             if not scratch.is_large:
-                _kept.scratch = scratch
+                _kept().scratch = scratch
 
     def _require_no_array(self, head: bytes) -> None:
         if self.kind == "jsonl" and head.lstrip().startswith(b"["):
@@ -335,7 +335,10 @@ class _Scratch(NamedTuple):
         return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
 
 
-_kept = threading.local()  # what no reader of this thread uses now
+@cache
+def _kept() -> threading.local:
+    """Has the scratch of a thread that none of its readers uses now."""
+    return threading.local()
 
 
 def _whole(raw: bytes) -> Documents:

@@ -22,6 +22,7 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it takes 100 to 220 bytes for each
 _TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that several threads may give it at once
 _RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
-_one_at_a_time = threading.Lock()  # held while it has a longer text
 
 
 class Engine:
@@ -246,7 +246,7 @@ def encoded_by(
         stop, size = first + 1, sizes[first]
         while stop < len(texts) and size + sizes[stop] <= _TOGETHER:
             size, stop = size + sizes[stop], stop + 1
-        with _one_at_a_time if size > _TOGETHER else nullcontext():
+        with _one_at_a_time() if size > _TOGETHER else nullcontext():
             try:
                 encodings = encode(texts[first:stop], add_special_tokens=False)
             except BaseException as error:
@@ -256,6 +256,12 @@ def encoded_by(
             yield from encodings
             del encodings
         first = stop
+
+
+@cache
+def _one_at_a_time() -> threading.Lock:
+    """Held while `tokenizers` has a text of more than _TOGETHER."""
+    return threading.Lock()
 
 
 def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:

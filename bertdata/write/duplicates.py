@@ -24,7 +24,6 @@ from bertdata.sources.blocks import find_blocks
 from bertdata.sources.split import Plan
 from bertdata.sources.texts import Chunk, Documents
 from bertdata.write.threads import Crew, Share
-from bertdata.write.units import LARGE
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
@@ -71,7 +70,7 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
     def write(share: Share[Plan]) -> None:
-        with closing(share.in_order(work, find_blocks(share.task), lambda block: block.num_bytes > LARGE)) as blocks:
+        with closing(share.in_order(work, find_blocks(share.task), lambda block: block.num_bytes)) as blocks:
             for rows, bytes_read in blocks:
                 first_bytes = rows[:, 0] >> np.uint64(56)
                 rows = rows[np.argsort(first_bytes, kind="stable")]

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from bertdata.errors import BertdataError
 
+LARGE = 1 << 24  # bytes of an item that no other one of its task is beside in memory: it has a long document
 _Task = TypeVar("_Task")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -135,12 +136,13 @@ class Share(Generic[_Task]):
         self,
         work: Callable[[_Item], _Result],
         items: Iterable[_Item],
-        is_large: Callable[[_Item], bool] = lambda item: False,
+        size_of: Callable[[_Item], int] = lambda item: 0,
     ) -> Generator[_Result]:
         """work(item) of each item, in order. This thread makes the items; others may do the work on some of them.
 
-        A large item is never beside another one in memory: this thread does the work on it when all before it are
-        done, and makes the next item after that.
+        size_of: bytes of an item. One of more than LARGE is never beside another one in memory: this thread does the
+        work on it when all before it are done, and makes the next item after that.
+
         If an item cannot be made, because of a BertdataError, an error of the work on an earlier item is raised
         instead, if there is one.
         """
@@ -155,7 +157,7 @@ class Share(Generic[_Task]):
                 for future in waiting:
                     future.result()
                 raise
-            if is_large(item):
+            if size_of(item) > LARGE:
                 while waiting:
                     yield waiting.popleft().result()
                 result = work(item)

@@ -31,7 +31,6 @@ from bertdata.write.threads import Crew, Share
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
-LARGE = 1 << 24  # bytes of a block that no other one is beside: it has a long document
 _Block = TypeVar("_Block")
 
 
@@ -70,8 +69,8 @@ def make_units(
     task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
     tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives the writer of a unit. size_of: bytes of a block;
-    one of more than LARGE is alone in its task's memory. is_missing: whether to make a unit. keep: called with the
+    encode: may be called by several threads at once. new_writer: gives the writer of a unit. size_of: bytes of a block,
+    as Share.in_order takes it. is_missing: whether to make a unit. keep: called with the
     record of each, by several threads at once. progress: called with the bytes of input that are read.
     """
     crew, lock = Crew[Task](workers), threading.Lock()
@@ -87,7 +86,7 @@ def make_units(
     def make(share: Share[Task]) -> None:
         task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
         found = find(task, is_missing)
-        with closing(share.in_order(encode, found, lambda block: size_of(block) > LARGE)) as blocks:
+        with closing(share.in_order(encode, found, size_of)) as blocks:
             for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
