@@ -23,8 +23,7 @@ from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.split import Plan
 from bertdata.sources.texts import Chunk, Documents
-from bertdata.write.threads import Crew, Share
-from bertdata.write.units import LARGE
+from bertdata.write.threads import LARGE, Crew, Share
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from bertdata.errors import BertdataError
 
+LARGE = 1 << 24  # bytes of a block that no other one is beside: it has a long document
 _Task = TypeVar("_Task")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

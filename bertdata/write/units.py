@@ -27,11 +27,10 @@ from bertdata.sources.split import Task
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
 from bertdata.write.state import Tally, UnitRecord, unit_name
-from bertdata.write.threads import Crew, Share
+from bertdata.write.threads import LARGE, Crew, Share
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
-LARGE = 1 << 24  # bytes of a block that no other one is beside: it has a long document
 _Block = TypeVar("_Block")
 
 
