@@ -689,7 +689,13 @@ class Doubling:
         shutil.rmtree(out, ignore_errors=True)
         for part in range(n):
             bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), shard_size=16, part=(part, n), workers=1)
-        return lambda: bertdata.finish(out)
+
+        def run() -> None:
+            shutil.rmtree(self.scratch / "out", ignore_errors=True)
+            shutil.copytree(out, self.scratch / "out")  # which `finish` changes
+            bertdata.finish(self.scratch / "out")
+
+        return run
 
     def ids_to_import(self, n: int) -> Work:
         path = self._file("a.bin", SEED.integers(200, 1900, n).astype(np.uint16).tobytes())
