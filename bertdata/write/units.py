@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +51,19 @@ class EncodedDocuments:
     bytes_read: int  # of the input on disk, up to the end of these documents
 
 
+class Encoder(Protocol[_Block]):
+    """What makes documents of an input."""
+
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[_Block]:
+        """The blocks of those units of a task for which `is_missing` is true, in order."""
+
+    def encode(self, block: _Block) -> EncodedDocuments:
+        """Several threads may call it at once."""
+
+
 def make_units(
     tasks: Sequence[Task],
-    find: Callable[[Task, Callable[[int], bool]], Iterator[_Block]],
-    encode: Callable[[_Block], EncodedDocuments],
+    encoder: Encoder[_Block],
     new_writer: Callable[[int], UnitWriter],
     *,
     is_missing: Callable[[int], bool],
@@ -67,10 +76,8 @@ def make_units(
     A thread makes all units of a task by itself: it finds, encodes and writes the blocks. Threads for which there is no
     task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
-    tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives the writer of a unit. is_missing: whether to
-    make a unit. keep: called with the record of each, by several threads at once. progress: called with the bytes of
-    input that are read.
+    tasks: in order. new_writer: gives the writer of a unit. is_missing: whether to make a unit. keep: called with the
+    record of each, by several threads at once. progress: called with the bytes of input that are read.
     """
     crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
@@ -84,7 +91,7 @@ def make_units(
 
     def make(share: Share[Task]) -> None:
         task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
-        with closing(share.in_order(encode, find(task, is_missing))) as blocks:
+        with closing(share.in_order(encoder.encode, encoder.find(task, is_missing))) as blocks:
             for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
