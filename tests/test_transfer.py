@@ -468,7 +468,7 @@ def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, voca
     build(corpus, tmp_path / "here", tokenizer=vocab)
     with patch.object(stores, "write", side_effect=RemoteError("no", "server-failed")), pytest.raises(RemoteError):
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
-    with patch("bertdata.write.dataset.make_text_units", None):  # the text is not read again
+    with patch("bertdata.write.dataset.make_units", None):  # the text is not read again
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     assert bucket.objects("there") == published(tmp_path / "here")
 

@@ -119,9 +119,9 @@ def of_texts(scratch: Path) -> Iterator[tuple[str, Target]]:
 
         def use(path: Path = path) -> None:
             form = TextFormat(documents="blank", shard_size=64)
-            files = find_inputs([str(path)]).files
-            encoder = TextEncoder(tokenizer, Recipe(form=form, shares=Shares(0.1, 0.0)), files, None)
-            for block in find_blocks(split(files, form)):
+            plan = split(find_inputs([str(path)]).files, form)
+            encoder = TextEncoder(tokenizer, Recipe(form=form, shares=Shares(0.1, 0.0)), plan)
+            for block in find_blocks(plan):
                 encoder.encode(block)
 
         yield name, Target(path, use, not_fatal(content)) if path.suffix == ".parquet" else Target(path, use)

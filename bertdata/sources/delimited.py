@@ -28,40 +28,38 @@ def texts_of_column(
 
     With them comes why each bad row is one, by its number; rows are counted from 1, without the header and blank lines.
     kind: one of SEPARATORS. The longest field that csv takes, which is one number for the process, becomes that of the
-    longest row. Raises InputError for a header without the column, and for a quoted field without an end.
+    longest row. Raises InputError for what cannot be text, for a header without the column, and for a quoted field
+    without an end.
     """
     csv.field_size_limit(documents.LONGEST_ROW)
-    with io.TextIOWrapper(_judged(file, stream, form), "utf-8-sig", "surrogateescape", newline="") as text:
-        yield from _texts(file, _Lines(file, text), kind, form)
-
-
-def _texts(
-    file: Input, lines: _Lines, kind: str, form: TextFormat
-) -> Iterator[tuple[list[bytes | None], dict[int, BadRow]]]:
-    rows = csv.reader(lines, delimiter=SEPARATORS[kind], strict=True)
-    header, _ = _next_row(rows, lines)
-    if header is None:
-        sentence = f"{file} has no header; give a file whose first line names its columns, or --format text for prose"
-        raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
-    column = _column_in(file, header, form.text_key)
-    texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
-    while True:
-        lines.row, lines.size = number + 1, 0
-        row, why = _next_row(rows, lines)
-        if row is None and why is None:
-            break
-        number += 1
-        if row is not None and len(row) != len(header):
-            why = BadRow(f"the row has another number of fields, {len(row)}, than the header, {len(header)}")
-        text = None if row is None or why else row[column].encode("utf-8", "surrogateescape")
-        texts.append(text)
-        reasons |= {number: why} if why else {}
-        size += len(text or b"") + 1
-        if size >= documents.BLOCK_BYTES:
+    content = io.BufferedReader(stream.file, CHUNK)
+    require_text(file, content.peek(), form.encoding)
+    with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="") as decoded:
+        lines = _Lines(file, decoded)
+        rows = csv.reader(lines, delimiter=SEPARATORS[kind], strict=True)
+        header, _ = _next_row(rows, lines)
+        if header is None:
+            sentence = f"{file} has no header; give one whose first line names its columns, or --format text for prose"
+            raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
+        column = _column_in(file, header, form.text_key)
+        texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
+        while True:
+            lines.row, lines.size = number + 1, 0
+            row, why = _next_row(rows, lines)
+            if row is None and why is None:
+                break
+            number += 1
+            if row is not None and len(row) != len(header):
+                why = BadRow(f"the row has another number of fields, {len(row)}, than the header, {len(header)}")
+            text = None if row is None or why else row[column].encode("utf-8", "surrogateescape")
+            texts.append(text)
+            reasons |= {number: why} if why else {}
+            size += len(text or b"") + 1
+            if size >= documents.BLOCK_BYTES:
+                yield texts, reasons
+                texts, reasons, size = [], {}, 0
+        if texts:
             yield texts, reasons
-            texts, reasons, size = [], {}, 0
-    if texts:
-        yield texts, reasons
 
 
 def _next_row(rows: Iterator[list[str]], lines: _Lines) -> tuple[list[str] | None, BadRow | None]:
@@ -92,13 +90,6 @@ def _column_in(file: Input, header: list[str], key: str) -> int:
         )
         raise InputError(sentence, "no-column", option="text_key", given=key)
     return header.index(key)
-
-
-def _judged(file: Input, stream: InputStream, form: TextFormat) -> io.BufferedReader:
-    """The bytes of a stream. Raises InputError if the first ones cannot be text."""
-    content = io.BufferedReader(stream.file, CHUNK)
-    require_text(file, content.peek(), form.encoding)
-    return content
 
 
 class _Lines:

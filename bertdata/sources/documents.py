@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,14 +113,11 @@ class TextFile:
             yield 0, None
             return
         size = self.form.shard_size
-        first, last = base // size, (base + (self.file.size or 0) - 1) // size
-        while first <= last:
-            stop = first
-            while stop <= last and is_wanted(stop):
-                stop += 1
-            if first < stop:
-                yield max(0, first * size - base), stop * size - base
-            first = max(stop, first + 1)
+        units = range(base // size, -(-(base + (self.file.size or 0)) // size))
+        for is_read, run in groupby(units, is_wanted):
+            if is_read:
+                wanted = list(run)
+                yield max(0, wanted[0] * size - base), (wanted[-1] + 1) * size - base
 
     def at(self, starts: Sequence[int]) -> Iterator[Documents]:
         """The documents that begin at some bytes, one at a time, in the order of the input.

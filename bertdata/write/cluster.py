@@ -35,10 +35,10 @@ from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
+from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.staging import ATTEMPTS
 from bertdata.write.state import FinishedUnits, UnitRecord, unit_name
-from bertdata.write.units import UnitWriter
+from bertdata.write.units import UnitWriter, make_units
 
 _RETRIES = 3  # of a task whose process, node or disk fails
 _ANSWER_S = 10.0  # that a cluster has to answer
@@ -213,6 +213,7 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     import ray
 
     job: Job = ray.get(common)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
         os.chdir(job.directory)
     node, version = platform.node(), bertdata.__version__
@@ -238,9 +239,9 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
     directory = attempts / f"{units[0]}-{uuid4().hex}"
     directory.mkdir()
     try:
-        make_text_units(
-            plan,
-            TextEncoder(tokenizer, job.recipe, plan.files),
+        make_units(
+            plan.tasks(1),
+            TextEncoder(tokenizer, job.recipe, plan),
             lambda unit: _AttemptWriter(directory, unit, plan.form.shard_size),
             is_missing=(frozenset(units) - records.keys()).__contains__,
             keep=lambda record: records.update({record.unit: record}),

@@ -37,7 +37,7 @@ from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.urls import is_remote
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
+from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
 from bertdata.write.publish import counts_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
@@ -52,7 +52,7 @@ from bertdata.write.staging import (
     write_tokenizer,
 )
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
-from bertdata.write.units import Shares, UnitWriter
+from bertdata.write.units import Shares, UnitWriter, make_units
 from bertdata.write.vocabulary import Vocabulary
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
@@ -259,7 +259,7 @@ class _Work:
                 duplicates = find_duplicates(
                     staging, units_of, self.means.threads, say, lambda done: self.progress(done, passes)
                 )
-            encoder = TextEncoder(tokenizer, self.recipe, files, duplicates)
+            encoder = TextEncoder(tokenizer, self.recipe, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
                 encoder.encode(Chunk(0, 0, 0, partial(Documents.of, [], [], [], [])))
                 if any((form.kind or file.kind) != "text" for file in files):
@@ -298,15 +298,16 @@ class _Work:
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
         number, parts = self.means.part or (0, 1)
-        make_text_units(
-            units_of,
-            encoder,
-            lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
-            is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
-            keep=units.add,
-            workers=self.means.threads,
-            progress=progress,
-        )
+        with one_thread_each():
+            make_units(
+                units_of.tasks(self.means.threads),
+                encoder,
+                lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
+                is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
+                keep=units.add,
+                workers=self.means.threads,
+                progress=progress,
+            )
 
 
 def _require_few_units(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -16,16 +16,15 @@ from bertdata.errors import LongTextError, TextError, require_known
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.inputs import Input
 from bertdata.sources.maps import function_of
-from bertdata.sources.split import Plan
+from bertdata.sources.split import Plan, Task
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
-from bertdata.write.state import Tally, UnitRecord
-from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+from bertdata.write.state import Tally
+from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, by_spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +72,27 @@ class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self, tokenizer: Tokenizer, recipe: Recipe, files: Sequence[Input], duplicates: NDArray[np.uint64] | None = None
+        self, tokenizer: Tokenizer, recipe: Recipe, plan: Plan, duplicates: NDArray[np.uint64] | None = None
     ) -> None:
-        """files: all inputs of the build. duplicates: origins of documents to leave out, ascending."""
+        """duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
         self.sentences = recipe.sentences == "line"
-        self._files, self._form, self._shares = files, recipe.form, recipe.shares
+        self._plan, self._form, self._shares = plan, recipe.form, recipe.shares
         self._spellings = literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
+
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Chunk]:
+        return find_blocks(self._plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
+
+    def size_of(self, block: Chunk) -> int:
+        return block.num_bytes
 
     def encode(self, block: Chunk) -> EncodedDocuments:
         """A block as it will be written.
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
         """
-        some, num_inputs = block.decode(), len(self._files)
+        some, num_inputs = block.decode(), len(self._plan.files)
         if self.duplicates is not None:
             some = without_duplicates(some, self.duplicates, num_inputs)
         some, encoded, word_starts = self._tokenized(some)
@@ -127,7 +132,7 @@ class TextEncoder:
         """
 
         def place(number: int) -> str:
-            return source_of(self._files[some.inputs[number]], self._form).place(int(some.starts[number]))
+            return source_of(self._plan.files[some.inputs[number]], self._form).place(int(some.starts[number]))
 
         try:
             encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
@@ -159,35 +164,8 @@ class TextEncoder:
         return None
 
 
-def make_text_units(
-    plan: Plan,
-    encoder: TextEncoder,
-    new_writer: Callable[[int], UnitWriter],
-    *,
-    is_missing: Callable[[int], bool],
-    keep: Callable[[UnitRecord], None],
-    workers: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> None:
-    """`make_units` of a plan."""
-    with _one_thread_each():
-        make_units(
-            plan.tasks(workers),
-            lambda task, is_missing: find_blocks(
-                plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
-            ),
-            encoder.encode,
-            new_writer,
-            size_of=lambda block: block.num_bytes,
-            is_missing=is_missing,
-            keep=keep,
-            workers=workers,
-            progress=progress,
-        )
-
-
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """A context in which `tokenizers` starts no threads beside ours."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)

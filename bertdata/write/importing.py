@@ -89,13 +89,13 @@ def import_ids(
     read = [each for file in files for each in file.files]
     unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
     plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
-    encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
+    encoder = IdsEncoder(loaded, shares, files, shard_size)
     with staging_directory(Path(out), overwrite=overwrite) as staging:
         continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
         write_tokenizer(staging, loaded, tokenizer, say)
         units = kept_units(staging, say)
         with announcing_compilation(say):
-            _make_units(files, encoder, staging, units, shard_size, progress)
+            _make_units(encoder, staging, units, progress)
         require_unchanged(read, "run again with --overwrite")
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
@@ -104,20 +104,13 @@ def import_ids(
     return Dataset(Path(out))
 
 
-def _make_units(
-    files: Sequence[IdsFile], encoder: IdsEncoder, staging: Path, units: FinishedUnits, size: int, progress: Progress
-) -> None:
-    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task.
-
-    size: of a unit, in bytes of ids.
-    """
-    total = sum(file.num_bytes for file in files)
+def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progress: Progress) -> None:
+    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task."""
+    total = sum(file.num_bytes for file in encoder.files)
     make_units(
         [Task(range(sys.maxsize), total)],
-        lambda task, is_missing: found_ids(files, encoder.dtype.itemsize, size, is_missing),
-        encoder.encode,
-        lambda unit: UnitWriter(staging, unit, size, keeps_empty=not encoder.shares.divide),
-        size_of=lambda some: some.ids.nbytes,
+        encoder,
+        lambda unit: UnitWriter(staging, unit, encoder.shard_size, keeps_empty=not encoder.shares.divide),
         is_missing=lambda unit: unit not in units.numbers,
         keep=units.add,
         workers=len(os.sched_getaffinity(0)),
@@ -166,41 +159,42 @@ def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None
     return end_id
 
 
-def found_ids(
-    files: Sequence[IdsFile], itemsize: int, shard_size: int, is_wanted: Callable[[int], bool]
-) -> Iterator[Ids]:
-    """The documents of all files in order, those of units that are wanted. itemsize: bytes of an id as it is stored.
-
-    A document belongs to the unit of its first id, and one without an id to that of the one before it.
-    """
-    num_ids = before = unit = 0
-    for file in files:
-        for some in file.documents():
-            lengths = np.diff(some.documents)
-            starts = np.where(lengths > 0, (num_ids + some.documents[:-1]) * itemsize // shard_size, unit)
-            unit_of = np.maximum.accumulate(starts)
-            cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
-            for first, stop in pairwise(cuts):
-                unit = int(unit_of[first])
-                if is_wanted(unit):
-                    yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
-            num_ids += some.ids.size
-        before += file.num_bytes
-
-
 class IdsEncoder:
     """Checks, counts and hashes ids. May be used by several threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer, shares: Shares, *, sentences: bool) -> None:
-        """sentences: store where they begin."""
+    def __init__(self, tokenizer: Tokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
+        """shard_size: of a unit, in bytes of ids as they are stored."""
+        self.files, self.shard_size = files, shard_size
         special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
         self.shares, self.dtype = shares, np.dtype(tokenizer.token_dtype)
-        self._tokenizer, self._sentences = tokenizer, sentences
+        self._tokenizer, self._sentences = tokenizer, any(file.has_sentences for file in files)
         self._num_special, self._number_of = len(special_ids), np.full(vocab_size, -1, np.int32)
         self._number_of[special_ids] = np.arange(len(special_ids))
         borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)
         widest = int(np.diff(borders).argmax())
         self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
+
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Ids]:
+        """The documents of all files in order, those of units that are missing.
+
+        A document belongs to the unit of its first id, and one without an id to that of the one before it.
+        """
+        num_ids = before = unit = 0
+        for file in self.files:
+            for some in file.documents():
+                lengths = np.diff(some.documents)
+                begins = (num_ids + some.documents[:-1]) * self.dtype.itemsize // self.shard_size
+                unit_of = np.maximum.accumulate(np.where(lengths > 0, begins, unit))
+                cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
+                for first, stop in pairwise(cuts):
+                    unit = int(unit_of[first])
+                    if is_missing(unit):
+                        yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
+                num_ids += some.ids.size
+            before += file.num_bytes
+
+    def size_of(self, some: Ids) -> int:
+        return some.ids.nbytes
 
     def encode(self, some: Ids) -> EncodedDocuments:
         """Raises InputError for an id outside the vocabulary."""

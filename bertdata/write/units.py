@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,13 +51,24 @@ class EncodedDocuments:
     bytes_read: int  # of the input on disk, up to the end of these documents
 
 
+class Encoder(Protocol[_Block]):
+    """What makes documents of an input."""
+
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[_Block]:
+        """The blocks of those units of a task for which `is_missing` is true, in order."""
+
+    def size_of(self, block: _Block) -> int:
+        """Its bytes in memory."""
+
+    def encode(self, block: _Block) -> EncodedDocuments:
+        """Several threads may call it at once."""
+
+
 def make_units(
     tasks: Sequence[Task],
-    find: Callable[[Task, Callable[[int], bool]], Iterator[_Block]],
-    encode: Callable[[_Block], EncodedDocuments],
+    encoder: Encoder[_Block],
     new_writer: Callable[[int], UnitWriter],
     *,
-    size_of: Callable[[_Block], int],
     is_missing: Callable[[int], bool],
     keep: Callable[[UnitRecord], None],
     workers: int,
@@ -68,9 +79,7 @@ def make_units(
     A thread makes all units of a task by itself: it finds, encodes and writes the blocks. Threads for which there is no
     task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
-    tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives the writer of a unit. size_of: bytes of a block,
-    as Share.in_order takes it. is_missing: whether to make a unit. keep: called with the
+    tasks: in order. new_writer: gives the writer of a unit. is_missing: whether to make a unit. keep: called with the
     record of each, by several threads at once. progress: called with the bytes of input that are read.
     """
     crew, lock = Crew[Task](workers), threading.Lock()
@@ -85,8 +94,7 @@ def make_units(
 
     def make(share: Share[Task]) -> None:
         task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
-        found = find(task, is_missing)
-        with closing(share.in_order(encode, found, size_of)) as blocks:
+        with closing(share.in_order(encoder.encode, encoder.find(task, is_missing), encoder.size_of)) as blocks:
             for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
