@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +115,11 @@ class Manifest:
         return sha256.hexdigest()
 
     @property
+    def shards(self) -> Iterator[Shard]:
+        """Those of all splits."""
+        return (shard for split in self.splits.values() for shard in split.shards)
+
+    @property
     def is_imported(self) -> bool:
         """Whether others made the ids, so that special ids may be inside documents."""
         return "imported" in self.settings
@@ -123,8 +128,7 @@ class Manifest:
         """Writes manifest.json, which publishes the dataset."""
         special = self.special_tokens
         num_shards = sum(len(split.shards) for split in self.splits.values())
-        every = (shard for split in self.splits.values() for shard in split.shards)
-        has_many = num_shards > MOST_LISTED and fits_tables(every)
+        has_many = num_shards > MOST_LISTED and fits_tables(self.shards)
         record = {
             "format": "bertdata",
             "format_version": MANY_SHARDS_VERSION if has_many else FORMAT_VERSION,

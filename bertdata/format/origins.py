@@ -105,7 +105,7 @@ class Record:
             return None
         try:
             made = cls(*(record[key] for key in ("input_format", "text_key", "place_bits", "inputs", "shards")))
-            shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
+            shards = {shard.name for shard in manifest.shards}
             number, size, sha256 = (made.inputs[key] for key in ("number", "bytes", "sha256"))
             sound = (
                 made.shards.keys() == shards
@@ -132,7 +132,7 @@ class Record:
     def files(self, manifest: Manifest) -> dict[str, tuple[str, int]]:
         """Name → SHA-256 and bytes of every file but the record."""
         files = {INPUTS: (self.inputs["sha256"], self.inputs["bytes"])}
-        for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        for shard in manifest.shards:
             size = HEADER_BYTES + np.dtype(DTYPE).itemsize * shard.num_documents
             files[array_name(shard.name)] = self.shards[shard.name], size
         return files

@@ -219,7 +219,7 @@ def keep(directory: Path) -> Path:
 def files_of(manifest: Manifest) -> dict[str, str | None]:
     """Name → SHA-256 of every file of a dataset but its manifest; None for commit records, which hold their own."""
     files: dict[str, str | None] = {**manifest.tokenizer, **manifest.tables}
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+    for shard in manifest.shards:
         files |= {array_path(Path(), shard.name, name).name: entry["sha256"] for name, entry in shard.arrays.items()}
         files[f"{shard.name}.json"] = None
     return files
@@ -383,7 +383,7 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
     """Copies all files but the manifest, those that are here excepted, and checks each."""
     _require_own_id(manifest)
     digests, most = files_of(manifest), dict[str, int]()
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+    for shard in manifest.shards:
         for array, entry in shard.arrays.items():
             name = array_path(Path(), shard.name, array).name
             most[name] = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]

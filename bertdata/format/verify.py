@@ -252,7 +252,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     except DatasetError as error:
         yield str(error)
         return
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+    for shard in manifest.shards:
         file = directory / origins.array_name(shard.name)
         entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
         faults = list(_array_faults(file, entry, None))

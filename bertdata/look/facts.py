@@ -123,7 +123,7 @@ def _sum_or_none(values: list[Any]) -> int | None:
 
 def _lengths(dataset: Dataset) -> dict[str, Any]:
     """Tokens per document, without separators: min, max, mean, quantiles, and a histogram over powers of two."""
-    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    shards = list(dataset.manifest.shards)
     has_separator = dataset.special_tokens.separator is not None
     lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
     lengths -= has_separator

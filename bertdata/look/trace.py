@@ -227,7 +227,7 @@ def numbered(dataset: Dataset, documents: Sequence[int]) -> list[Traced]:
     Raises DatasetError for a dataset without origins.
     """
     origins, found, before = _Origins(dataset), list[Traced](), 0
-    for shard in (shard for split in dataset.splits.values() for shard in split.shards):
+    for shard in dataset.manifest.shards:
         while len(found) < len(documents) and (number := documents[len(found)] - before) < shard.num_documents:
             num_tokens = dataset.document(before + number).size
             found.append(

@@ -79,7 +79,6 @@ class TextEncoder:
         self.sentences = recipe.sentences == "line"
         self._plan, self._form, self._shares = plan, recipe.form, recipe.shares
         self._spellings = literals(tokenizer.spellings)
-        self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
 
     def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Chunk]:
         return find_blocks(self._plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
@@ -98,7 +97,7 @@ class TextEncoder:
         some, encoded, word_starts = self._tokenized(some)
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
-        count_literals(text, some.num_bytes, self._spellings, self._first_bytes, spelled)
+        count_literals(text, some.num_bytes, self._spellings, spelled)
         words, splits = np.empty(some.starts.size, np.int64), self._shares.splits_of(text, offsets, 1)
         count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))

@@ -26,7 +26,7 @@ class Literals(NamedTuple):
 
     data: Any  # uint8 [n]: the strings one after the other, in UTF-8
     bounds: Any  # int64 [num_strings + 1]: string t is data[bounds[t] : bounds[t + 1]]
-    begins: Any  # bool [256]: whether a string begins with the byte
+    first_bytes: Any  # uint8 [m]: the different bytes with which strings begin
 
 
 @intrinsic
@@ -58,31 +58,25 @@ def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
 def literals(strings):
     """The record of strings for `count_literals`."""
     encoded = [string.encode() for string in strings]
-    begins = np.zeros(256, np.bool_)
-    begins[[string[0] for string in encoded if string]] = True
     bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
-    return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins)
+    first_bytes = np.array(sorted({string[0] for string in encoded if string}), np.uint8)
+    return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, first_bytes)
 
 
 @jit()
-def count_literals(text, size, strings, first_bytes, counts):
+def count_literals(text, size, strings, counts):
     """Counts how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
 
-    text: uint8, may be longer. strings: Literals. first_bytes: uint8 [n], the different bytes with
-    which strings begin. Occurrences of one string do not overlap.
+    text: uint8, PADDING bytes longer than `size`. strings: Literals. Occurrences of one string do not overlap.
     """
     free = np.zeros(counts.size, np.int64)
     for base in range(0, size, 64):
         length = min(size - base, 64)
         hits = uint64(0)
-        if base + 64 <= text.size:
-            for byte in first_bytes:
-                hits |= _equal64(text, base, byte)
-            if length < 64:
-                hits &= (uint64(1) << uint64(length)) - uint64(1)
-        else:
-            for k in range(length):
-                hits |= uint64(strings.begins[text[base + k]]) << uint64(k)
+        for byte in strings.first_bytes:
+            hits |= _equal64(text, base, byte)
+        if length < 64:
+            hits &= (uint64(1) << uint64(length)) - uint64(1)
         while hits != uint64(0):
             i = base + trailing_zeros(hits)
             hits &= hits - uint64(1)
@@ -109,20 +103,14 @@ def _bounds(data, offsets, gap, i):
 def count_words(data, offsets, gap, counts):
     """Writes the number of words of each document to counts int64 [N]; no branch depends on the bytes.
 
-    A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data uint8, offsets
-    int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap].
+    A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data: uint8, PADDING
+    bytes longer than the documents. offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap].
     """
     for i in range(counts.size):
         start, stop = _bounds(data, offsets, gap, i)
         count, before = 0, uint64(1)  # whether the byte before is white space
         for base in range(start, stop, 64):
-            length, spaces = min(stop - base, 64), uint64(0)
-            if base + 64 <= data.size:
-                spaces = _spaces64(data, base)
-            else:
-                for k in range(length):
-                    byte = data[base + k]
-                    spaces |= uint64(byte == SPACE or TAB <= byte <= RETURN) << uint64(k)
+            length, spaces = min(stop - base, 64), _spaces64(data, base)
             begins = ~spaces & ((spaces << uint64(1)) | before)
             count += count_ones(begins & (~uint64(0) >> uint64(64 - length)))
             before = spaces >> uint64(63)

@@ -142,14 +142,13 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
 
 def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:
     """Name of each shard → SHA-256 of the origins of its documents; imports have none."""
-    names = (shard.name for split in manifest.splits.values() for shard in split.shards)
-    return {name: units.origins[name] for name in names} if units.origins else {}
+    return {shard.name: units.origins[shard.name] for shard in manifest.shards} if units.origins else {}
 
 
 def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The name in `staging` and in the dataset of each file that is published, the manifest and its tables excepted."""
     yield from ((name, name) for name in manifest.tokenizer)
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+    for shard in manifest.shards:
         for name in (*(array_name(shard.name, array) for array in shard.arrays), f"{shard.name}.json"):
             yield name, name
     yield from ((array_name(shard, "origins"), origins_name(shard)) for shard in origins)
