@@ -156,9 +156,11 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     ]  # fmt: skip
     assert facts["documents"] == len(dataset) == sum(split["documents"] for split in facts["splits"].values())
     assert facts["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in facts["splits"].values())
-    lengths = [len(document) for document in dataset]
+    lengths = sorted(len(document) for document in dataset)
     spread = facts["tokens_per_document"]
-    assert (spread["min"], spread["max"]) == (min(lengths), max(lengths))
+    shares = {"min": 0, "p5": 0.05, "median": 0.5, "p95": 0.95, "max": 1}
+    assert [spread[name] for name in shares] == [lengths[int(at * (len(lengths) - 1))] for at in shares.values()]
+    assert spread["mean"] == round(sum(lengths) / len(lengths), 2)
     assert sum(bar["documents"] for bar in spread["histogram"]) == len(lengths)
     for bar in spread["histogram"]:
         assert bar["documents"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)

@@ -89,6 +89,11 @@ EQUIVALENT = {
         "it keeps what the tasks of another build share, too",
     ("bertdata/sources/tables.py dtype: np.int64 -> np.int32", "lengths = np.zeros(len(column), np.int64)"):
         "a text has less than 2^31 bytes, and their sums are made of 64 bits",
+    ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
+     "bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))"):
+        "they are of some thousand runs",
+    ("bertdata/read/kernels.py bound: 1 -> 2", "block_start = np.int64(-(1 << 62))"):
+        "that is as far from every position",
     ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
      "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))"):
         "they are bytes",
