@@ -137,4 +137,4 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
 
 
-main: click.Command = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
+main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")
