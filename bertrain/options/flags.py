@@ -29,6 +29,8 @@ from bertrain.options.config import (
 )
 from bertrain.options.fields import Options, flag, helps
 
+MOST_BYTES = 1 << 24  # of a file of options
+
 
 class _RunCommand(OneSentence):
     """A command with the options of a run and of all methods. Its --help lists them under headings."""
@@ -164,7 +166,11 @@ def _require_apart(given: dict[str, Any], phases: Any) -> None:
 def read_options(path: Path) -> dict[str, Any]:
     """The options in a run.json, or in a TOML file. Raises UsageError if it is neither, or has unknown options."""
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            sentence = f"--config {path} has more than {MOST_BYTES >> 20} MiB; give the run.json of a run"
+            raise UsageError(sentence, "too-large", option="config", given=str(path))
         saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
     except FileNotFoundError:
         sentence = f"--config {path} does not exist; give the run.json of a run"
@@ -175,6 +181,8 @@ def read_options(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         sentence = f"--config {path} is not TOML: {error}; write lines such as lr = 1e-3"
         raise UsageError(sentence, "malformed", option="config", given=str(path)) from None
+    except UsageError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         sentence = (
             f"--config {path} is not a run.json that bertrain pretrain wrote, nor a .toml file of options; give one "
