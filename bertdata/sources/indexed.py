@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -210,10 +209,14 @@ class SampleFile:
 
     def _check_digests(self) -> None:
         """Raises InputError if the file has another digest than is stated. Those of unknown hashes are not checked."""
-        for name in self.digests.keys() & KNOWN_HASHES:
+        hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.digests.keys() & KNOWN_HASHES}
+        if hashes:
             with self.file.open() as stream:
-                found = hashlib.file_digest(stream, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
-            if found != self.digests[name].lower():
+                while piece := stream.read(1 << 20):
+                    for each in hashes.values():
+                        each.update(piece)
+        for name, each in hashes.items():
+            if each.hexdigest() != self.digests[name].lower():
                 sentence = f"{self.file} has another {name} than its index states; get the file again"
                 raise InputError(sentence, "damaged", option="inputs", given=self.file.name)
 

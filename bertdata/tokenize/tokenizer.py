@@ -239,34 +239,24 @@ class Tokenizer:
         for texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
         with _naming(offsets, name):
-            return self._encode(data, offsets, sentences=sentences, name=name)
-
-    def _encode(
-        self,
-        data: bytes | NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        *,
-        sentences: bool,
-        name: Callable[[int], str],
-    ) -> Encoded:
-        self.prepare()
-        separator, encoder = self.special.separator, self._encoder
-        if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
-            text, bounds = np.frombuffer(data, np.uint8), offsets
-            ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
-            if sentences:
-                line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
-                bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
-                ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-            encoded = encoder.encode(text, bounds[:-1], bounds[1:] - 1, np.where(ends, separator or 0, -1))
-            if encoded:
-                ids, documents, replaced = encoded
-                starts = None
+            self.prepare()
+            separator, encoder = self.special.separator, self._encoder
+            if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
+                text, bounds = np.frombuffer(data, np.uint8), offsets
+                ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
                 if sentences:
-                    starts = documents[:-1][np.diff(documents) > ends]
-                    documents = documents[np.searchsorted(bounds, offsets)]
-                return Encoded(ids, documents, starts, replaced)
-        return self._encode_by_library(data, offsets, sentences=sentences, name=name)
+                    line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
+                    bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
+                    ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
+                encoded = encoder.encode(text, bounds[:-1], bounds[1:] - 1, np.where(ends, separator or 0, -1))
+                if encoded:
+                    ids, documents, replaced = encoded
+                    starts = None
+                    if sentences:
+                        starts = documents[:-1][np.diff(documents) > ends]
+                        documents = documents[np.searchsorted(bounds, offsets)]
+                    return Encoded(ids, documents, starts, replaced)
+            return self._encode_by_library(data, offsets, sentences=sentences, name=name)
 
     def word_starts(
         self,
@@ -284,42 +274,33 @@ class Tokenizer:
         `word_splitter`.
         """
         with _naming(offsets, name):
-            return self._word_starts(data, offsets, documents, word_splitter)
-
-    def _word_starts(
-        self,
-        data: bytes | NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        documents: NDArray[np.int64],
-        word_splitter: WordSplitter,
-    ) -> NDArray[np.bool_]:
-        texts = _texts(data, offsets)
-        begins_word = np.ones(int(documents[-1]), np.bool_)
-        encodings = encoded_by(self._tokenizer, texts, with_places=True)
-        for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
-            try:
-                words = list(word_splitter(text))
-                joined = "".join(words)
-            except Exception as error:  # whatever the function of a user raises
-                raise UsageError(
-                    f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; fix "
-                    "the function, which must give the words of a text as texts",
-                    "function-failed",
-                    option="words",
-                    given=text,
-                ) from None
-            if joined != text:
-                raise UsageError(
-                    f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
-                    "function must give all characters of the text, spaces too",
-                    "bad-function",
-                    option="words",
-                    given=text,
-                )
-            ends = np.cumsum([len(word) for word in words])
-            word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
-            begins_word[first : first + word.size] = np.diff(word, prepend=-1) != 0
-        return begins_word
+            texts = _texts(data, offsets)
+            begins_word = np.ones(int(documents[-1]), np.bool_)
+            encodings = encoded_by(self._tokenizer, texts, with_places=True)
+            for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
+                try:
+                    words = list(word_splitter(text))
+                    joined = "".join(words)
+                except Exception as error:  # whatever the function of a user raises
+                    raise UsageError(
+                        f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; "
+                        "fix the function, which must give the words of a text as texts",
+                        "function-failed",
+                        option="words",
+                        given=text,
+                    ) from None
+                if joined != text:
+                    raise UsageError(
+                        f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
+                        "function must give all characters of the text, spaces too",
+                        "bad-function",
+                        option="words",
+                        given=text,
+                    )
+                ends = np.cumsum([len(word) for word in words])
+                word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
+                begins_word[first : first + word.size] = np.diff(word, prepend=-1) != 0
+            return begins_word
 
     def _encode_by_library(
         self,
