@@ -90,11 +90,12 @@ def test_the_mean_of_a_run_too_short_for_one_is_that_of_its_last_weights(dataset
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_no_mean_is_made_of_a_run_that_had_ended_before_it_was_asked_for(dataset, tmp_path):
+def test_no_mean_is_made_of_a_run_that_had_ended_before_it_was_asked_for(dataset, tmp_path, capsys):
     """Its last weights alone would be no mean."""
     for average in (0.0, 0.3):
         train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=average)
     assert list((tmp_path / "run").glob("average-*")) == []
+    assert capsys.readouterr().out.count("--average: the run has ended") == 1
 
 
 def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypatch):

@@ -118,6 +118,8 @@ class Run:
         self.training.apply(self.phase)
         if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
             checkpoint.read_average(self.resumed_from, self.training.average)
+            if self.is_done and not self.training.average.count:
+                self.warnings.append("--average: the run has ended, so no weights are averaged; give more --steps, too")
 
     # ------------------------------------------------------------------------------------------------------- a step
 
