@@ -19,6 +19,7 @@ from bertdata.format.arrays import Unmapped, npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read import kernels
 
+MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, then takes a second
 _DOCUMENTS_AT_ONCE = 1 << 16
 _OTHER_MAPS = 4096  # of libraries and of other splits
 Columns = dict[str, NDArray[np.int64]]
@@ -92,9 +93,9 @@ class TokenStream:
                 option="split",
                 given=split,
             )
-        if length < 3:
+        if not 3 <= length <= MAX_LENGTH:
             raise UsageError(
-                f"length is {length}; give at least 3, for [CLS], one token of text and [SEP]",
+                f"length is {length}; give 3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]",
                 "out-of-range",
                 option="length",
                 given=length,
