@@ -61,9 +61,9 @@ def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
 
 
 def test_no_changed_file_of_others_is_a_traceback(tmp_path):
-    output = python(TOOL.with_name("fuzz.py"), "--count", 3000, "--seed", 5, "--keep", tmp_path, timeout=900)
+    output = python(TOOL.with_name("fuzz.py"), "--count", 20_000, "--seed", 5, "--keep", tmp_path, timeout=900)
     counts = {line[:16].strip(): json.loads(line[16:]) for line in output.splitlines()}
-    assert (counts["all"]["inputs"], counts["all"]["faults"]) == (3000, 0)
+    assert (counts["all"]["inputs"], counts["all"]["faults"]) == (20_000, 0)
     assert [kind for kind, each in counts.items() if not each["used"]] == []
     assert not any(tmp_path.iterdir())
 
@@ -72,10 +72,21 @@ def test_the_fuzzer_keeps_what_ends_in_anything_else(tmp_path, monkeypatch):
     def refuse():
         raise BertdataError("refused", "damaged")
 
-    ends = iter([int, int, refuse, lambda: 1 // 0, lambda: os.kill(os.getpid(), signal.SIGKILL)])
+    def end():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ends = [int, int, refuse, lambda: 1 // 0, end, int, end, int, int]  # each process first uses the sound file
+    uses = tmp_path / "uses"
+
+    def use():
+        with uses.open("ab") as file:
+            file.write(b".")
+        ends[uses.stat().st_size - 1]()
+
     monkeypatch.syspath_prepend(TOOL.parent)
     (tmp_path / "file").write_bytes(b"sound")
-    target = import_module("fuzz").Target(tmp_path / "file", lambda: next(ends)())
-    seen = import_module("fuzz").tried("kind", target, 4, random.Random(0), tmp_path)
-    assert seen == {"inputs": 3, "used": 1, "faults": 2}  # the last one wrote no counts
-    assert {path.name for path in tmp_path.glob("kind*")} == {"kind", "kind.2"}
+    fuzz = import_module("fuzz")
+    target = fuzz.Target(tmp_path / "file", use, ends=lambda content: uses.stat().st_size == 7)
+    assert fuzz.tried("kind", target, 6, 0, tmp_path) == {"inputs": 6, "used": 2, "faults": 2}
+    assert {path.name for path in tmp_path.glob("kind*")} == {"kind.2", "kind.3"}
+    assert (tmp_path / "file").read_bytes() == b"sound"
