@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -62,6 +64,8 @@ from bertdata.format.verify import verify
 from bertdata.sources import blocks, documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import Input
+from bertdata.sources.streams import opened
 from bertdata.write import build, finish, train_tokenizer
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -559,6 +563,26 @@ def test_truncated_rows_are_named(folder, ending, kind):
         with pytest.raises(InputError) as caught:
             read([path])
         assert caught.value.given == str(path)
+
+
+@given(
+    members=st.lists(st.binary(max_size=300) | st.just(b"stone " * 40_000), min_size=1, max_size=4),
+    zeros=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+    tail=st.sampled_from([b"", b"x", b"\x1f\x8b"]),
+    cut=st.integers(0, 400),
+)
+def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, zeros, tail, cut):
+    packed = b"".join(gzip.compress(member) + bytes(pad) for member, pad in zip(members, zeros, strict=False)) + tail
+    packed = packed[: max(1, len(packed) - cut)]
+    source = Input("text.txt.gz", len(packed), 1, SimpleNamespace(open=lambda: io.BytesIO(packed)))
+    try:
+        expected = gzip.decompress(packed)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        with refuses("cut-short", given="text.txt.gz"), opened(source) as stream:
+            stream.read()
+        return
+    with opened(source) as stream:
+        assert stream.read() == expected
 
 
 def test_a_truncated_file_publishes_nothing(tmp_path, vocab):

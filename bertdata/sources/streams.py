@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
 import io
 import lzma
 import sys
@@ -65,10 +64,33 @@ def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
         yield decoder.decode(data, final=not data).encode("utf-8", "bertdata.mark_invalid")
 
 
-def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
-    """The decompressed bytes of all members of a bzip2 or xz file.
+class _GzipMember:
+    """A decompressor of one member of a gzip file, as bz2 and lzma have them. It checks the member's sum and length."""
 
-    The readers of the standard library silently stop at a damaged member if it follows a sound one; this one raises.
+    def __init__(self) -> None:
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: with the header and the end of gzip
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._inflater.decompress(self._inflater.unconsumed_tail + data, most)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflater.unconsumed_tail and not self.eof
+
+    @property
+    def eof(self) -> bool:
+        return self._inflater.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflater.unused_data
+
+
+def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
+    """The decompressed bytes of all members of a gzip, bzip2 or xz file.
+
+    The readers of the standard library for bzip2 and xz silently stop at a damaged member if it follows a sound one;
+    this one raises. That for gzip reads 8 KiB at a time, which takes a third of the CPU time more.
     """
     member, data = new(), file.read(CHUNK)
     while True:
@@ -77,7 +99,7 @@ def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
         yield member.decompress(data, CHUNK)
         data = b""
         if member.eof:
-            data = member.unused_data.lstrip(b"\0")  # xz files may be padded with zeros
+            data = member.unused_data.lstrip(b"\0")  # a file may be padded with zeros
             while not data:
                 if not (piece := file.read(CHUNK)):
                     return
@@ -104,13 +126,8 @@ class InputStream:
 
             self.file: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
         else:
-            openers: dict[str, Any] = {
-                "gzip": gzip.open,
-                "bzip2": lambda file: _as_file(_members(file, bz2.BZ2Decompressor)),
-                "xz": lambda file: _as_file(_members(file, lzma.LZMADecompressor)),
-                "": lambda file: file,
-            }
-            self.file = openers[compression](file)
+            decompressors = {"gzip": _GzipMember, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
+            self.file = _as_file(_members(file, decompressors[compression])) if compression else file
         if encoding != UTF_8:
             self.file = _as_file(_as_utf8(self.file, encoding))
         is_plain = not compression and encoding == UTF_8
@@ -142,7 +159,7 @@ def opened(source: Input, encoding: str = UTF_8, compression: str | None = None)
                 if compression and source.size == 0:
                     raise EOFError("it is empty")
                 yield InputStream(source, file, compression, encoding)
-    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _cut_short(source, compression, error) from None
     except FileNotFoundError:
         sentence = f"{source} was removed while it was read; put it back, and run the same command again"
