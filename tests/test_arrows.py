@@ -19,7 +19,7 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
     "sources": ("remote", "kernels inputs saved find streams texts maps jsonl documents delimited tables "
-                          "idfile megatron flat rows indexed mds litdata ids split blocks docstrings"),
+                          "idfile megatron flat rows indexed mds litdata ids split blocks"),
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
                  "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "
@@ -209,9 +209,8 @@ def test_the_lab_uses_what_is_documented_as_public():
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     imported = imports(TRAINER[module])
     allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
-               "format.verify", "look.page", "read.words", "remote.requests", "sources.docstrings", "sources.inputs",
-               "sources.streams", "tokenize.load", "tokenize.spelling",
-               "tokenize.tokenizer"}  # fmt: skip
+               "format.verify", "look.page", "read.words", "remote.requests", "sources.inputs", "sources.streams",
+               "tokenize.load", "tokenize.spelling", "tokenize.tokenizer"}  # fmt: skip
     assert modules(imported, "bertdata", ENGINE) - {"__init__"} <= allowed
     assert not any(part.startswith("_") for name in imported for part in name.split(".") if part != "__future__")
     source = TRAINER[module].read_text()

@@ -9,8 +9,7 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata import cli
-from bertdata.sources import docstrings
-from bertrain.commands import demo
+from bertrain.commands import demo, docstrings
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from bertdata.cli import OneSentence
 from bertdata.cli import main as bertdata
 from bertdata.errors import UsageError
 from bertdata.files import make_directory, write_file
-from bertdata.sources import docstrings
 from bertrain import pretrain
-from bertrain.commands import evaluate
+from bertrain.commands import docstrings, evaluate
 from bertrain.run import checkpoint
 
 CORPUS_BYTES = 10_000_000
