@@ -79,7 +79,10 @@ class Store:
         return {key: self.file_at(f"s3://{bucket.name}/{key}") for key in keys}
 
     def write(self, url, path):
-        self.overwrite(url, path.read_bytes())
+        try:
+            self.overwrite(url, path.read_bytes())
+        except FileNotFoundError:
+            raise absent(url) from None
 
     def overwrite(self, url, content):
         os.replace(self._come(url, content), self.path(url))

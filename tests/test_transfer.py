@@ -346,13 +346,21 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, ful
         bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
-def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path):
-    source, real = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write
+@pytest.mark.parametrize("then", ["another file is put", "its file is gone", "all files are put"])
+def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path, then):
+    source, real, files = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write, []
 
     def write(url, path):
-        real(url, path)
-        if path.name == "origins.json":  # the last one
+        files.append(path.name)
+        is_at_end = then == "all files are put"
+        if is_at_end:
+            real(url, path)
+        if path.name == "origins.json" if is_at_end else len(files) == 1:  # the last file, or the first
             build(corpus, source, tokenizer=vocab, overwrite=True)
+        if then == "its file is gone":
+            path.unlink(missing_ok=True)
+        if not is_at_end:
+            real(url, path)
 
     one_by_one = patch.multiple(transfer, _THREADS=1)
     with one_by_one, patch.object(stores, "write", write), refuses("replaced", given=source):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
+from bertdata.errors import BertdataError, BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import (
     TEMPORARY,
     cache_directory,
@@ -281,16 +281,24 @@ def _put_all(source: Path, root: str, manifest: Manifest, before: object, progre
     done = _claim(root, manifest)
     there = _id_under(root)  # again: who had the claim before may have finished
     if there is None:
-        _put_files(source, root, manifest, done, progress)
+        try:
+            _put_files(source, root, manifest, done, progress)
+        except BertdataError:  # such as for a file that is missing now
+            _require_kept(source, root, before)
+            raise
         content = (source / MANIFEST).read_bytes() if stamp(source / MANIFEST) else b""
-        if stamp(source / MANIFEST) != before:
-            sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
-            raise DatasetError(sentence, "replaced", given=source)
+        _require_kept(source, root, before)
         is_mine = stores.create(f"{root}/{MANIFEST}", content)
         there = manifest.dataset_id if is_mine else _id_under(root)
     if there is not None:
         stores.remove(f"{root}/{CLAIM}")
     return there
+
+
+def _require_kept(source: Path, root: str, before: object) -> None:
+    if stamp(source / MANIFEST) != before:
+        sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
+        raise DatasetError(sentence, "replaced", given=source)
 
 
 def _claim(root: str, manifest: Manifest) -> set[str]:
