@@ -7,6 +7,7 @@ at any of its changes to the disk, or stopped there while another command runs.
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -162,6 +163,8 @@ class Started:
 
     def end(self):
         with open(self.pipe, "rb") as pipe:
+            while not select.select([pipe], [], [], 1)[0]:
+                self.go_on()  # a slow one may stop only after `go_on`
             answer = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         assert status != -signal.SIGALRM, "a command hangs"
