@@ -549,6 +549,7 @@ class Machine(RuleBasedStateMachine):
             assert without_staging(self.files(command[1])) == without_staging(files)
             was_discarded = (command[0] == "build" and command[2] == "empty") or self.may_lack(before)
             assert after.units >= before.units or was_discarded or before.plan == "empty", (command, before, after)
+            assert after.parts >= before.parts or was_discarded, (command, before, after)
 
     def require_done(self, command, before, after, value):
         what, _, *more = command

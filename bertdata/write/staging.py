@@ -38,8 +38,8 @@ _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what w
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
     """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
 
-    A failure removes what it made, unless a unit is finished or a publication has begun. Raises BuildError if another
-    process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
+    A failure removes what it made, unless a unit or a part is finished or a publication has begun. Raises BuildError if
+    another process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
     require_usable(directory, overwrite=overwrite, is_new=not staging.exists())
@@ -60,7 +60,8 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             with naming(directory):
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")) and (is_new or not _is_being_published(directory)):
+            is_begun = any(staging.glob("unit-*")) or any(staging.glob("part-*.json"))  # a part may have no units
+            if part is None and not is_begun and (is_new or not _is_being_published(directory)):
                 with suppress(OSError):
                     remove_staging(staging)
                 if created and not any(directory.iterdir()):
