@@ -5,6 +5,7 @@ from typing import Literal, get_args
 SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/samples.py explains each
 MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  # docs/determinism.md defines each
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
+MOST_ROWS = 1 << 24  # of a step over all ranks
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
 INPUT_FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "fasta")  # the format of an input file
 DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text

@@ -349,8 +349,8 @@ def test_a_rank_may_get_no_row(dataset):
     assert {rank.position for rank in ranks} == {2}
 
 
-OUT_OF_RANGE = {"length": [2, 128.5, True, 2**20 + 1], "global_batch_size": [0, 2.5], "seed": [-1, 2**64, 0.5],
-                "rank": [-1, 2], "epochs": [0]}  # fmt: skip
+OUT_OF_RANGE = {"length": [2, 128.5, True, 2**20 + 1], "global_batch_size": [0, 2.5, 2**24 + 1],
+                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0]}  # fmt: skip
 
 
 def test_wrong_arguments_are_named(dataset):

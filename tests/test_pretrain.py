@@ -282,6 +282,7 @@ def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
         ("malformed", "objective", {"objective": "mlm+mlm"}), ("unknown", "objective", {"objective": "spam"}),
         ("not-found", "config", {"config": "nowhere.json"}), ("server-failed", "model", {"model": "bert-huge"}),
         ("out-of-range", "length", {"length": 2}), ("out-of-range", "seed", {"seed": -1}),
+        ("malformed", "global_batch_size", {"global_batch_size": 2**24 + 1}),
     ):  # fmt: skip
         refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **given)
     refused_run("nowhere", tmp_path / "run", kind="not-found")

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.choices import SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import StateError, UsageError, require_known, require_positive
+from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
+from bertdata.errors import StateError, UsageError, require_known
 from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
@@ -62,7 +62,7 @@ class Loader:
         this ratio. They need the same tokenizer. Each is read as a Loader of it alone reads it, epoch after epoch.
     length: T, places of a row, [CLS] and [SEP] included.
     global_batch_size: rows of a step over all ranks. Each rank gets a nearly equal part: the numbers of rows differ by
-        at most one, and can be 0.
+        at most one, and can be 0. At most 2**24.
     seed: of order, masks and pairs; an integer from 0 to 2**64 - 1.
     rank, world_size: which part of each step this loader gives, of how many.
     split: "train", "validation" or "test".
@@ -155,7 +155,9 @@ class Loader:
         if not 0 <= self.seed < 1 << 64:
             sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
             raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
-        require_positive("global_batch_size", self.global_batch_size)
+        if not 1 <= self.global_batch_size <= MOST_ROWS:
+            sentence = f"global_batch_size is {self.global_batch_size}; give 1 to {MOST_ROWS:,} rows"
+            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
         if not 0 <= self.rank < self.world_size:
             sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
             raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)

@@ -142,7 +142,9 @@ def _parsed(each: Field[Any], value: Any) -> Any:
                 return str(value) if values.amount(value) else ""
             rows = values.ramp(value)
             return rows.first if rows.first == rows.last else str(rows)
-        expected = "a number of rows, such as 64 or 16..64" if form == "rows" else "a number of tokens, such as 40M"
+        expected = "a number of tokens, such as 40M"
+        if form == "rows":
+            expected = "a number of rows to 2**24, such as 64 or 16..64"
     else:
         is_kind = isinstance(value, (int, float) if kind is float else kind)
         if is_kind and isinstance(value, bool) == (kind is bool):

@@ -8,6 +8,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from bertdata.choices import MOST_ROWS
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
 
@@ -39,8 +41,8 @@ class Ramp(NamedTuple):
 def ramp(given: int | str) -> Ramp:
     """64 and "64" are the same rows in every step, "16..64" a ramp. Raises ValueError for anything else."""
     parts = [int(part) for part in str(given).split("..")]
-    if not 1 <= len(parts) <= 2 or min(parts) < 1:
-        raise ValueError("rows are numbers of 1 or more")
+    if not 1 <= len(parts) <= 2 or min(parts) < 1 or max(parts) > MOST_ROWS:
+        raise ValueError(f"rows are numbers from 1 to {MOST_ROWS}")
     return Ramp(parts[0], parts[-1])
 
 
