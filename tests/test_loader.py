@@ -361,6 +361,21 @@ def test_wrong_arguments_are_named(dataset):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
 
 
+@pytest.mark.parametrize("samples", ["windows", "documents"])
+def test_positions_are_integers_of_any_width(dataset, samples):
+    loader = Loader(dataset, length=5, global_batch_size=4, samples=samples, seed=2)
+    wide, last = loader.num_samples, np.iinfo(np.int8).max
+    positions = np.arange(0, last)
+    expected = loader.read(positions).input_ids
+    assert wide > last  # so that ids of samples do not fit in a byte
+    for dtype in (np.int8, np.uint8, np.int16, np.uint64):
+        assert np.array_equal(loader.read(positions.astype(dtype)).input_ids, expected)
+    assert np.array_equal(loader.read(positions.tolist()).input_ids, expected)
+    for wrong in (positions.astype(float), positions[None], np.array("0")):
+        with refuses("malformed", "positions", error=UsageError):
+            loader.read(wrong)
+
+
 def test_nothing_comes_before_the_first_sample(dataset):
     loader = Loader(dataset, length=16, global_batch_size=4, variants=2)
     for read in (

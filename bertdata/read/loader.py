@@ -329,6 +329,11 @@ class Loader:
 
     def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
         """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
+        positions = np.asarray(positions)
+        if positions.ndim != 1 or positions.dtype.kind not in "iu":
+            sentence = f"positions are {positions.dtype} {list(positions.shape)}; give integers [B]"
+            raise UsageError(sentence, "malformed", option="positions")
+        positions = positions.astype(np.int64, copy=False)
         if (first := np.min(positions, initial=0)) < 0:
             raise UsageError(
                 f"position {first} comes before the first sample; give numbers from 0",
