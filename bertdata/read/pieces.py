@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,7 +103,7 @@ class Pieces:
         num_rows = num_pieces = num_places = max_pieces = 0
         append("rows", np.zeros(1, np.uint64))
         waiting = np.zeros(0, np.uint64)
-        for more in (*self._all_pieces(), None):  # None: there are no more
+        for more in itertools.chain(self._all_pieces(), [None]):  # None: there are no more
             together = waiting if more is None else np.concatenate([waiting, more])
             area = kernels.piece_start(together) // np.uint64(PACKED_TOGETHER)
             cuts = [0, *(np.flatnonzero(np.diff(area)) + 1).tolist()]
