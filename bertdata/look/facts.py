@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,19 +125,23 @@ def _lengths(dataset: Dataset) -> dict[str, Any]:
     """Tokens per document, without separators: min, max, mean, quantiles, and a histogram over powers of two."""
     shards = list(dataset.manifest.shards)
     has_separator = dataset.special_tokens.separator is not None
-    lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
-    lengths -= has_separator
-    if lengths.min() < 1:
+    count_of = Counter[int]()
+    for shard in shards:  # one at a time, and then only different lengths
+        found, counts = np.unique(np.diff(dataset.array(shard.name, "documents").astype(np.int64)), return_counts=True)
+        count_of.update(dict(zip((found - has_separator).tolist(), counts.tolist(), strict=True)))
+    lengths, counts = np.array(sorted(count_of.items())).T
+    if lengths[0] < 1:
         raise damaged(dataset.path)
-    bins = np.bincount(np.floor(np.log2(lengths)).astype(np.int64))
-    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="lower")
+    bins, num = np.bincount(np.log2(lengths).astype(np.int64), counts).astype(np.int64), int(counts.sum())
+    places = [math.floor((num - 1) * share) for share in (0.05, 0.5, 0.95)]
+    quantiles = lengths[np.searchsorted(np.cumsum(counts), places, side="right")]
     return {
-        "min": int(lengths.min()),
+        "min": int(lengths[0]),
         "p5": int(quantiles[0]),
         "median": int(quantiles[1]),
         "p95": int(quantiles[2]),
-        "max": int(lengths.max()),
-        "mean": round(float(lengths.mean()), 2),
+        "max": int(lengths[-1]),
+        "mean": round(int(lengths @ counts) / num, 2),
         "histogram": [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n],
     }
 
