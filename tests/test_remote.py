@@ -48,7 +48,7 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
 def test_a_directory_and_a_pattern_stand_for_objects(bucket, tmp_path, vocab):
     for name in ("in/a.txt", "in/b/c.txt", "in/.hidden.txt", "in/notes.pdf", "in/d.txt.gz", "inside.txt"):
         bucket.put(name, gzip.compress(TEXT) if name.endswith("gz") else TEXT)
-    for url, number in (("in", 3), ("in/", 3), ("in/*.txt", 1), ("in/**/*.txt", 2), ("", 4)):
+    for url, number in (("in", 3), ("in/", 3), ("in/*.txt", 1), ("in/**/*.txt", 2), ("in/b/**", 1), ("", 4)):
         said = []
         url = f"{bucket.url}/{url}".removesuffix("/" * (not url))
         report = build(url, tmp_path / "out", tokenizer=vocab, say=said.append, overwrite=True)

@@ -86,6 +86,8 @@ def _matches(parts: list[str], patterns: list[str]) -> bool:
     """As `glob` does it: `*` stays in one directory, `**` does not, and a dot at the beginning must be spelled."""
     if not patterns:
         return not parts
+    if patterns == ["**"]:
+        return all(part[:1] != "." for part in parts)
     if patterns[0] == "**":
         return _matches(parts, patterns[1:]) or (
             len(parts) > 1 and parts[0][:1] != "." and _matches(parts[1:], patterns)
