@@ -1,7 +1,9 @@
 """bertdata.Tokenizer gives what AutoTokenizer gives, and arrays of ids for many texts."""
 
 import json
+import os
 import pickle
+import signal
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +124,16 @@ def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_
     assert slow.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
     assert both[1].engine
     assert both[1].why_slow is None
+
+
+def test_a_forked_process_has_threads_of_its_own(both):
+    _, ours = both
+    texts = ["the river"] * 64
+    expected = [ids.tolist() for ids in ours.encode_batch(texts, workers=2)]
+    if not (pid := os.fork()):
+        signal.alarm(20)
+        os._exit([ids.tolist() for ids in ours.encode_batch(texts, workers=2)] != expected)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_tokenizer_can_be_pickled(both):

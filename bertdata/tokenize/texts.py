@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,8 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._encoders: dict[bool, Encoder] = {}  # split_special_tokens → encoder
         self._libraries: dict[bool, tokenizers.Tokenizer] = {}
-        self._pools: dict[int, ThreadPoolExecutor] = {}  # workers → threads, whose caches of words stay warm
+        self._pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+        """Process, which has no threads of the one that was forked, and workers → threads, whose caches stay warm."""
         self._templates: dict[tuple[bool, bool], Template] = {}  # (is a pair, add_special_tokens)
 
     @classmethod
@@ -242,7 +244,7 @@ class Tokenizer:
             ids, bounds = part(0, offsets.size - 1)
             return np.ascontiguousarray(ids), bounds
         with self._lock:
-            pool = self._pools.setdefault(workers, ThreadPoolExecutor(workers, "tokenizer"))
+            pool = self._pools.setdefault((os.getpid(), workers), ThreadPoolExecutor(workers, "tokenizer"))
         parts = [*pool.map(lambda edge: part(*edge), pairwise(edges.tolist()))]
         counts = np.concatenate([np.diff(bounds) for _, bounds in parts])
         return np.concatenate([ids for ids, _ in parts]), np.append(0, np.cumsum(counts))
