@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
 from bertdata.cli import main
+from bertdata.format.verify import verify
 from bertdata.look import bench
 from bertdata.write import build
 from bertrain.__main__ import COMMANDS as TRAINER
@@ -226,6 +227,28 @@ def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_pa
         built(corpus, *out, "--tokenizer", directory, "--shard-size", 9000, "--part", part)
     built("--finish", *out)
     assert bertdata.open(tmp_path / "out").manifest.tokenizer_name == "words"
+
+
+@pytest.mark.parametrize("added", [[], None, "far away", "that of another", ""])
+def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, corpus, added):
+    """A file may have none, or others: tokenizers then counts them on, or takes those of its vocabulary."""
+    directory = other_tokenizer(tmp_path / "words")
+    content = json.loads((directory / "tokenizer.json").read_bytes())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    if added is None:
+        del content["added_tokens"]
+    elif added == []:
+        content["added_tokens"] = []
+    else:
+        number = 1 if added == "that of another" else 7000
+        content["added_tokens"].append(token | {"id": number, "content": "<new>" if added else ""})
+    path = write(tmp_path / "changed.json", json.dumps(content))
+    dataset = build([corpus], tmp_path / "out", tokenizer=str(path)).dataset
+    assert verify(dataset.path) == []
+    library = Tokenizer.from_file(str(path))
+    stored = Tokenizer.from_file(str(dataset.path / "tokenizer.json"))
+    assert stored.get_vocab() == library.get_vocab()
+    assert dataset.special_tokens.vocab_size == max(library.get_vocab().values()) + 1
 
 
 def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):

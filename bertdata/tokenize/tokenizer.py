@@ -94,13 +94,18 @@ class Tokenizer:
             content["truncation"] = content["padding"] = None  # a dataset holds whole documents
             tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+            added = self._tokenizer.get_added_tokens_decoder()
+            taken = {token.content: number for number, token in added.items()}  # the library may give other ids
+            given = content.get("added_tokens")
+            if given is None or taken != {token["content"]: token["id"] for token in given}:
+                content["added_tokens"] = json.loads(self._tokenizer.to_str())["added_tokens"]
+                tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
             ) from None
         self._tokenizer.encode_special_tokens = True
         vocabulary = _vocabulary(self._tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         names = {
             role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()
