@@ -145,12 +145,26 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
 
 
 def _load_hub(name: str) -> Tokenizer:
-    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository."""
+    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
+
+    The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
+    """
     path = _from_hub(name, only_cache=True)
-    if path is None:
-        _require_on_hub(name)
-        path = _from_hub(name, only_cache=False)
+    if path is None or not _knows_all(name):
+        try:
+            _require_on_hub(name)
+            path = _from_hub(name, only_cache=False)
+        except TokenizerError:
+            if path is None:
+                raise
     return _load_directory(path.parent) if path else _convert(name)
+
+
+def _knows_all(name: str) -> bool:
+    """Whether the cache has both files of a tokenizer, or knows of each that it lacks that the hub has none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, TOKENIZER_CONFIG))
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
