@@ -633,6 +633,19 @@ def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
     assert hub.private
 
 
+def test_a_dataset_that_a_build_replaces_while_the_hub_gets_it_is_named(hub, corpus, vocab, tmp_path, monkeypatch):
+    source, add = built(tmp_path, "A text.\n", tokenizer=vocab).path, hub.CommitOperationAdd
+
+    def added(name, path):
+        if path.name == "tokenizer.json":
+            build(corpus, source, tokenizer=vocab, overwrite=True, sentences="line")
+        return add(name, path)
+
+    monkeypatch.setattr(hub, "CommitOperationAdd", added)
+    with refuses("replaced", given=source):
+        push(source, "hf://datasets/org/name")
+
+
 def test_everybody_sees_a_dataset_only_if_that_is_said(hub, dataset, corpus, vocab):
     root = "hf://datasets/org/name"
     hub.create_repo("org/name", repo_type="dataset", exist_ok=True, private=False)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertdata.errors import BertdataError, BuildError, DatasetError, RemoteError, UsageError
+from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import (
     TEMPORARY,
     cache_directory,
@@ -90,7 +90,8 @@ def push(
         for name, sha256 in files.items():
             _require_sound(source / name, sha256)
         names, message = [*files, MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
-        hub.commit_folder(root, source, names, unless=MANIFEST, message=message, public=public)
+        with _kept(source, root, before):
+            hub.commit_folder(root, source, names, unless=MANIFEST, message=message, public=public)
         there = _id_under(root)
     elif there is None:
         there = _put_all(source, root, manifest, before, progress)
@@ -281,13 +282,9 @@ def _put_all(source: Path, root: str, manifest: Manifest, before: object, progre
     done = _claim(root, manifest)
     there = _id_under(root)  # again: who had the claim before may have finished
     if there is None:
-        try:
+        with _kept(source, root, before):
             _put_files(source, root, manifest, done, progress)
-        except BertdataError:  # such as for a file that is missing now
-            _require_kept(source, root, before)
-            raise
-        content = (source / MANIFEST).read_bytes() if stamp(source / MANIFEST) else b""
-        _require_kept(source, root, before)
+            content = (source / MANIFEST).read_bytes()
         is_mine = stores.create(f"{root}/{MANIFEST}", content)
         there = manifest.dataset_id if is_mine else _id_under(root)
     if there is not None:
@@ -295,10 +292,15 @@ def _put_all(source: Path, root: str, manifest: Manifest, before: object, progre
     return there
 
 
-def _require_kept(source: Path, root: str, before: object) -> None:
-    if stamp(source / MANIFEST) != before:
-        sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
-        raise DatasetError(sentence, "replaced", given=source)
+@contextmanager
+def _kept(source: Path, root: str, before: object) -> Iterator[None]:
+    """A context that ends in DatasetError if a build has replaced the dataset, whatever error came of that."""
+    try:
+        yield
+    finally:
+        if stamp(source / MANIFEST) != before:
+            sentence = f"{source} was replaced by a build while it was copied to {root}; push it again"
+            raise DatasetError(sentence, "replaced", given=source) from None
 
 
 def _claim(root: str, manifest: Manifest) -> set[str]:
