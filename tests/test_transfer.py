@@ -346,6 +346,17 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, ful
         bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
+def test_a_second_pull_checks_every_byte_of_what_is_there(pushed, tmp_path):
+    pull(pushed, tmp_path / "copy")
+    pull(pushed, tmp_path / "copy")
+    path = tmp_path / "copy" / "train-00000.tokens.npy"
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with refuses("damaged", given=path):
+        pull(pushed, tmp_path / "copy")
+
+
 @pytest.mark.parametrize("then", ["another file is put", "its file is gone", "all files are put"])
 def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path, then):
     source, real, files = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write, []

@@ -150,10 +150,13 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
                 path.unlink()
             _get_files(file_of, target, manifest, progress)
             write_file(target / MANIFEST, content)
+            there = []
         (target / LOCK).unlink(missing_ok=True)
     if read_manifest(target).dataset_id != manifest.dataset_id:
         sentence = f"{target} already holds another dataset; give another directory"
         raise BuildError(sentence, "out-exists", option="directory", given=target)
+    for name, sha256 in files_of(manifest).items() if there else ():  # nothing was copied now
+        _require_sound(target / name, sha256)
     return manifest.dataset_id
 
 
