@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from bertdata.errors import BuildError, DatasetError
+from bertdata.errors import BuildError, DatasetError, UsageError
 
 TEMPORARY = ".tmp"
 
@@ -90,7 +90,11 @@ def cache_directory() -> Path:
     """$BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata."""
     if directory := os.environ.get("BERTDATA_CACHE"):
         return Path(directory)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertdata"
+    if not (above := os.environ.get("XDG_CACHE_HOME")):
+        above = os.path.expanduser("~/.cache")
+        if above.startswith("~"):  # this user has no home
+            raise UsageError("there is no home directory for the cache; set BERTDATA_CACHE to a directory", "missing")
+    return Path(above) / "bertdata"
 
 
 @contextmanager
@@ -114,6 +118,14 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())
         yield
+
+
+def write_page(path: Path, content: bytes) -> None:
+    """As `write_file`; a pipe or a device, such as /dev/stdout, gets the bytes and stays what it is."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        write_file(path, content)
 
 
 def write_file(path: Path, content: bytes) -> None:

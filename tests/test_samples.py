@@ -26,6 +26,7 @@ from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import continuing_ids
+from bertdata.remote import stores
 from bertdata.types import SpecialTokens
 from bertdata.write import build
 
@@ -454,6 +455,15 @@ def test_where_the_cache_is(monkeypatch):
     for name, (value, expected) in places.items():
         monkeypatch.setenv(name, value)
         assert str(files.cache_directory()) == expected
+
+
+def test_a_user_without_a_home_gets_a_sentence_and_may_use_a_store(monkeypatch):
+    for name in ("BERTDATA_CACHE", "XDG_CACHE_HOME", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with refuses("missing"):
+        files.cache_directory()
+    stores.s3_config()
 
 
 # ------------------------------------------------------------------------------------------------------------- usage

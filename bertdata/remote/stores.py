@@ -148,7 +148,7 @@ def s3_config() -> dict[str, str]:
     variable, config = os.environ.get, dict[str, str]()
     if endpoint := variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL"):
         config["endpoint"] = endpoint
-    home, profile = Path.home() / ".aws", variable("AWS_PROFILE", "default")
+    home, profile = Path(os.path.expanduser("~/.aws")), variable("AWS_PROFILE", "default")
     if not (variable("AWS_REGION") or variable("AWS_DEFAULT_REGION")):
         names = {"region": "region"}
         section = profile if profile == "default" else f"profile {profile}"
