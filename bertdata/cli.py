@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import io
 import os
 import re
 import sys
@@ -133,6 +134,8 @@ class OneSentence(click.Command):
                     formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="surrogateescape")  # paths may have any bytes
         with one_sentence():
             return super().invoke(ctx)
 
@@ -659,11 +662,11 @@ def inspect(
             sentence = f"--{option.replace('_', '-')} is {value}; give at least {least}"
             raise UsageError(sentence, "out-of-range", option=option, given=value)
     if html:
-        from bertdata.files import write_file
+        from bertdata.files import write_page
         from bertdata.look import report
 
         page = report.report(Dataset(shards), **steps, samples=samples, inputs=may_read)
-        write_file(Path(html), page.encode())
+        write_page(Path(html), page.encode())
         click.echo(html)
         return
     about = facts.facts(Dataset(shards), **steps, samples=samples)

@@ -14,7 +14,7 @@ import click
 
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError, install
-from bertdata.files import naming, write_file
+from bertdata.files import naming, write_page
 from bertrain.commands.report import entries, report
 
 PANELS = (
@@ -37,7 +37,7 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
             tuning = runs[tuned.index(True)]
             sentence = f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out"
             raise UsageError(sentence, "unsupported", option="html", given=tuning)
-        write_file(Path(html), report([Path(run) for run in runs]).encode())
+        write_page(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
     if out or not html:
         _picture(runs, tuned, out or "curves.png")
