@@ -51,9 +51,10 @@ class _Size(click.ParamType):
         if isinstance(value, int):
             return value
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", value.strip().lower())
-        if not match or (size := int(float(match[1]) * _SIZES[match[2] or ""])) < 1:
-            self.fail(f"{value!r} is not a size; write it like 1GiB, 64MiB or 1000000", param, ctx)
-        return size
+        size = float(match[1]) * _SIZES[match[2] or ""] if match else 0
+        if not 1 <= size < 1 << 62:
+            self.fail(f"{value!r} is not a size below 4 EiB; write it like 1GiB, 64MiB or 1000000", param, ctx)
+        return int(size)
 
 
 @contextmanager

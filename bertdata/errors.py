@@ -17,7 +17,9 @@ Any other exception keeps its traceback: it is a bug of the library, or of code 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 KINDS = {
@@ -178,6 +180,26 @@ def require_positive(option: str, value: int | None) -> None:
     """Raises UsageError for a number below 1. None is no number."""
     if value is not None and value < 1:
         raise UsageError(f"{option} is {value}; give at least 1", "out-of-range", option=option, given=value)
+
+
+def require_integer(option: str, value: Any) -> int:
+    """An integer of Python, as a state must be JSON-able; numpy's are taken. Raises UsageError for others."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            f"{option} is {value!r}; give an integer", "out-of-range", option=option, given=value
+        ) from None
+
+
+def require_share(option: str, value: Any) -> float:
+    """A share from 0 to 1 as a float of Python. Raises UsageError for others, also for a text."""
+    with suppress(TypeError, ValueError):  # of what cannot be compared
+        if 0 <= value <= 1:
+            return float(value)
+    raise UsageError(
+        f"{option} is {value!r}; give a share from 0 to 1, such as 0.15", "out-of-range", option=option, given=value
+    )
 
 
 def damaged(path: object) -> DatasetError:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import MASKING_POLICIES, MaskingPolicy
-from bertdata.errors import UsageError, require_known
+from bertdata.errors import UsageError, require_integer, require_known, require_share
 
 IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
@@ -74,9 +74,11 @@ class Masking:
     random_from: Literal["ordinary", "vocabulary"] = "ordinary"  # which ids random ones are: not special, or all
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.probability <= 1.0:
-            sentence = f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15"
-            raise UsageError(sentence, "out-of-range", option="probability", given=self.probability)
+        object.__setattr__(self, "min_targets", require_integer("min_targets", self.min_targets))
+        if self.max_targets is not None:
+            object.__setattr__(self, "max_targets", require_integer("max_targets", self.max_targets))
+        for name in ("probability", "mask_fraction", "random_fraction"):
+            object.__setattr__(self, name, require_share(name, getattr(self, name)))
         require_known("policy", self.policy, MASKING_POLICIES)
         require_known("rounding", self.rounding, ("nearest", "even", "floor"))
         require_known("random_from", self.random_from, ("ordinary", "vocabulary"))
@@ -86,11 +88,10 @@ class Masking:
                 "are at least 0, min_targets not above max_targets"
             )
             raise UsageError(sentence, "out-of-range", option="min_targets", given=self.min_targets)
-        total = self.mask_fraction + self.random_fraction
-        if not (min(self.mask_fraction, self.random_fraction) >= 0 and total <= 1 + 1e-9):  # NaN is refused too
+        if self.mask_fraction + self.random_fraction > 1 + 1e-9:
             sentence = (
                 f"mask_fraction is {self.mask_fraction} and random_fraction is {self.random_fraction}; give shares "
-                "that are at least 0 and together at most 1"
+                "that are together at most 1"
             )
             raise UsageError(sentence, "out-of-range", option="mask_fraction", given=self.mask_fraction)
 

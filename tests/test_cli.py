@@ -124,6 +124,7 @@ def test_an_output_that_is_in_the_way_is_named_before_the_work(tmp_path, corpus)
 @pytest.mark.parametrize(
     ("options", "kind"),
     [("--tokenizer ./nowhere.json", "tokenizer-not-found"), ("--shard-size many", "malformed"),
+     *((f"--shard-size {size}", "malformed") for size in ("99999999999999999999", "9" * 400, "0.5")),
      ("--validation 0.7 --test 0.3", "out-of-range"), ("--workers 0", "out-of-range"),
      ("--documents page", "malformed"), ("--max-documents 0", "out-of-range"), ("--part 3/2", "malformed")],
 )  # fmt: skip
@@ -312,6 +313,16 @@ def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     assert words == words_too != succeeds(main, *show).stdout
     refused(main, "show", dataset.path, "--sample", 100_000, kind="out-of-range", option="sample")
     refused(main, "show", dataset.path, "--split", "dev", kind="no-split", option="split")
+
+
+def test_show_reads_no_tokenizer_but_that_of_the_dataset(dataset, tmp_path):
+    shutil.copytree(dataset.path, tmp_path / "shards")
+    path = tmp_path / "shards" / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    refused(main, "show", tmp_path / "shards", kind="damaged", given=path)
+    path.unlink()
+    path.symlink_to(dataset.path / "tokenizer.json")
+    refused(main, "show", tmp_path / "shards", kind="wrong-file-type", given=path)
 
 
 def test_verify_names_the_damage(dataset, tmp_path):

@@ -226,6 +226,7 @@ WRONG = {
     "tables": [{}, None],
     "splits": [*({"train": n} for n in (3, -1, True, 1 << 80, "3")), {"other": 3}, []],
     "token_dtype": ["<u8"],
+    "tokenizer": [["a"], "abc", {"tokenizer.json": 5}],
 }
 
 
@@ -244,6 +245,15 @@ def test_a_manifest_that_breaks_a_rule_is_refused(large):
             reseal(large.path, lambda changed, more=record | {name: value}: changed.update(more))
             with pytest.raises(DatasetError):
                 bertdata.open(large.path)
+
+
+@pytest.mark.parametrize("column", [1, 2])
+def test_more_documents_or_tokens_than_a_number_can_say_are_refused(large, column):
+    numbers = np.load(large.path / "shards.npy")
+    numbers[column::4] = 1 << 60
+    put_table(large.path, "shards.npy", npy_header("<u8", numbers.size) + numbers.tobytes())
+    with refuses("damaged"):
+        bertdata.open(large.path)
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([0, 1, 2**61, 2**62, 2**64 - 1]))))

@@ -350,11 +350,12 @@ def test_a_rank_may_get_no_row(dataset):
 
 
 OUT_OF_RANGE = {"length": [2, 128.5, True, 2**20 + 1], "global_batch_size": [0, 2.5, 2**24 + 1],
-                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0]}  # fmt: skip
+                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0, "3", 1.5], "variants": [0, 2.0],
+                "short_seq_prob": ["0.1", NAN], "starts": [5]}  # fmt: skip
 
 
 def test_wrong_arguments_are_named(dataset):
-    for name, values in (OUT_OF_RANGE | {"masking": ["span"], "split": ["dev"]}).items():
+    for name, values in (OUT_OF_RANGE | {"masking": ["span"], "split": ["dev", ["train"]]}).items():
         for value, shuffle in itertools.product(values, ["full", "blocks"]):
             kind = {"masking": "malformed", "split": "no-split"}.get(name, "out-of-range")
             with refuses(kind, name, error=UsageError):
@@ -376,6 +377,14 @@ def test_positions_are_integers_of_any_width(dataset, samples):
             loader.read(wrong)
 
 
+def test_numbers_of_numpy_are_taken_and_their_state_is_json(dataset):
+    masking = Masking(probability=np.float32(0.25), min_targets=np.int8(1), max_targets=np.int64(20))
+    loader = Loader(dataset, epochs=np.int64(1), variants=np.int64(2), masking=masking, global_batch_size=1000)
+    assert [*loader]
+    state = json.loads(json.dumps(loader.state_dict()))
+    Loader(dataset, epochs=1, variants=2, masking=masking).load_state_dict(state)
+
+
 def test_nothing_comes_before_the_first_sample(dataset):
     loader = Loader(dataset, length=16, global_batch_size=4, variants=2)
     for read in (
@@ -389,15 +398,16 @@ def test_nothing_comes_before_the_first_sample(dataset):
     assert np.array_equal(loader.batch(-1).input_ids, first.input_ids)
 
 
-WRONG = {"probability": [-0.1, 1.1, NAN], "policy": ["whole words"], "rounding": ["up"], "random_from": ["anywhere"],
-         "min_targets": [-1, 3], "mask_fraction": [-0.1, 0.95, NAN], "random_fraction": [NAN]}  # fmt: skip
+WRONG = {"probability": [-0.1, 1.1, NAN, "0.15"], "policy": ["whole words"], "rounding": ["up"],
+         "random_from": ["anywhere"], "min_targets": [-1, 3, 2.5, None], "max_targets": [2.5],
+         "mask_fraction": [-0.1, 0.95, NAN], "random_fraction": [NAN]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_masking_is_named(name, value):
     with pytest.raises(UsageError) as refused:
         Masking(**{name: value} | ({"max_targets": 2} if value == 3 else {}))
-    assert refused.value.kind == ("unknown" if isinstance(value, str) else "out-of-range")
+    assert refused.value.kind == ("unknown" if name in ("policy", "rounding", "random_from") else "out-of-range")
     assert name in str(refused.value)
 
 

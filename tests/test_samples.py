@@ -498,6 +498,10 @@ def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
         with refuses("damaged"):
             Loader(damaged, length=8, samples=how)
     assert names(cache) == []
+    empty = bertdata.open(write_dataset(tmp_path / "b", [([3, 3], [1, 2], None)]))
+    for how in ("documents", "packed"):
+        with refuses("damaged", given=empty.path):
+            Loader(empty, length=8, samples=how)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ import bertdata
 from bertdata import cli
 from bertdata.errors import StateError
 from bertdata.format import answers
+from bertdata.format.records import read_record, write_record
 from bertrain.commands import doctor
 from bertrain.lab.distillation import objective as distil
 from bertrain.lab.distillation import teacher
@@ -364,6 +365,15 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
     found = answers.TeacherCache(tmp_path / "logits").read(np.arange(5), 70_001)
     assert found.ids.dtype == np.uint32
     assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
+
+
+@pytest.mark.parametrize("stream", [[1], None, *({"variants": number} for number in (0, "2", 1.0, True, 1 << 70))])
+def test_a_cache_of_no_stream_is_damaged(tmp_path, stream):
+    wide(tmp_path / "logits")
+    record = read_record(tmp_path / "logits" / "cache.json")
+    write_record(tmp_path / "logits" / "cache.json", record | {"stream": stream})
+    with refuses("damaged"):
+        answers.TeacherCache(tmp_path / "logits")
 
 
 def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):

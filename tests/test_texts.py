@@ -144,6 +144,7 @@ def test_a_tokenizer_can_be_pickled(both):
 BAD_TEXTS = {
     "a text alone": ("abc", "malformed"),
     "bytes alone": (b"abc", "malformed"),
+    "a generator": ((text for text in "abc"), "malformed"),
     "None": (["a", None], "not-text"),
     "half of a pair": (["a", "\ud800"], "not-text"),
     "not UTF-8": ([b"a", b"\xff"], "not-text"),

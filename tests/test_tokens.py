@@ -306,7 +306,8 @@ def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
     assert roles_of(*some, "<cls>", "<eos>", cls="A") == common | {"cls": 3}
 
 
-JUNK = [b"\xff\xfe", b"", b"just\nwords", b"[UNK]\nsame\nsame", b"[1, 2]", b"{}", b'{"model": {"type": "Magic"}}']
+JUNK = [b"\xff\xfe", b"", b"just\nwords", b"[UNK]\nsame\nsame", b"[1, 2]", b"{}", b'{"model": {"type": "Magic"}}',
+        b'{"normalizer": {"type": "Precompiled", "precompiled_charsmap": null}}']  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,14 @@ def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
     with refuses(kind, "tokenizer", error=TokenizerError, says=str(tmp_path)) as refused:
         load(str(path))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("names", [5, "input_ids", [None]])
+def test_names_of_inputs_that_are_no_list_are_refused(vocab, tmp_path, names):
+    (tmp_path / "vocab.txt").write_bytes(Path(vocab).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names}))
+    with refuses("tokenizer-unreadable", "tokenizer", says=str(tmp_path)):
+        load(str(tmp_path))
 
 
 @pytest.mark.parametrize("vocabulary", [{}, {"[UNK]": 0, "a": 1 << 24}, {"[UNK]": 0, "a": (1 << 32) - 1}])

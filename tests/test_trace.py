@@ -233,8 +233,9 @@ def test_names_that_no_input_can_have_are_damage(tmp_path, vocab, corpus):
         (dataset.path / "origins" / "inputs.jsonl").write_bytes(lines)
         inputs = {"number": 1, "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
         record = replace(Record.read(dataset.path, dataset.manifest), inputs=inputs)
-        with refuses("damaged"):
-            record.named_inputs(dataset.path)
+        for size in (len(lines), 1 << 50, 1 << 70):  # no more is read than is there
+            with refuses("damaged"):
+                replace(record, inputs=inputs | {"bytes": size}).named_inputs(dataset.path)
 
 
 def test_an_input_that_was_named_twice_is_traced(tmp_path, vocab):
@@ -312,6 +313,7 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
         tmp_path / "run",
         {"step": 0} | state(dataset, 0, 4),
         {"step": 5, "loss": 2.0},
+        *({"step": 5, "stream": damaged} for damaged in (None, {"position": 5}, {"global_batch_size": 4})),
         {"step": 7} | state(dataset, 28, 6),
         {"step": 7} | state(dataset, 28, 8),  # the run was resumed here
         {"step": 10, "loss": 1.0},

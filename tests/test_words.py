@@ -592,6 +592,10 @@ def _edited(name, **parts):
          "its normalizer changes the added token 'e\u0301'"),
         (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("the", normalized=True)),
          "its normalizer may change the end of the added token 'the'"),
+        *((lambda pattern=pattern: byte_level(bytes_of(*isolated(pattern))),
+           "its rules have too many alternatives, or too many parentheses inside others")
+          for pattern in ("|".join(f"a{number}b" for number in range(1500)), f"{'(' * 400}a{')' * 400}|.")),
+        (lambda: byte_level(bytes_of(*isolated(""))), "its regular expression matches the empty text"),
     ],
 )  # fmt: skip
 def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reason):

@@ -184,6 +184,9 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
             raise ValueError("a number is not one")
         if not header["top_k"] <= header["vocab_size"] <= 1 << 24 or header["slots"] > 1 << 16:
             raise ValueError("top_k, vocab_size or slots")
+        variants = header["stream"].get("variants")
+        if variants is not None and (type(variants) is not int or not 1 <= variants < 1 << 32):
+            raise ValueError("variants")
         for number, unit in enumerate(header["units"] if name == CACHE else []):
             first, stop = rows_of(header, number)
             for array, (dtype, length) in shapes(header, stop - first).items():

@@ -36,6 +36,7 @@ REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new 
 MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
+_DTYPES = r"[<|](b1|[iu][1248]|f[248]|c8)"  # of arrays of unknown names
 _TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
 _TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name → number; the others are numbers
 
@@ -211,7 +212,8 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
         raise ValueError("a special id is outside the vocabulary")
     if separator != special.separator:
         raise ValueError(f"separator_id {separator!r}")
-    if any(not re.fullmatch(r"[a-z0-9_.-]+", name) for name in record["tokenizer"]):
+    files = record["tokenizer"].items()
+    if any(not re.fullmatch(r"[a-z0-9_.-]+", name) or not isinstance(sha256, str) for name, sha256 in files):
         raise ValueError(f"tokenizer files {list(record['tokenizer'])}")
     tokenizer_name = record.get("tokenizer_name")
     if not isinstance(tokenizer_name, str | None):
@@ -259,7 +261,7 @@ def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
     if not re.fullmatch(rf"{split}-[0-9]{{5,}}", shard.name):
         raise ValueError(f"shard name {shard.name!r}")
     for array, entry in shard.arrays.items():  # also those of unknown names, which verify reads
-        named = re.fullmatch(r"[a-z0-9_-]+", array) and re.fullmatch(r"[<|][a-z][1248]", entry["dtype"])
+        named = re.fullmatch(r"[a-z0-9_-]+", array) and re.fullmatch(_DTYPES, entry["dtype"])
         if not named or type(entry["length"]) is not int:
             raise ValueError(f"array {array!r} of shard {shard.name}")
     if ("sentences" in shard.arrays) != (shard.num_sentences is not None):

@@ -142,11 +142,11 @@ class Record:
         path = directory / INPUTS
         try:
             with open_plain(path, "rb") as file:
-                content = file.read(self.inputs["bytes"] + 1)
+                content = file.read(min(self.inputs["bytes"], os.fstat(file.fileno()).st_size) + 1)
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
-        if hashlib.sha256(content).hexdigest() != self.inputs["sha256"]:
-            raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}", "damaged", given=path)
+        if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
+            raise DatasetError(f"{path} is damaged: it is not the file that {RECORD} names", "damaged", given=path)
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
             is_sound = not any(b"\0" in os.fsencode(each.name) for each in inputs)  # else no file can have the name

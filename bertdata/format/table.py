@@ -181,8 +181,8 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
     numbers, stores_sentences = content.astype(np.int64).reshape(total, _COLUMNS), "sentences" in arrays
     if (numbers[:, 1:3] < 1).any() or ((numbers[:, 3] > 0) != stores_sentences).any():
         raise ValueError(f"{TABLE} has a shard without documents, tokens or sentences")
-    if numbers[:, 2].astype(np.float64).sum() >= _LARGEST:
-        raise ValueError(f"{TABLE} has more tokens than can be")
+    if (numbers[:, 1:3].astype(np.float64).sum(axis=0) >= _LARGEST).any():
+        raise ValueError(f"{TABLE} has more documents or tokens than can be")
     opened: list[NDArray[np.uint8]] = []
 
     def digests() -> NDArray[np.uint8]:

@@ -27,10 +27,10 @@ def shown(
     first, count: positions of the first epoch. policy: one of choices.MASKING_POLICIES; None: rows are not masked.
     Raises UsageError for a split or a position that does not exist.
     """
-    from bertdata.tokenize.load import load
     from bertdata.tokenize.spelling import spelled
+    from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 
-    tokenizer = load(str(dataset.path))
+    tokenizer = Tokenizer(dataset.tokenizer_file(TOKENIZER).decode(errors="replace"))
     token_of = spelled(tokenizer)
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)

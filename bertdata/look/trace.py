@@ -155,8 +155,11 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
         if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
             continue
         last = max(last, entry["step"])
-        if "stream" in entry:
-            streams.append((entry["step"], entry["stream"]))
+        stream = entry.get("stream")
+        if isinstance(stream, dict) and all(
+            type(stream.get(name)) is int for name in ("position", "global_batch_size")
+        ):
+            streams.append((entry["step"], stream))
     streams.sort(key=lambda each: each[0])
     if not streams:
         raise UsageError(

@@ -10,7 +10,6 @@ Without a mix there is one source, and its positions are those of the stream.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import StateError, UsageError, require_known
+from bertdata.errors import StateError, UsageError, require_integer, require_known, require_positive, require_share
 from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
@@ -30,14 +29,6 @@ from bertdata.read.words import continuing_ids
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
-
-
-def _integer(name: str, value: Any) -> int:
-    """An integer of Python, as a state must be JSON-able; numpy's are taken. Raises UsageError for others."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} is {value!r}; give an integer", "out-of-range", option=name, given=value) from None
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
@@ -106,20 +97,21 @@ class Loader:
         teacher_cache: str | None = None,
         starts: Sequence[int] = (),
     ) -> None:
-        self.length, self.seed = _integer("length", length), _integer("seed", seed)
-        self.global_batch_size = _integer("global_batch_size", global_batch_size)
-        self.rank, self.world_size = _integer("rank", rank), _integer("world_size", world_size)
-        self.split, self.samples, self.short_seq_prob = split, samples, short_seq_prob
-        self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
-        self.variants, self.teacher_cache = variants, teacher_cache
-        self.starts = tuple(_integer("starts", start) for start in starts)
+        self.length, self.seed = require_integer("length", length), require_integer("seed", seed)
+        self.global_batch_size = require_integer("global_batch_size", global_batch_size)
+        self.rank, self.world_size = require_integer("rank", rank), require_integer("world_size", world_size)
+        self.split, self.samples, self.short_seq_prob = split, samples, require_share("short_seq_prob", short_seq_prob)
+        self.shuffle, self.masking, self.teacher_cache = shuffle, masking, teacher_cache
+        self.epochs = None if epochs is None else require_integer("epochs", epochs)
+        self.variants = None if variants is None else require_integer("variants", variants)
+        starts = starts if isinstance(starts, Iterable) else (starts,)
+        self.starts = tuple(require_integer("starts", start) for start in starts)
         self._require_possible()
         pairs = _pairs_of(shards)
         self._require_for_mix(len(pairs))
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
         datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         require_alike(datasets)
-        self.short_seq_prob = float(short_seq_prob)
         self._answers = TeacherCache(teacher_cache) if teacher_cache else None
         if self._answers and variants is None:
             self.variants = self._answers.variants
@@ -161,15 +153,8 @@ class Loader:
         if not 0 <= self.rank < self.world_size:
             sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
             raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
-        if not 0 <= self.short_seq_prob <= 1:
-            sentence = f"short_seq_prob is {self.short_seq_prob}; give a share of the documents from 0 to 1"
-            raise UsageError(sentence, "out-of-range", option="short_seq_prob", given=self.short_seq_prob)
-        if self.epochs is not None and self.epochs < 1:
-            sentence = f"epochs is {self.epochs}; give at least 1, or None for an endless stream"
-            raise UsageError(sentence, "out-of-range", option="epochs", given=self.epochs)
-        if self.variants is not None and self.variants < 1:
-            sentence = f"variants is {self.variants}; give at least 1, or None for new masks in every epoch"
-            raise UsageError(sentence, "out-of-range", option="variants", given=self.variants)
+        require_positive("epochs", self.epochs)
+        require_positive("variants", self.variants)
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
         if not isinstance(self.masking, Masking | None):

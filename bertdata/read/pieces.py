@@ -57,6 +57,8 @@ class Pieces:
             arrays, self.facts = open_index(index_identity(stream, "documents"), {"pieces": "<u8"}, self._write_pieces)
         self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
         self.num_samples = self._bounds.size - 1 if packed else self._pieces.size
+        if self.num_samples < 1:  # all documents are the separator alone
+            raise damaged(stream.dataset.path)
         self.spans_per_row = int(self.facts.pop("max_pieces", 1))  # of a row
 
     def columns(self, num_rows: int) -> Columns:

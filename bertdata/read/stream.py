@@ -85,7 +85,7 @@ class TokenStream:
 
     def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
         """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
-        if split not in dataset.splits:
+        if split not in [*dataset.splits]:
             raise UsageError(
                 f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
                 "a split without documents, so build with --validation 0 to put all into train",

@@ -19,6 +19,8 @@ from bertdata.tokenize.wordpiece import WordPiece
 from bertdata.tokenize.words import Words
 from bertdata.types import SpecialTokens
 
+_TOO_DEEP = "its rules have too many alternatives, or too many parentheses inside others"
+
 
 class Encoder:
     """Pieces of text → ids. May be used by several threads at once."""
@@ -47,6 +49,8 @@ class Encoder:
             self.engine = engine
         except Unsupported as refusal:
             self.refusal = str(refusal)
+        except RecursionError:
+            self.refusal = _TOO_DEEP
 
     def encode(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
@@ -60,8 +64,8 @@ class Encoder:
             return None
         try:
             return self._encode(self.engine, text, starts, stops, tails)
-        except Unsupported as refusal:  # only this text has shown that the rules are too many for the tables
-            self.engine, self.refusal = None, str(refusal)
+        except (Unsupported, RecursionError) as refusal:  # only this text shows that the rules need too much
+            self.engine, self.refusal = None, str(refusal) if isinstance(refusal, Unsupported) else _TOO_DEEP
             return None
 
     def _encode(

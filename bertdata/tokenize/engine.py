@@ -250,12 +250,17 @@ def encoded_by(
             try:
                 encodings = encode(texts[first:stop], add_special_tokens=False)
             except BaseException as error:
-                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                    raise  # such as KeyboardInterrupt
+                if not is_failure(error):
+                    raise
                 raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
             yield from encodings
             del encodings
         first = stop
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @cache

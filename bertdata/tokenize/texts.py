@@ -275,10 +275,9 @@ def _again(*parts: Any) -> Tokenizer:
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
-    if isinstance(texts, str | bytes):
-        raise UsageError(
-            "texts is a single text; give a list of texts", "malformed", option="texts", given=type(texts).__name__
-        )
+    if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
+        kind = type(texts).__name__
+        raise UsageError(f"texts is a {kind}; give a list of texts", "malformed", option="texts", given=kind)
     if type(texts).__module__.partition(".")[0] == "pyarrow":
         return _of_arrow(texts)
     encoded = [*map(_bytes_of, texts, range(len(texts)))]

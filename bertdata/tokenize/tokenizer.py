@@ -21,7 +21,7 @@ from tokenizers import processors
 
 from bertdata.errors import LongTextError, SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
+from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids, is_failure
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -62,6 +62,13 @@ def _vocabulary(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     return vocabulary
 
 
+def _names(input_names: Any) -> tuple[str, ...]:
+    if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
+        sentence = f"model_input_names is {input_names!r}; give a list of names"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
+    return tuple(input_names)
+
+
 class Tokenizer:
     """A tokenizer whose special tokens have known roles."""
 
@@ -100,7 +107,9 @@ class Tokenizer:
             if given is None or taken != {token["content"]: token["id"] for token in given}:
                 content["added_tokens"] = json.loads(self._tokenizer.to_str())["added_tokens"]
                 tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if not is_failure(error):
+                raise
             raise TokenizerError(
                 f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
             ) from None
@@ -127,7 +136,7 @@ class Tokenizer:
         if input_names is None:
             has_types = _gives_type_ids(content.get("post_processor") or {})
             input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
-        self.input_names = tuple(input_names)
+        self.input_names = _names(input_names)
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config["model_input_names"] = list(input_names)
         config |= {f"{role}_token": name for role, name in self._roles.items()}

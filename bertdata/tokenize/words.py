@@ -170,7 +170,8 @@ def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
 
 
 def _add_split(part: dict[str, Any], cut: Cutting) -> None:
-    node = parse(part["pattern"].get("Regex") or re.escape(part["pattern"]["String"]))
+    pattern = part["pattern"]
+    node = parse(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
     if part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"]):
         cut.add(node, drops=part["behavior"] == "Removed")
     else:
