@@ -359,6 +359,16 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
 
 
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_columns_without_a_name_keep_what_they_have(tmp_path, kind):
+    path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    lines = ",text,,label,", "1,river,2,a,3", "4,light,,b,5"
+    write(path, *(line.replace(",", "\t" if kind == "tsv" else ",") for line in lines))
+    table = tables.table(str(path), {"text": "text", "label": "label"})
+    tables.write(out, table, iter(table.rows))
+    assert out.read_bytes() == path.read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
 def test_a_full_disk_is_named_with_the_file(tmp_path, full_disk, kind):
     path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
