@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import statistics
 
@@ -290,6 +291,15 @@ def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
     (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
     (broken / "tokenizer.json").unlink()
     assert refused(finetune.main, *arguments, kind="tokenizer-unreadable").given == str(broken)
+
+
+def test_a_tokenizer_that_cannot_pad_is_refused(source, tmp_path):
+    bare, data = tmp_path / "bare", write_labelled(tmp_path / "train.tsv")
+    shutil.copytree(source, bare, ignore=shutil.ignore_patterns("checkpoint.json"))
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    arguments = ["--checkpoint", bare, "--train", data, "--dev", data, "--out", tmp_path / "out"]
+    refused(finetune.main, *arguments, kind="tokenizer-lacks-token", option="checkpoint", given=str(bare))
 
 
 def test_regression(bert_run, tmp_path):

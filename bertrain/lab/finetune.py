@@ -210,7 +210,7 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
         model.requires_grad_(False)
         for name in adapters.heads_of(model):
             model.get_submodule(name).requires_grad_(True)
-    tokenizer = heads.tokenizer_of(directory)
+    tokenizer = heads.padding_tokenizer(directory, "checkpoint")
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     return Reader(model, tokenizer, work.task), bf16
 

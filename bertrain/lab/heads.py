@@ -133,6 +133,18 @@ def tokenizer_of(directory: Path | str) -> Any:
         raise UsageError(sentence, "tokenizer-unreadable", given=str(directory)) from None
 
 
+def padding_tokenizer(directory: Path | str, option: str) -> Any:
+    """The tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
+    tokenizer = tokenizer_of(directory)
+    if tokenizer.pad_token_id is None:
+        sentence = (
+            f"--{option} {directory} has a tokenizer without a padding token; give its tokenizer_config.json a "
+            "pad_token, or another checkpoint"
+        )
+        raise UsageError(sentence, "tokenizer-lacks-token", option=option, given=str(directory))
+    return tokenizer
+
+
 def teacher(directory: str, task: Task) -> Reader:
     """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others."""
     try:
@@ -153,4 +165,4 @@ def teacher(directory: str, task: Task) -> Reader:
             "directory of a seed that bertrain finetune trained on the same labels"
         )
         raise UsageError(sentence, "unsupported", option="teacher", given=directory)
-    return Reader(model, tokenizer_of(directory), task)
+    return Reader(model, padding_tokenizer(directory, "teacher"), task)
