@@ -136,6 +136,17 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="freeze")
 
 
+@pytest.mark.parametrize("name", ["classification", "regression", "qa"])
+def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name):
+    several, other = (TASKS[kind](Columns("0", "", "-1")) for kind in ("multilabel", name))
+    several.names = ["a", "b"]
+    other.names = ["a", "b"] if name == "classification" else None
+    model, _ = heads.load(source, several, from_scratch=False)
+    model.save_pretrained(tmp_path / "several")
+    assert model.config.problem_type == "multi_label_classification"
+    assert heads.load(tmp_path / "several", other, from_scratch=False)[0].config.problem_type is None
+
+
 def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
     data, tuned = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"
