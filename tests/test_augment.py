@@ -462,3 +462,16 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
         ([tmp_path / "none"], "model-unreadable"),
     ):
         assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
+
+
+@pytest.mark.parametrize("is_seed", [True, False])
+def test_a_teacher_of_another_kind_of_task_is_refused(checkpoint, tmp_path, is_seed):
+    """Its labels have the same names."""
+    data, several = write_labelled(tmp_path / "a.tsv"), tmp_path / "several"
+    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1, "--out"]
+    succeeds(finetune.main, *common, several, "--task", "multilabel")
+    if not is_seed:
+        (several / "seed-0" / "seed.json").unlink()
+    refused(finetune.main, *common, tmp_path / "out", "--teacher", several / "seed-0", kind="unsupported",
+            option="teacher", says="was fine-tuned for ")  # fmt: skip
+    succeeds(finetune.main, *common, tmp_path / "same", "--task", "multilabel", "--teacher", several / "seed-0")

@@ -69,7 +69,7 @@ class Work:
         """What --teacher says of the examples to train on, as labels, on the CPU; None without a teacher."""
         if not self.job.teacher:
             return None
-        return _taught(self, heads.teacher(self.job.teacher, self.task))
+        return _taught(self, heads.teacher(self.job.teacher, self.task, self.job.task))
 
 
 def tune(ranks: World, job: Job) -> dict[str, Any]:

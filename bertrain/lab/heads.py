@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from bertdata.errors import UsageError
+from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
 from bertrain.models.families import DROPOUTS, family_of
@@ -145,8 +146,21 @@ def padding_tokenizer(directory: Path | str, option: str) -> Any:
     return tokenizer
 
 
-def teacher(directory: str, task: Task) -> Reader:
-    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others."""
+def _refuse_other_kind(directory: str, problem_type: str | None, task: Task, name: str) -> None:
+    """Raises UsageError for a teacher of another kind of task, whose labels may have the same names."""
+    taught, several = seeds.task_of(Path(directory)), "multi_label_classification"
+    one, other = ("classification" if kind == "pairs" else kind for kind in (taught or name, name))
+    if one != other or (problem_type == several) != (task.config()["problem_type"] == several):
+        what = f"--task {taught}" if taught else problem_type or "one label of a text"
+        sentence = f"--teacher {directory} was fine-tuned for {what}; give one that was fine-tuned for --task {name}"
+        raise UsageError(sentence, "unsupported", option="teacher", given=directory)
+
+
+def teacher(directory: str, task: Task, name: str) -> Reader:
+    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others.
+
+    name: of the task.
+    """
     try:
         model, info = _with_head(directory, task)
     except MemoryError:
@@ -165,4 +179,5 @@ def teacher(directory: str, task: Task) -> Reader:
             "directory of a seed that bertrain finetune trained on the same labels"
         )
         raise UsageError(sentence, "unsupported", option="teacher", given=directory)
+    _refuse_other_kind(directory, model.config.problem_type, task, name)
     return Reader(model, padding_tokenizer(directory, "teacher"), task)
