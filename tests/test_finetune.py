@@ -66,6 +66,19 @@ def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monk
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
+def test_a_seed_that_diverges_in_its_last_step_ends(bert_run, follows, tmp_path, monkeypatch):
+    score = finetune._score
+
+    def diverged(reader, data):
+        next(reader.model.parameters()).fill_(float("nan"))
+        return score(reader, data)
+
+    monkeypatch.setattr(finetune, "_score", torch.no_grad()(diverged))
+    given = ["--checkpoint", bert_run, "--task", "follows", *follows]
+    assert refused(finetune.main, *given, kind="not-finite", option="lr").given == 5e-5
+    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
+
+
 def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
     files = ["--train", data, "--dev", data, "--test", data, "--out", tmp_path / "out"]
