@@ -760,6 +760,15 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
     torch.testing.assert_close(head.grad, 0.75 * alone)
 
 
+@pytest.mark.parametrize("method", ["hidden", "relations"])
+def test_layers_that_are_computed_again_are_not_kept(pupil, method):
+    module, batch = pupil(distil=method)
+    model.recompute_activations(module.model)
+    sum(taught(module.train(), batch)[0].values()).backward()
+    taps = module.objectives["distil"]._taps
+    assert {*taps.hidden.values(), *taps._projected.values()} == {None}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("hidden", "bert"), ("relations", "modernbert"), ("logits", "bert")])
 def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, kind):
