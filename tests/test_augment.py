@@ -359,6 +359,16 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
 
 
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_columns_without_a_name_keep_what_they_have(tmp_path, kind):
+    path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    lines = ",text,,label,", "1,river,2,a,3", "4,light,,b,5"
+    write(path, *(line.replace(",", "\t" if kind == "tsv" else ",") for line in lines))
+    table = tables.table(str(path), {"text": "text", "label": "label"})
+    tables.write(out, table, iter(table.rows))
+    assert out.read_bytes() == path.read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
 def test_a_full_disk_is_named_with_the_file(tmp_path, full_disk, kind):
     path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
@@ -452,3 +462,16 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
         ([tmp_path / "none"], "model-unreadable"),
     ):
         assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
+
+
+@pytest.mark.parametrize("is_seed", [True, False])
+def test_a_teacher_of_another_kind_of_task_is_refused(checkpoint, tmp_path, is_seed):
+    """Its labels have the same names."""
+    data, several = write_labelled(tmp_path / "a.tsv"), tmp_path / "several"
+    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1, "--out"]
+    succeeds(finetune.main, *common, several, "--task", "multilabel")
+    if not is_seed:
+        (several / "seed-0" / "seed.json").unlink()
+    refused(finetune.main, *common, tmp_path / "out", "--teacher", several / "seed-0", kind="unsupported",
+            option="teacher", says="was fine-tuned for ")  # fmt: skip
+    succeeds(finetune.main, *common, tmp_path / "same", "--task", "multilabel", "--teacher", several / "seed-0")

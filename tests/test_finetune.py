@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import statistics
 
@@ -60,6 +61,19 @@ def test_a_task_from_outside_is_trained_and_has_a_card(bert_run, follows, tmp_pa
 
 def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monkeypatch):
     monkeypatch.setattr(Follows, "loss", lambda self, logits, labels: logits.sum() * float("nan"))
+    given = ["--checkpoint", bert_run, "--task", "follows", *follows]
+    assert refused(finetune.main, *given, kind="not-finite", option="lr").given == 5e-5
+    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
+
+
+def test_a_seed_that_diverges_in_its_last_step_ends(bert_run, follows, tmp_path, monkeypatch):
+    score = finetune._score
+
+    def diverged(reader, data):
+        next(reader.model.parameters()).fill_(float("nan"))
+        return score(reader, data)
+
+    monkeypatch.setattr(finetune, "_score", torch.no_grad()(diverged))
     given = ["--checkpoint", bert_run, "--task", "follows", *follows]
     assert refused(finetune.main, *given, kind="not-finite", option="lr").given == 5e-5
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
@@ -133,6 +147,17 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     assert len(encoder) > 30
     assert all(torch.equal(before[name], after[name]) for name in encoder)
     refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="freeze")
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "qa"])
+def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name):
+    several, other = (TASKS[kind](Columns("0", "", "-1")) for kind in ("multilabel", name))
+    several.names = ["a", "b"]
+    other.names = ["a", "b"] if name == "classification" else None
+    model, _ = heads.load(source, several, from_scratch=False)
+    model.save_pretrained(tmp_path / "several")
+    assert model.config.problem_type == "multi_label_classification"
+    assert heads.load(tmp_path / "several", other, from_scratch=False)[0].config.problem_type is None
 
 
 def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
@@ -290,6 +315,15 @@ def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
     (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
     (broken / "tokenizer.json").unlink()
     assert refused(finetune.main, *arguments, kind="tokenizer-unreadable").given == str(broken)
+
+
+def test_a_tokenizer_that_cannot_pad_is_refused(source, tmp_path):
+    bare, data = tmp_path / "bare", write_labelled(tmp_path / "train.tsv")
+    shutil.copytree(source, bare, ignore=shutil.ignore_patterns("checkpoint.json"))
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    arguments = ["--checkpoint", bare, "--train", data, "--dev", data, "--out", tmp_path / "out"]
+    refused(finetune.main, *arguments, kind="tokenizer-lacks-token", option="checkpoint", given=str(bare))
 
 
 def test_regression(bert_run, tmp_path):

@@ -201,6 +201,14 @@ def test_half_a_character_is_scored_as_a_question_mark(bert_like, tmp_path):
     assert result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl")["ties"] == 1
 
 
+@pytest.mark.parametrize("group", ["field", "linguistics_term", "UID"])
+def test_half_a_character_in_the_name_of_a_group_is_refused(bert_like, tmp_path, group):
+    line = f'{{"good": "the river", "bad": "the", "{group}": "a\\ud800"}}'
+    data = write(tmp_path / "pairs.jsonl", GOOD, line)
+    given = ["--checkpoint", bert_like, "--pairs", data]
+    refused(evaluate.main, *given, kind="bad-row", says=f"{data}, line 2 has half a character")
+
+
 def test_files_that_cannot_be_read_are_refused(bert_like, tmp_path):
     (tmp_path / "pairs.jsonl.gz").write_bytes(b"not gzip")
     for name, kind in (("none.jsonl", "not-found"), ("pairs.jsonl.gz", "cut-short"), ("", "wrong-file-type")):

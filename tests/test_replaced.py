@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from families import SMALL
+from helpers import succeeds
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
@@ -14,6 +15,7 @@ from training import CPU, QUIET, TINY, assert_near, last_checkpoint, refused_run
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
+from bertrain.commands import doctor, plan
 from bertrain.lab import replaced
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -198,3 +200,12 @@ def test_what_does_not_go_together_is_refused(dataset, tmp_path, options):
     again = options(wide, share_embeddings="none") | {"discriminator": TINY, "steps": 6}
     refused_run(dataset.path, out, **again, kind="other-settings", option="discriminator")
     assert (Path(last_checkpoint(out)) / "discriminator" / "config.json").exists()
+
+
+def test_estimates_say_that_they_do_not_count_the_discriminator(dataset, tmp_path, options):
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--model", TINY, "--length", 32, "--steps", 2]
+    given += ["--discriminator", options()["discriminator"], "--share-embeddings", "none"]
+    lines = succeeds(doctor.main, *given, "--gpu", "h100").output.splitlines()
+    said = {line.split()[1]: line[:4] for line in lines if line.endswith("; the discriminator is not counted")}
+    assert said == dict.fromkeys(["memory", "speed", "disk"], "WARN")
+    assert "the discriminator is not counted" in succeeds(plan.main, *given[:2], *given[4:]).output

@@ -197,6 +197,12 @@ def test_files_of_words_and_tags(tmp_path):
     assert [s[:2] for s in found] == [(["do", "n't", "New York"], ["AUX", "PART", "PROPN"]), (["#"], ["SYM"])]
 
 
+@pytest.mark.parametrize("tag", [None, ""])
+def test_a_tag_that_is_not_there_is_refused(tmp_path, tag):
+    path = write(tmp_path / "a.jsonl", json.dumps({"words": ["river", "light"], "tags": ["A", tag]}))
+    refused("token", path, "wrong-column-type", ", line 1")
+
+
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
     refused("token", tmp_path / "none.txt", "not-found")
     path = write(tmp_path / "a.txt", "river NN")

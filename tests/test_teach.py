@@ -464,6 +464,12 @@ def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_
     assert "shuffle was 'blocks'" in invoke(doctor.main, *given, "--shuffle", "full").output
 
 
+def test_the_doctor_says_that_it_does_not_count_a_teacher_that_runs_along(dataset, big, tmp_path):
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher", big, "--steps", 2]
+    lines = succeeds(doctor.main, *given, "--model", TINY).output.splitlines()
+    assert [line.split()[1] for line in lines if line.endswith("; the teacher is not counted")] == ["memory"]
+
+
 def test_a_run_does_not_change_its_teacher(dataset, big, caches, tmp_path):
     train(dataset.path, tmp_path / "run", steps=1, teacher_cache=str(caches["few"]), **QUIET)
     for other in ({}, {"teacher": str(big)}):
@@ -762,6 +768,15 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
     head = weights.cls.seq_relationship.weight
     alone = torch.autograd.grad(plain(**feed_of(batch))["nsp"].sum, head)[0]
     torch.testing.assert_close(head.grad, 0.75 * alone)
+
+
+@pytest.mark.parametrize("method", ["hidden", "relations"])
+def test_layers_that_are_computed_again_are_not_kept(pupil, method):
+    module, batch = pupil(distil=method)
+    model.recompute_activations(module.model)
+    sum(taught(module.train(), batch)[0].values()).backward()
+    taps = module.objectives["distil"]._taps
+    assert {*taps.hidden.values(), *taps._projected.values()} == {None}
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ import bertdata
 from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
 from bertrain.commands.speed import GPUS, Sizes, seconds_of_step
-from bertrain.methods import Method, methods_of
+from bertrain.methods import Method, methods_of, not_counted
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
@@ -86,11 +86,18 @@ def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[
     compiled = on_gpu and assemble.compiles(config, methods, on_gpu=True)
     if gpu is None:
         yield "devices", _devices(nproc)
-    yield "memory", _memory(config, batches.plan, weights, nproc, passes, gpu, compiled=compiled)
+    memory = _memory(config, batches.plan, weights, nproc, passes, gpu, compiled=compiled)
+    yield "memory", _less(memory, not_counted(methods))
     if gpu is not None:
-        yield "speed", (PASS, _speed(batches.plan, Sizes.of(weights), nproc, gpu))
-    yield "disk", _disk(config, parameters, trained)
+        yield "speed", _less((PASS, _speed(batches.plan, Sizes.of(weights), nproc, gpu)), not_counted(methods))
+    yield "disk", _less(_disk(config, parameters, trained), not_counted(methods, saved=True))
     yield "run", _run(config, batches, shards, methods, learner)
+
+
+def _less(finding: Finding, left_out: str) -> Finding:
+    """An estimate that leaves something out, which is no PASS then. left_out: what it says of that, or ""."""
+    verdict, reason = finding
+    return (WARN if left_out and verdict == PASS else verdict), reason + left_out
 
 
 def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str, Finding]]:

@@ -8,6 +8,7 @@ docs/evaluation.md describes the file, the scores and the result.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
             )
         values = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
         groups = {kind: str(value) for kind, value in values.items() if value is not None}
+        reading.refuse_halves(json.dumps([*groups.values()]), path, number)  # they are printed
         good_one, bad_one = sentences
         pairs.append(Pair(number, good_one, bad_one, groups))
     if not pairs:

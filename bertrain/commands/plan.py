@@ -12,7 +12,7 @@ import torch
 
 from bertdata.cli import one_sentence
 from bertdata.errors import BertdataError, counted
-from bertrain.methods import methods_of
+from bertrain.methods import methods_of, not_counted
 from bertrain.models import build
 from bertrain.options.config import Config
 from bertrain.options.flags import command
@@ -91,7 +91,7 @@ def _disk(config: Config, batches: Batches) -> str:
     parameters = sum(parameter.numel() for parameter in weights.parameters())
     needed = 12 * parameters * (config.keep + 1)
     return f"disk: {parameters:,} parameters; {counted(config.keep, 'checkpoint')} and one being written take " + (
-        f"{needed / 1e9:.1f} GB"
+        f"{needed / 1e9:.1f} GB{not_counted(methods_of(config), saved=True)}"
     )
 
 

@@ -69,7 +69,7 @@ class Work:
         """What --teacher says of the examples to train on, as labels, on the CPU; None without a teacher."""
         if not self.job.teacher:
             return None
-        return _taught(self, heads.teacher(self.job.teacher, self.task))
+        return _taught(self, heads.teacher(self.job.teacher, self.task, self.job.task))
 
 
 def tune(ranks: World, job: Job) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
         model.requires_grad_(False)
         for name in adapters.heads_of(model):
             model.get_submodule(name).requires_grad_(True)
-    tokenizer = heads.tokenizer_of(directory)
+    tokenizer = heads.padding_tokenizer(directory, "checkpoint")
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     return Reader(model, tokenizer, work.task), bf16
 
@@ -246,12 +246,11 @@ def _trained(
             step, total = step + 1, total + loss.item() * chosen.size
         train_loss = total / len(data.rows)
         if not math.isfinite(train_loss):
-            sentence = (
-                f"seed {seed}: the loss is {train_loss} in epoch {epoch + 1}; lower --lr {settings.lr} and run again"
-            )
-            raise TrainingError(sentence, "not-finite", option="lr", given=settings.lr)
+            raise _diverged(f"seed {seed}: the loss is {train_loss}", epoch, settings.lr)
         with autocast:
             scores = {name: _score(reader, part) for name, part in held_out.items()}
+        if not all(scores.values()):
+            raise _diverged(f"seed {seed}: predictions are not finite", epoch, settings.lr)
         curve.append({"epoch": epoch + 1, "train_loss": train_loss, **scores})
         best = _best(curve, task)
         if best is curve[-1]:
@@ -260,6 +259,11 @@ def _trained(
             break
     bar.close()
     return curve, weights
+
+
+def _diverged(what: str, epoch: int, lr: float) -> TrainingError:
+    sentence = f"{what} in epoch {epoch + 1}; lower --lr {lr} and run again"
+    return TrainingError(sentence, "not-finite", option="lr", given=lr)
 
 
 def _best(curve: Curve, task: Task) -> dict[str, Any]:
@@ -279,13 +283,15 @@ def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> lis
 
 @torch.no_grad()
 def _score(reader: Reader, data: Data) -> dict[str, float]:
-    """The measures of a model on held-out examples."""
+    """The measures of a model on held-out examples; none if it gives what is not finite."""
     reader.model.eval()
     answers: list[torch.Tensor] = []
+    is_finite = True
     for logits in reader.all_logits(data.rows):
+        is_finite = is_finite and bool(logits.isfinite().all())
         answers += reader.task.answer(logits).cpu()
     reader.model.train()
-    return reader.task.score(answers, data.gold)
+    return reader.task.score(answers, data.gold) if is_finite else {}
 
 
 def _card(

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from bertdata.errors import UsageError
+from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
 from bertrain.models.families import DROPOUTS, family_of
@@ -133,8 +134,33 @@ def tokenizer_of(directory: Path | str) -> Any:
         raise UsageError(sentence, "tokenizer-unreadable", given=str(directory)) from None
 
 
-def teacher(directory: str, task: Task) -> Reader:
-    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others."""
+def padding_tokenizer(directory: Path | str, option: str) -> Any:
+    """The tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
+    tokenizer = tokenizer_of(directory)
+    if tokenizer.pad_token_id is None:
+        sentence = (
+            f"--{option} {directory} has a tokenizer without a padding token; give its tokenizer_config.json a "
+            "pad_token, or another checkpoint"
+        )
+        raise UsageError(sentence, "tokenizer-lacks-token", option=option, given=str(directory))
+    return tokenizer
+
+
+def _refuse_other_kind(directory: str, problem_type: str | None, task: Task, name: str) -> None:
+    """Raises UsageError for a teacher of another kind of task, whose labels may have the same names."""
+    taught, several = seeds.task_of(Path(directory)), "multi_label_classification"
+    one, other = ("classification" if kind == "pairs" else kind for kind in (taught or name, name))
+    if one != other or (problem_type == several) != (task.config()["problem_type"] == several):
+        what = f"--task {taught}" if taught else problem_type or "one label of a text"
+        sentence = f"--teacher {directory} was fine-tuned for {what}; give one that was fine-tuned for --task {name}"
+        raise UsageError(sentence, "unsupported", option="teacher", given=directory)
+
+
+def teacher(directory: str, task: Task, name: str) -> Reader:
+    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others.
+
+    name: of the task.
+    """
     try:
         model, info = _with_head(directory, task)
     except MemoryError:
@@ -153,4 +179,5 @@ def teacher(directory: str, task: Task) -> Reader:
             "directory of a seed that bertrain finetune trained on the same labels"
         )
         raise UsageError(sentence, "unsupported", option="teacher", given=directory)
-    return Reader(model, tokenizer_of(directory), task)
+    _refuse_other_kind(directory, model.config.problem_type, task, name)
+    return Reader(model, padding_tokenizer(directory, "teacher"), task)

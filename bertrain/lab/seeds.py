@@ -121,6 +121,12 @@ def _kept(directory: Path) -> dict[str, Any] | None:
     return kept if is_whole else None
 
 
+def task_of(directory: Path) -> str | None:
+    """The task that a seed was trained for; None if there is no seed."""
+    kept = _kept(directory)
+    return kept["of"].get("--task") if kept else None
+
+
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
     """Raises UsageError, which names what differs, if a seed there was made of something else. wanted: as `made_of`."""
     for directory in sorted(out.glob("seed-*")):

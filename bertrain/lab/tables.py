@@ -26,7 +26,7 @@ class Table:
     """The rows of a file as they stand there, and which columns are which. A role is the name of an option: "label"."""
 
     path: Path
-    names: list[Any]  # of the columns; their numbers from 0 where a TSV or CSV has no header
+    names: list[Any]  # of the columns; the number from 0 of one without a name in a TSV or CSV
     rows: list[dict[Any, Any]]  # by the names of the columns
     places: list[str]  # "file, line n" of each
     columns: dict[str, Any]  # the name of each, by its role
@@ -137,7 +137,8 @@ def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
             _write_parquet(file, like, rows)
         else:
             with io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True) as lines:
-                header = [] if like.names == list(range(len(like.names))) else [{name: name for name in like.names}]
+                named = {name: "" if isinstance(name, int) else name for name in like.names}
+                header = [named] if any(named.values()) else []
                 if kind in (".jsonl", ".json"):
                     lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 elif kind == ".csv":
@@ -220,7 +221,8 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not is_number(name)):
-        first, names = cells.pop(0)
+        first, header = cells.pop(0)
+        names = [name or number for number, name in enumerate(header)]
         _check_names(names, f"{file}, line {first}")
     for number, row in cells:
         if len(row) != len(names) and skip:
@@ -264,10 +266,10 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 
 def _check_names(names: list[Any], row: str) -> None:
-    """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
+    """Raises UsageError if two columns have one name, because one of them would be lost."""
     twice, seen = None, set[Any]()
     for name in names:
-        twice = name if name and name in seen else twice
+        twice = name if name in seen else twice
         seen.add(name)
     if twice is not None:
         raise UsageError(

@@ -115,6 +115,9 @@ class Distillation(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"teacher": self._teacher}
 
+    def others(self) -> Mapping[str, bool]:
+        return {"the teacher": False} if self.options.teacher else {}
+
     def loader_options(self) -> Mapping[str, Any]:
         return {"teacher_cache": self.options.teacher_cache or None}
 

@@ -93,15 +93,22 @@ class Taps:
         return [self._projected[layer, part] for part in range(3)]
 
 
+def _is_recomputed() -> bool:
+    """Whether a backward pass computes a layer again, after `forget`: what is kept then stays until the next step."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # noqa: SLF001
+
+
 def _keep_in(store: dict[Any, torch.Tensor], name: Any) -> Callable[..., None]:
     def keep(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        store[name] = output[0] if isinstance(output, tuple) else output
+        if not _is_recomputed():
+            store[name] = output[0] if isinstance(output, tuple) else output
 
     return keep
 
 
 def _keep_input_in(store: dict[int, torch.Tensor]) -> Callable[..., None]:
     def keep(module: torch.nn.Module, inputs: Any, named_inputs: dict[str, Any]) -> None:
-        store[EMBEDDINGS] = inputs[0] if inputs else named_inputs["hidden_states"]
+        if not _is_recomputed():
+            store[EMBEDDINGS] = inputs[0] if inputs else named_inputs["hidden_states"]
 
     return keep

@@ -81,9 +81,10 @@ class Task:
     def config(self) -> dict[str, Any]:
         """What the configuration of the model says of the labels."""
         if self.names is None:
-            return {"num_labels": 1}
+            return {"num_labels": 1, "problem_type": None}
         numbered = dict(enumerate(self.names))
-        return {"num_labels": len(self.names), "id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
+        names = {"id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
+        return {"num_labels": len(self.names), "problem_type": None, **names}
 
     def encode(self, tokenizer: Any, examples: Any, length: int) -> tuple[Data, list[str]]:
         """Rows of at most `length` tokens, and warnings."""

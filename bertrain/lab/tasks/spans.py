@@ -67,7 +67,7 @@ class Spans(Task):
         return []
 
     def config(self) -> dict[str, Any]:
-        return {"num_labels": 2}
+        return {"num_labels": 2, "problem_type": None}
 
     def encode(self, tokenizer: Any, examples: list[Question], length: int) -> tuple[Data, list[str]]:
         if length < SHORTEST_ROW:

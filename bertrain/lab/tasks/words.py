@@ -130,9 +130,10 @@ def _lists(path: str, text: str, label: str) -> list[Sentence]:
     table = tables.table(path, {"text": text, "label": label})
     sentences = []
     for words, tags, place in zip(table.values("text"), table.values("label"), table.places, strict=True):
-        if not isinstance(words, list) or not isinstance(tags, list) or not words or not all(words):
+        are_lists = isinstance(words, list) and isinstance(tags, list)
+        if not are_lists or not words or not all(words) or any(tag in (None, "") for tag in tags):
             raise UsageError(
-                f"{place}: the columns of --text and --label must be lists of words and of tags, and no word empty",
+                f"{place}: the columns of --text and --label must be lists of words and of tags, and none empty",
                 "wrong-column-type",
             )
         if len(words) != len(tags):
