@@ -20,7 +20,7 @@ import click
 from common import report
 from recipes import run
 
-from bertdata.sources.docstrings import docstrings, sources
+from bertrain.commands.docstrings import docstrings, sources
 
 OPTIONS = "--length 64 --precision fp32 --eval-every 0 --save-every 1000000"
 FURTHER = "--global-batch-size 64 --mlm-probability 0.15 --warmup 0.1 --optimizer adamw"

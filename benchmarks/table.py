@@ -30,7 +30,7 @@ import click
 from common import machine
 from environments import PINS, ROOT, LeftOut, last_line, python_of
 
-from bertdata.sources import docstrings
+from bertrain.commands import docstrings
 
 HERE, OUT = Path(__file__).parent, ROOT / "benchmarks" / "results" / "comparison"
 VOCABULARY = 30_522

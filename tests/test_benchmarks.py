@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT
 from helpers import write
 
-from bertdata.sources import docstrings
 from bertrain import recipes
+from bertrain.commands import docstrings
 from bertrain.options.config import Config
 from bertrain.run.phases import resolve
 

@@ -669,7 +669,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"steps": 10, "warmup_steps": 50}, "warm-up", "WARN", "--warmup-steps 50"),
         ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "masks", "FAIL", "0.01 "),
         ({"model": "bert-huge"}, "model", "FAIL", "bert-huge"),
-        ({"model": "bert-tiny", "micro_batch_size": 10**9, "global_batch_size": 10**10}, "memory", "FAIL",
+        ({"model": "bert-tiny", "micro_batch_size": 2**23, "global_batch_size": 2**24}, "memory", "FAIL",
          "--micro-batch-size"),
         ({"model": "bert-tiny", "keep": 10**9}, "disk", "FAIL", "--keep"),
     ],

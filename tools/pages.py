@@ -27,7 +27,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from bertdata.sources import docstrings
+from bertrain.commands import docstrings
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from bertdata.sources import docstrings
+from bertrain.commands import docstrings
 
 COMMANDS = (
     "bertdata build corpus.txt --out shards --vocab-size 2000",
