@@ -66,6 +66,13 @@ def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monk
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
+@pytest.mark.parametrize(("length", "sizes"), [(128, [64, 6]), (512, [16] * 4 + [6]), (9000, [1] * 70)])
+def test_long_rows_are_scored_fewer_at_a_time(monkeypatch, length, sizes):
+    monkeypatch.setattr(heads.Reader, "logits", lambda self, rows: len(rows))
+    rows = [{"input_ids": [0] * length}] + [{"input_ids": [0]}] * 69
+    assert [*heads.Reader(None, None, None).all_logits(rows)] == sizes
+
+
 def test_a_seed_that_diverges_in_its_last_step_ends(bert_run, follows, tmp_path, monkeypatch):
     score = finetune._score
 
