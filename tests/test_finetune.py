@@ -405,6 +405,15 @@ def test_columns_without_a_name_and_names_inside_objects_may_be_equal(tmp_path):
         assert ([str(label) for label in found.labels], len(found.texts)) == (["1"], 1)
 
 
+def test_columns_of_parquet_that_are_not_needed_may_have_any_type(tmp_path):
+    times = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))  # Python has none of these
+    pq.write_table(pa.table({"when": times, "text": ["x"], "kind": ["y"]}), tmp_path / "a.parquet")
+    for text, label in (("text", "kind"), ("1", "-1")):
+        assert tables.read(str(tmp_path / "a.parquet"), text=text, other="", label=label).labels == ["y"]
+    with refuses("no-column", "text", says="give one of when, text, kind"):
+        tables.read(str(tmp_path / "a.parquet"), text="body", other="", label="-1")
+
+
 def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):
     columns = [pa.array(["x"]), pa.array(["y"]), pa.array([1])]
     pq.write_table(pa.table(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
