@@ -168,6 +168,12 @@ def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest
     assert sum(done) == longest + 3  # words without candidates are done, too
 
 
+def test_words_with_a_space_inside_are_left_out_of_vectors(tmp_path):
+    """glove.840B.300d.txt has some."""
+    file = write(tmp_path / "v.txt", "the 1 2", "at name@domain.com 1 2", ". . . 3 4", "of 5 6")
+    assert augment.read_vectors(str(file)).words == ["the", "of"]
+
+
 def test_vectors_that_cannot_be_read_are_named(tmp_path):
     for lines, kind, where in (
         (None, "not-found", "v.txt"),

@@ -66,6 +66,13 @@ def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monk
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
+@pytest.mark.parametrize(("length", "sizes"), [(128, [64, 6]), (512, [16] * 4 + [6]), (9000, [1] * 70)])
+def test_long_rows_are_scored_fewer_at_a_time(monkeypatch, length, sizes):
+    monkeypatch.setattr(heads.Reader, "logits", lambda self, rows: len(rows))
+    rows = [{"input_ids": [0] * length}] + [{"input_ids": [0]}] * 69
+    assert [*heads.Reader(None, None, None).all_logits(rows)] == sizes
+
+
 def test_a_seed_that_diverges_in_its_last_step_ends(bert_run, follows, tmp_path, monkeypatch):
     score = finetune._score
 
@@ -396,6 +403,15 @@ def test_columns_without_a_name_and_names_inside_objects_may_be_equal(tmp_path):
     for name in ("a.csv", "a.jsonl"):
         found = tables.read(str(tmp_path / name), text="text", other="", label="label")
         assert ([str(label) for label in found.labels], len(found.texts)) == (["1"], 1)
+
+
+def test_columns_of_parquet_that_are_not_needed_may_have_any_type(tmp_path):
+    times = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))  # Python has none of these
+    pq.write_table(pa.table({"when": times, "text": ["x"], "kind": ["y"]}), tmp_path / "a.parquet")
+    for text, label in (("text", "kind"), ("1", "-1")):
+        assert tables.read(str(tmp_path / "a.parquet"), text=text, other="", label=label).labels == ["y"]
+    with refuses("no-column", "text", says="give one of when, text, kind"):
+        tables.read(str(tmp_path / "a.parquet"), text="body", other="", label="-1")
 
 
 def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):

@@ -206,7 +206,7 @@ def test_half_a_character_in_the_name_of_a_group_is_refused(bert_like, tmp_path,
     line = f'{{"good": "the river", "bad": "the", "{group}": "a\\ud800"}}'
     data = write(tmp_path / "pairs.jsonl", GOOD, line)
     given = ["--checkpoint", bert_like, "--pairs", data]
-    refused(evaluate.main, *given, kind="bad-row", says=f"{data}, line 2")
+    refused(evaluate.main, *given, kind="bad-row", says=f"{data}, line 2 ")
 
 
 def test_files_that_cannot_be_read_are_refused(bert_like, tmp_path):

@@ -66,13 +66,14 @@ def read_vectors(path: str) -> Vectors:
     """The words of the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, spaces between.
 
     The file may be compressed, and may begin with a line of two counts, as those of word2vec and fastText. Words that
-    are not letters alone are left out. Raises UsageError, which names the line, for anything else.
+    are not letters alone, such as those with a space inside, are left out. Raises UsageError, which names the line, for
+    anything else.
     """
     words, rows = list[str](), list[np.ndarray]()
     try:
         with opened(local(path)) as stream:
             for number, line in zip(range(1, MOST_VECTORS + 1), _lines(stream, path), strict=False):
-                word, *values = line.decode("utf-8", "replace").rstrip().split(" ")
+                word, *values = line.decode("utf-8", "replace").rstrip().rsplit(" ", len(rows[0]) if rows else -1)
                 if (number == 1 and len(values) == 1) or not WORD.fullmatch(word):
                     continue
                 try:

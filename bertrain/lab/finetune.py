@@ -36,7 +36,7 @@ from bertdata.errors import UsageError
 from bertdata.files import naming, write_file
 from bertrain import optim
 from bertrain.lab import adapters, heads, seeds
-from bertrain.lab.heads import LENGTH, ROWS, Reader
+from bertrain.lab.heads import LENGTH, Reader
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, Data, Task
 from bertrain.models.build import choose_attention, max_length
@@ -165,7 +165,7 @@ def _taught(work: Work, teacher: Reader) -> torch.Tensor:
     length = min(work.length, max_length(teacher.model.config))
     rows = work.task.encode(teacher.tokenizer, work.examples["train"], length)[0].rows
     teacher.model.to(work.ranks.device).eval()
-    batches, total = teacher.all_logits(rows), -(-len(rows) // ROWS)
+    batches, total = teacher.all_logits(rows), -(-len(rows) // heads.rows_at_once(rows))
     shown = tqdm(batches, total=total, desc="teacher", unit="batch", leave=False, disable=None)
     assert work.task.taught is not None  # noqa: S101  (main has asked)
     return work.task.taught(torch.cat([logits.cpu() for logits in shown]))

@@ -14,11 +14,12 @@ from bertdata.errors import UsageError
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
+from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
-ROWS = 64  # of a batch that is scored
+ROWS = 64  # of a batch that is scored, at most
 HEAD_DROPOUTS = (
     "classifier_dropout",
     "classifier_dropout_prob",
@@ -44,8 +45,15 @@ class Reader(NamedTuple):
 
     def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
         """What the model says of any number of rows, batch by batch."""
-        for first in range(0, len(rows), ROWS):
-            yield self.logits(rows[first : first + ROWS])
+        size = rows_at_once(rows)
+        for first in range(0, len(rows), size):
+            yield self.logits(rows[first : first + size])
+
+
+def rows_at_once(rows: Sequence[dict[str, list[int]]]) -> int:
+    """How many rows are scored as one batch: fewer where the longest is long."""
+    longest = max((len(row["input_ids"]) for row in rows), default=1)
+    return max(1, min(ROWS, PLACES // longest))
 
 
 def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> tuple[PreTrainedModel, int]:

@@ -60,13 +60,18 @@ def read(path: str, *, text: str, other: str, label: str, skip: bool = False, un
     annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
     for what does not fit and for empty labels.
     """
-    rows = table(path, {"text": text, "other": other, "label": label}, skip, unlabelled)
+    rows = table(path, {"text": text, "other": other, "label": label}, skip, unlabelled, only=True)
     others = rows.texts("other") if other else None
     return Examples(rows.texts("text"), others, rows.values("label"), rows.places, rows.num_left)
 
 
-def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False) -> Table:
-    """All rows of a file. roles: the option that names a column → the column; "": there is none. Else as in `read`."""
+def table(
+    path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False, *, only: bool = False
+) -> Table:
+    """All rows of a file. roles: the option that names a column → the column; "": there is none. Else as in `read`.
+
+    only: rows of Parquet have the columns of the roles alone.
+    """
     for role, column in roles.items():
         if not column and role != "other":
             raise UsageError(
@@ -74,7 +79,7 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
             )
     file, roles = Path(path), {role: column for role, column in roles.items() if column}
     try:
-        names, rows = _rows(file, {"label", *roles.values()}, skip)
+        names, rows = _rows(file, {"label", *roles.values()}, skip, only)
     except UsageError:
         raise
     except FileNotFoundError:
@@ -89,11 +94,8 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
         raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
     columns: dict[str, Any] = {}
     for role, wanted in roles.items():
-        if wanted in names:
-            columns[role] = wanted
-        elif is_number(wanted) and -len(names) <= int(wanted) < len(names):
-            columns[role] = names[int(wanted)]
-        else:
+        columns[role] = _named(wanted, names)
+        if columns[role] is None:
             listed = ", ".join(map(str, names))
             sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
             raise UsageError(sentence, "no-column", option=role, given=wanted)
@@ -168,6 +170,13 @@ def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> No
     os.fsync(file.fileno())
 
 
+def _named(wanted: str, names: list[Any]) -> Any:
+    """The name of a column that is given by name or number; None if there is none."""
+    if wanted in names:
+        return wanted
+    return names[int(wanted)] if is_number(wanted) and -len(names) <= int(wanted) < len(names) else None
+
+
 def is_number(column: str) -> bool:
     """Whether a column is given by its number and not by its name."""
     return column.removeprefix("-").isdecimal()
@@ -193,15 +202,20 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Names of the columns, and rows with the line each is on. wanted: names that tell a header. skip: see read."""
+def _rows(file: Path, wanted: set[str], skip: bool, only: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Names of the columns, and rows with the line each is on.
+
+    wanted: names that tell a header. skip: see read. only: see table.
+    """
     kind = file.suffix.lower()
     if kind == ".parquet":
         import pyarrow.parquet
 
-        _check_names(pyarrow.parquet.read_schema(file).names, str(file))
-        table = pyarrow.parquet.read_table(file)
-        return table.column_names, list(enumerate(table.to_pylist(), 1))
+        columns = pyarrow.parquet.read_schema(file).names
+        _check_names(columns, str(file))
+        used = {_named(name, columns) for name in wanted}
+        table = pyarrow.parquet.read_table(file, columns=[name for name in columns if name in used] if only else None)
+        return columns, list(enumerate(table.to_pylist(), 1))
     if kind in (".jsonl", ".json"):
         rows = []
         with open(file, encoding="utf-8-sig") as lines:
