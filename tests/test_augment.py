@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import tracemalloc
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +55,18 @@ def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
     assert augment.WORD.findall("Don't re-run x2 the naïve 水河 test's end, (ok) it ’s") == [
         "re", "run", "the", "naïve", "水", "河", "end", "ok", "it",
     ]  # fmt: skip
+
+
+def test_rows_that_wait_for_the_model_take_little_memory(checkpoint):
+    """One row for each word: as ids they would take the square of the length of a text."""
+    made = proposer(checkpoint)
+    texts = [" ".join(["river light wind"] * 42 + ["the"] * number) for number in range(64)]
+    tracemalloc.start()
+    with patch.object(augment.Encoder, "logits", side_effect=InterruptedError), pytest.raises(InterruptedError):
+        made.propose(texts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6_000_000
 
 
 def test_copies_change_words_alone_and_keep_the_rest(checkpoint, tmp_path):

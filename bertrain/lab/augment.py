@@ -162,6 +162,10 @@ class Proposer:
             units = F.normalize(self._rows[self._ids.to(device)].float(), dim=1)
         self._units = units.to(device)
 
+    def _masked(self, ids: list[int], place: int) -> list[int]:
+        """A row with a mask at a place, and then the place."""
+        return [*ids[:place], self.tokenizer.mask_token_id, *ids[place + 1 :], place]
+
     @torch.no_grad()
     def propose(self, texts: list[str], advance: Callable[[int], Any] = lambda words: None) -> np.ndarray:
         """Proposals for the words of texts, as WORD finds them, one text after the other: int32 [words, most].
@@ -172,7 +176,7 @@ class Proposer:
         """
         encoded = self.tokenizer(texts, truncation=True, max_length=self._longest, return_offsets_mapping=True)
         words: list[str] = []
-        masked: dict[tuple[int, ...], list[int]] = {}  # a row with a mask, and then its place → numbers of words
+        masked: dict[bytes, tuple[list[int], int, list[int]]] = {}  # a row's digest → ids, place, numbers of words
         others: dict[tuple[str, tuple[int, ...]], list[int]] = {}  # a word and its tokens → numbers of words
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             begins, ends = _bounds(text, offsets)
@@ -184,8 +188,8 @@ class Proposer:
                     continue
                 pieces = ids[first : last + 1]
                 if len(pieces) == 1 and self._is_word[pieces[0]]:
-                    row = (*ids[:first], self.tokenizer.mask_token_id, *ids[last + 1 :], first)
-                    masked.setdefault(row, []).append(number)
+                    digest = hashlib.blake2b(np.array(self._masked(ids, first)).tobytes(), digest_size=16).digest()
+                    masked.setdefault(digest, (ids, first, []))[2].append(number)
                 else:
                     others.setdefault((word[0], tuple(pieces)), []).append(number)
         proposals = np.full((len(words), self._most), NONE, np.int32)
@@ -197,16 +201,16 @@ class Proposer:
                 proposals[number, : len(chosen)] = chosen
             advance(len(numbers))
 
-        by_length: dict[int, list[tuple[int, ...]]] = {}
-        for row in masked:
-            by_length.setdefault(len(row), []).append(row)
-        for length, rows in by_length.items():
-            for part in _parts(rows, max(1, PLACES // length)):
-                ids = torch.tensor(part, device=self._device)
-                logits = self._encoder.logits(input_ids=ids[:, :-1], masked_positions=ids[:, -1:]).squeeze(1).float()
+        by_length: dict[int, list[bytes]] = {}
+        for digest, (ids, *_) in masked.items():
+            by_length.setdefault(len(ids) + 1, []).append(digest)
+        for length, digests in by_length.items():
+            for part in _parts(digests, max(1, PLACES // length)):
+                rows = torch.tensor([self._masked(*masked[digest][:2]) for digest in part], device=self._device)
+                logits = self._encoder.logits(input_ids=rows[:, :-1], masked_positions=rows[:, -1:]).squeeze(1).float()
                 scores, best = logits.masked_fill(self._is_other, -torch.inf).topk(min(self._most + 2, len(logits[0])))
-                for row, score, indices in zip(part, scores.tolist(), best.tolist(), strict=True):
-                    keep(masked[row], [i for i, value in zip(indices, score, strict=True) if value > -torch.inf])
+                for digest, score, indices in zip(part, scores.tolist(), best.tolist(), strict=True):
+                    keep(masked[digest][2], [i for i, value in zip(indices, score, strict=True) if value > -torch.inf])
         for part in _parts([*others], QUERIES):
             known = {query: vector for query in part if (vector := self._vector(*query)) is not None}
             advance(sum(len(others[query]) for query in part if query not in known))
