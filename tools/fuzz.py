@@ -192,7 +192,7 @@ def of_others(scratch: Path) -> Iterator[tuple[str, Target]]:
 def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tuple[str, Target]]:
     header = dict.fromkeys(answers._HEADER, 0) | {"format_version": 1, "format": answers.FORMAT}  # noqa: SLF001
     header |= {"samples": 8, "slots": 2, "vocab_size": 40, "top_k": 4, "unit_samples": 4, "epoch_samples": 8,
-               "id_dtype": "<u2", "variants": 1}  # fmt: skip
+               "id_dtype": "<u2", "variants": 1, "stream": {}}  # fmt: skip
     cache.mkdir()
     answers.begin(cache, header)
     for number in range(answers.num_units(header)):
