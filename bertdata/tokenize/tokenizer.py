@@ -69,6 +69,12 @@ def _names(input_names: Any) -> tuple[str, ...]:
     return tuple(input_names)
 
 
+def _has_own_ids(added: list[dict[str, Any]] | None, tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether a file gives its added tokens the ids that the library gives them, which counts on where it likes."""
+    taken = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    return added is not None and taken == {token["content"]: token["id"] for token in added}
+
+
 class Tokenizer:
     """A tokenizer whose special tokens have known roles."""
 
@@ -101,10 +107,7 @@ class Tokenizer:
             content["truncation"] = content["padding"] = None  # a dataset holds whole documents
             tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-            added = self._tokenizer.get_added_tokens_decoder()
-            taken = {token.content: number for number, token in added.items()}  # the library may give other ids
-            given = content.get("added_tokens")
-            if given is None or taken != {token["content"]: token["id"] for token in given}:
+            if not _has_own_ids(content.get("added_tokens"), self._tokenizer):
                 content["added_tokens"] = json.loads(self._tokenizer.to_str())["added_tokens"]
                 tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
         except BaseException as error:  # the library raises bare Exception, and panics
@@ -115,6 +118,7 @@ class Tokenizer:
             ) from None
         self._tokenizer.encode_special_tokens = True
         vocabulary = _vocabulary(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         names = {
             role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()
