@@ -30,16 +30,21 @@ def decoder(width, layers, vocab_size, parameters, *, rotary=False):
                  vocab_size=vocab_size, rotary=rotary)  # fmt: skip
 
 
-RESIZED = {"vocab_size": 30522, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 2}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 2, "sep_token_id": 3}
+RESIZED = encoder(ModernBertConfig(vocab_size=30522, **IDS))
 ALONE = {"passes": 1, "gpus": 1}
 MEASURED = {
-    "bert-base, rows of 128, ours": (
-        encoder(BertConfig()), "h100", {"rows": 256, "length": 128, "slots": 19, **ALONE}),
-    "bert-base, rows of 512, ours": (
-        encoder(BertConfig()), "h100", {"rows": 64, "length": 512, "slots": 77, **ALONE}),
-    "modernbert-base, rows of 1,024, ours": (
-        encoder(ModernBertConfig(**RESIZED, sep_token_id=3)), "h100",
-        {"rows": 32, "length": 1024, "slots": 154, **ALONE}),
+    **{
+        f"{name}, our {gpu.upper()}": (sizes, gpu, {"rows": 32_768 // length, "length": length, "slots": slots, **ALONE})
+        for name, sizes, length, slots, gpus in [
+            ("bert-base, rows of 128", encoder(BertConfig()), 128, 19, ("h100", "h200")),
+            ("bert-base, rows of 512", encoder(BertConfig()), 512, 77, ("h100", "h200")),
+            ("bert-large, rows of 512", encoder(BertConfig(**LARGE)), 512, 77, ("h200",)),
+            ("modernbert-base, rows of 1,024", RESIZED, 1024, 154, ("h100",)),
+            ("modernbert-base, packed rows of 1,024", RESIZED, 1024, 154, ("h200",)),
+        ]
+        for gpu in gpus
+    },
     "ModernBERT-base, rows of 1,024": (
         encoder(ModernBertConfig()), "h100", {"rows": 576, "length": 1024, "slots": 307, "passes": 6, "gpus": 8}),
     "BERT-large of NVIDIA, rows of 128": (
