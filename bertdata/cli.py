@@ -654,8 +654,7 @@ def inspect(
         if html:
             sentence = f"{shards} is a teacher's cache, and --html is for datasets; leave it out"
             raise UsageError(sentence, "unsupported", option="html", given=shards)
-        about = facts.cache_facts(shards)
-        click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
+        click.echo(facts.of_cache(shards, to_json=as_json))
         return
     for option, value in steps.items():
         least = 3 if option == "length" else 1

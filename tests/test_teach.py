@@ -332,6 +332,12 @@ def test_damage_is_found_and_named(caches, tmp_path):
             with refuses("damaged"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
         shutil.copy(caches["few"] / "unit-00000.logprobs.npy", out)
+    header = read_record(out / "cache.json")
+    for wrong in ({"teacher": []}, {"teacher": header["teacher"] | {"parameters": "many"}}, {"epoch_tokens": 0},
+                  {"units": [unit | {"counts": {"samples": unit["counts"]["samples"]}} for unit in header["units"]]},
+                  {"stream": header["stream"] | {"masking": None}}):  # fmt: skip
+        write_record(out / "cache.json", header | wrong)
+        refused(cli.main, "inspect", out, kind="damaged")
     (out / "cache.json").write_text("{")
     refused(cli.main, "inspect", out, kind="damaged")
     (out / "cache.json").unlink()

@@ -236,9 +236,17 @@ def special_ids_inside(counts: Mapping[str, Any]) -> str:
     return ", ".join(f"{token} {count:,} times" for token, count in inside.items())
 
 
-def cache_facts(path: str) -> dict[str, Any]:
-    """All facts about a teacher cache. Reads cache.json alone."""
+def of_cache(path: str, *, to_json: bool) -> str:
+    """All facts about a teacher cache, as JSON or as text for a terminal. Reads cache.json alone."""
     header = answers.TeacherCache(path).header
+    try:
+        about = _cache_facts(path, header)
+        return as_json(about) if to_json else _cache_text(about)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):  # of a field that only this command reads
+        raise damaged(path) from None
+
+
+def _cache_facts(path: str, header: Mapping[str, Any]) -> dict[str, Any]:
     counts = {name: sum(unit["counts"][name] for unit in header["units"]) for name in header["units"][0]["counts"]}
     tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
     size, targets = answers.num_bytes(header), max(1, counts["targets"])
@@ -258,8 +266,7 @@ def cache_facts(path: str) -> dict[str, Any]:
     }
 
 
-def cache_text(about: dict[str, Any]) -> str:
-    """The facts of a teacher cache as text for a terminal."""
+def _cache_text(about: dict[str, Any]) -> str:
     teacher, stream, slots = about["teacher"], about["stream"], about["samples"] * about["slots"]
     masks = f"{stream['masking']['policy']}, {stream['masking']['probability']:.0%}"
     epochs = f"{about['epochs']:.3g} epochs, each with its own masks"
