@@ -176,10 +176,12 @@ def require_known(option: str, value: str | None, choices: Iterable[str | None])
         raise UsageError(f"{option} is {value!r}; give one of {known}", "unknown", option=option, given=value)
 
 
-def require_positive(option: str, value: int | None) -> None:
-    """Raises UsageError for a number below 1. None is no number."""
+def require_positive(option: str, value: int | None, *, most: int = (1 << 62) - 1) -> None:
+    """Raises UsageError for a number below 1 or above `most`. None is no number."""
     if value is not None and value < 1:
         raise UsageError(f"{option} is {value}; give at least 1", "out-of-range", option=option, given=value)
+    if value is not None and value > most:
+        raise UsageError(f"{option} is {value:,}; give at most {most:,}", "out-of-range", option=option, given=value)
 
 
 def require_integer(option: str, value: Any) -> int:

@@ -556,6 +556,7 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         ({"test": -0.1}, "out-of-range", "test"),
         ({"workers": 0}, "out-of-range", "workers"),
         ({"shard_size": 0}, "out-of-range", "shard_size"),
+        ({"shard_size": 1 << 62}, "out-of-range", "shard_size"),
         ({"max_documents": 0}, "out-of-range", "max_documents"),
     ],
 )

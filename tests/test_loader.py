@@ -350,7 +350,7 @@ def test_a_rank_may_get_no_row(dataset):
 
 
 OUT_OF_RANGE = {"length": [2, 128.5, True, 2**20 + 1], "global_batch_size": [0, 2.5, 2**24 + 1],
-                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0, "3", 1.5], "variants": [0, 2.0],
+                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0, "3", 1.5], "variants": [0, 2.0, 2**32],
                 "short_seq_prob": ["0.1", NAN], "starts": [5]}  # fmt: skip
 
 

@@ -154,7 +154,7 @@ class Loader:
             sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
             raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
         require_positive("epochs", self.epochs)
-        require_positive("variants", self.variants)
+        require_positive("variants", self.variants, most=(1 << 32) - 1)
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
         if not isinstance(self.masking, Masking | None):
