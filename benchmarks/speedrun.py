@@ -43,7 +43,7 @@ from bertrain.run.validation import EVALUATED_SAMPLES
 
 LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
-RECIPE += " --global-batch-size 32 --mlm-probability 0.3"
+RECIPE += " --weight-decay 0.1 --global-batch-size 32 --mlm-probability 0.3"
 SAME = f"--optimizer adamw --lr {LR} --beta2 0.98 --epsilon 1e-6 --weight-decay 0.01 --clip-norm 1 --schedule linear"
 SAME += " --mlm-probability 0.15 --masking bernoulli"  # with the script's rows, steps and warm-up: what TRAIN says
 ON_GPU = torch.cuda.is_available()
