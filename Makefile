@@ -77,7 +77,7 @@ gpu:  ## the tests and measurements that need a GPU
 	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or \
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
 	$(GPU_PYTHON) -c "from setuptools import setup; setup()" -q egg_info
-	test -s $(GPU_FACTS) || $(GPU_PYTHON) benchmarks/gpu_facts.py --out $(GPU_FACTS)
+	$(GPU_PYTHON) benchmarks/gpu_facts.py --out $(GPU_FACTS)
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 

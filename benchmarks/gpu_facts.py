@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_facts.py --out benchmarks/results/gpu_facts.jsonl
 
-Needs this repository and a GPU, takes half a minute, and writes a line of --out for each fact at once. Times are
-medians of 10 calls by events of the GPU, after 3 that are not measured. Operands are random, in bf16.
+Needs this repository and a GPU, takes half a minute, and writes a line of --out for each fact at once. If --out has
+facts of this GPU, it does nothing. Times are medians of 10 calls by events of the GPU, after 3 that are not measured.
+Operands are random, in bf16.
 
 product     [m, k] x [k, n]: floating point operations a second
 copy        bytes read and written a second, of 1 GiB
@@ -150,7 +151,7 @@ def software() -> Any:
     with contextlib.suppress(OSError):
         yield {"fact": "driver", "driver, clock, power": subprocess.run(command, capture_output=True, text=True).stdout}
     properties = torch.cuda.get_device_properties(0)
-    yield {"fact": "machine", "GPU": properties.name, "bytes": properties.total_memory, "cuda": torch.version.cuda,
+    yield {"fact": "machine", "bytes": properties.total_memory, "cuda": torch.version.cuda,
            "cudnn": torch.backends.cudnn.version(), **machine()}  # fmt: skip
 
 
@@ -159,11 +160,14 @@ def software() -> Any:
 def main(out: Path) -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("torch finds no GPU here; run this on a machine that has one")
+    gpu = {"GPU": torch.cuda.get_device_name()}
+    if out.exists() and any(gpu.items() <= json.loads(line).items() for line in out.read_text().splitlines()):
+        return
     for facts in (software, products, copy, attention, unequal):
         try:
             for line in facts():
                 with open(out, "a") as file:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps(gpu | line) + "\n")
                 print(*(f"{name} {value}" for name, value in line.items()), flush=True)
         except Exception as error:  # noqa: BLE001  (one fact that cannot be had must not hide the others)
             print(f"{facts.__name__}: {type(error).__name__}: {error}", flush=True)
