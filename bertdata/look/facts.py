@@ -157,7 +157,7 @@ def _engine(tokenizer: dict[str, Any]) -> str:
 def text(about: dict[str, Any]) -> str:
     """The facts as text for a terminal, 100 columns wide."""
     tokenizer, steps, spread = about["tokenizer"], about["steps_for"], about["tokens_per_document"]
-    counts = defaultdict(int, about["counts"])  # other programs, and older versions, write fewer
+    counts = defaultdict(int, about["counts"])  # other programs write fewer
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
     ranks = f": at most {steps['rows_of_a_rank']} on one of {steps['world_size']} ranks" * (steps["world_size"] > 1)
     lines = [
@@ -242,7 +242,13 @@ def of_cache(path: str, *, to_json: bool) -> str:
     try:
         about = _cache_facts(path, header)
         return as_json(about) if to_json else _cache_text(about)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):  # of a field that only this command reads
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ):  # of a field that only this command reads
         raise damaged(path) from None
 
 

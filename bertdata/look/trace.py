@@ -163,7 +163,7 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
     streams.sort(key=lambda each: each[0])
     if not streams:
         raise UsageError(
-            f"{path} does not say what the run read: an older version of bertrain wrote it",
+            f"{path} does not say what the run read: no entry of it has the stream",
             "other-version",
             option="run",
             given=run,
@@ -178,8 +178,7 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
     before = [each for each in streams if each[0] < step]
     if not before:
         raise UsageError(
-            f"{path} says what the run read only from step {streams[0][0] + 1} on: an older version of bertrain took "
-            "the steps before",
+            f"{path} says what the run read only from step {streams[0][0] + 1} on; give a later step",
             "other-version",
             option="step",
             given=step,
@@ -255,7 +254,7 @@ class _Origins:
         if record is None:
             raise DatasetError(
                 f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came "
-                "from; an import stores none, and a dataset of an older version has to be built again",
+                "from; an import stores none",
                 "not-stored",
                 option="shards",
                 given=dataset.path,
