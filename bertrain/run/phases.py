@@ -51,6 +51,7 @@ class Curve:
     decay_share: float
     warmup_steps: int
     asked: int  # the warm-up that was asked for, in steps: `resolve` replaces one that is too long
+    warmup: str  # the same as it was given: "50 steps", or a share of the steps
 
     def at(self, scheduled: int) -> float:
         return learning_rate(
@@ -198,11 +199,11 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
     curves: list[Curve] = []
     for begin, end in pairwise([*begins, len(parts)]):
         options, start, steps = parts[begin].options, borders[begin], borders[end] - borders[begin]
-        warmup = options.warmup_steps
+        warmup, given = options.warmup_steps, f"{options.warmup_steps} steps"
         if warmup is None:
-            warmup = round(exact(options.warmup) * steps)
+            warmup, given = round(exact(options.warmup) * steps), f"{options.warmup:g}"
         if begin and not parts[begin].sets & _WARMUP:
-            warmup = 0
+            warmup, given = 0, "0"
         curve = Curve(
             start=start,
             steps=steps,
@@ -211,6 +212,7 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
             schedule=options.schedule,
             decay_share=options.decay_share,
             asked=warmup,
+            warmup=given,
             warmup_steps=warmup if warmup <= steps else max(1, steps // 10),
         )
         curves += [curve] * (end - begin)
