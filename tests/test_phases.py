@@ -399,6 +399,7 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
         ({1: {"steps": 9}}, True),  # the one under way gets longer
         ({1: {"steps": 3}}, False),
         ({1: {"lr": 1.0}}, False),
+        ({1: {"warmup_steps": 3}}, False),
         ({1: {"length": 64}}, False),
         ({0: {"steps": 5}}, False),
         ({0: {"mlm_probability": 0.3}}, False),
@@ -427,6 +428,16 @@ def test_a_curve_of_several_phases_may_get_longer(tmp_path):
     check_begun(tmp_path, saved(one), 2, saved(two))
     with refuses("other-settings", "phase", given=2):
         check_begun(tmp_path, saved(one), 2, saved(one[:1]))
+
+
+def test_a_phase_of_longer_rows_than_the_model_has_positions_for_does_not_follow(dataset, tmp_path):
+    """A new model gets as many positions as the longest phase needs, and one that was trained has those it has."""
+    begun = [{"steps": 1}]
+    train(dataset.path, tmp_path / "run", phase=begun, **QUIET)
+    refused = {"kind": "too-long", "option": "length"}
+    refused_run(dataset.path, tmp_path / "run", phase=[*begun, {"steps": 1, "length": 1024}], **QUIET, **refused)
+    branch = str(tmp_path / "run" / "step-00000001")
+    refused_run(dataset.path, tmp_path / "other", branch=branch, steps=1, **QUIET | {"length": 1024}, **refused)
 
 
 def test_a_run_goes_on_with_another_file(dataset, tmp_path):

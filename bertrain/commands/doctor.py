@@ -276,9 +276,7 @@ def _run(
         made_with = checkpoint.made_with(config)
         saved.require_made_with(newest, made_with)
         batches.resume(newest, saved)
-        if any(method.source(config, newest) for method in methods):  # others than --init has
-            weights, _ = assemble.model(config, shards, resume=newest, methods=methods)
-            learner = _learner(config, weights, shards, methods)
+        learner = _learner(config, assemble.model(config, shards, resume=newest, methods=methods)[0], shards, methods)
         for method in methods:
             made_with |= method.identity(learner)
         saved.require_made_with(newest, dict.fromkeys(saved.made_with) | made_with)

@@ -63,10 +63,7 @@ def opened(
     encoder = Encoder(build.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
     build.check_fits(directory, shards, encoder.model)
     length = length or trained["length"]
-    most = build.max_length(encoder.model.config)
-    if length > most:
-        sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
-        raise UsageError(sentence, "too-long", option="length", given=length)
+    build.check_length(length, encoder.model.config, directory)
     return encoder, shards, directory, length
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
-from bertrain.models.build import HARMLESS, max_length, may_be_on_hub, needed
+from bertrain.models.build import HARMLESS, check_length, max_length, may_be_on_hub, needed
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
 from bertrain.run.rates import has_bf16
@@ -113,11 +113,9 @@ def length_of(directory: str, length: int | None) -> int:
 
     Raises UsageError for one of more tokens than the model has positions.
     """
-    most = max_length(_config(directory))
-    if length is not None and length > most:
-        sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
-        raise UsageError(sentence, "too-long", option="length", given=length)
-    return length or min(LENGTH, most)
+    config = _config(directory)
+    check_length(length or 0, config, directory)
+    return length or min(LENGTH, max_length(config))
 
 
 def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:

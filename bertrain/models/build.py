@@ -289,12 +289,7 @@ def start_from(
     local = path.is_dir() or not _must_download(spec, "init", instead, _WEIGHTS)
     model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local, option="init")
     check_fits(spec, shards, model)
-    if length > max_length(model.config):
-        sentence = (
-            f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}; give a smaller "
-            "length, or another model"
-        )
-        raise UsageError(sentence, "too-long", option="length", given=length)
+    check_length(length, model.config, f"--init {spec}")
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if lacking := [name for name in needed(model, missing) if name.startswith(f"{model.base_model_prefix}.")]:
         sentence = f"--init {spec} lacks weights of the encoder, such as {lacking[0]}; give a complete checkpoint"
@@ -410,6 +405,13 @@ def _freeze(model: PreTrainedModel) -> PreTrainedModel:
 def max_length(config: PreTrainedConfig) -> int:
     """The longest row, in tokens, that a model has positions for."""
     return getattr(config, "max_position_embeddings", UNBOUNDED) - first_position(config)
+
+
+def check_length(length: int, config: PreTrainedConfig, named: object) -> None:
+    """Raises UsageError for rows of more tokens than a model has positions. named: the model, in the sentence."""
+    if length > (most := max_length(config)):
+        sentence = f"--length {length} is more than the {most} positions of {named}; give at most {most}"
+        raise UsageError(sentence, "too-long", option="length", given=length)
 
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:

@@ -129,6 +129,7 @@ def model(
         weights, warnings = build.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
+        build.check_length(config.longest, weights.config, resume)
         if config.branch:
             build.check_fits(resume, shards, weights)
     else:

@@ -131,9 +131,7 @@ class _Work:
         directory = checkpoint.find(path)
         weights = build.load(directory)
         build.check_fits(directory, self.shards, weights)
-        if length > (most := build.max_length(weights.config)):
-            sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
-            raise UsageError(sentence, "too-long", option="length", given=length)
+        build.check_length(length, weights.config, directory)
         return weights
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
