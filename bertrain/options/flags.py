@@ -154,13 +154,14 @@ def _flag(option: Field[Any], kind: type) -> click.Parameter:
 
 
 def _require_apart(given: dict[str, Any], phases: Any) -> None:
-    """Raises UsageError for an option of the command line that a phase sets: it would not hold there."""
+    """Raises UsageError for an option of the command line that a phase sets or replaces: it would not hold there."""
     for number, table in enumerate(phases if isinstance(phases, list) else (), 1):
-        if isinstance(table, dict) and (both := sorted(given.keys() & table.keys())):
-            sentence = (
-                f"{flag(both[0])} was given, and [[phase]] {number} of the file sets {both[0]}; change it in the file"
-            )
-            raise UsageError(sentence, "conflict", option=both[0], given=given[both[0]])
+        for name in table if isinstance(table, dict) else ():
+            if both := sorted(given.keys() & replaced_by({name: table[name]}, {})):
+                sentence = (
+                    f"{flag(both[0])} was given, and [[phase]] {number} of the file sets {name}; change it in the file"
+                )
+                raise UsageError(sentence, "conflict", option=both[0], given=given[both[0]])
 
 
 def read_options(path: Path) -> dict[str, Any]:
