@@ -130,6 +130,8 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     options = LORA | {"steps": 5, "init": json.loads((adapted / "run.json").read_bytes())["config"]["init"]}
     for lora in ("r=2,alpha=8", ""):
         refused_run(dataset.path, adapted, **options | {"lora": lora}, kind="other-settings", option="lora")
+    train(dataset.path, tmp_path / "plain", **options | {"lora": "", "steps": 1})
+    refused_run(dataset.path, tmp_path / "plain", **options, kind="other-settings", option="lora")
     path = last_checkpoint(adapted) / "adapter" / "adapter_config.json"
     index = json.loads((last_checkpoint(adapted) / "checkpoint.json").read_bytes())
     index["files"].pop("adapter/adapter_config.json")

@@ -71,7 +71,7 @@ class Adapters(Method):
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         add(model, parse(self.options.lora), seed=config.seed)
-        if resume:
+        if resume and (resume / ADAPTER).is_dir():  # else `Run` says that it was trained without
             read(model, resume)
 
     def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -246,11 +246,13 @@ def read(model: PreTrainedModel, directory: Path) -> None:
 
 
 def start_of(directory: Path, given: str) -> str:
-    """The weights that the adapter of a checkpoint was put on, if that directory still exists; else `given`."""
+    """The weights that the adapter of a checkpoint was put on, if it has one and they still exist; else `given`."""
     path = directory / ADAPTER / CONFIG
     try:
         known = json.loads(path.read_bytes())["base_model_name_or_path"]
         return known if Path(known).is_dir() else given
+    except FileNotFoundError:
+        return given
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from None
 
