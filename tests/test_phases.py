@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import asdict
 from fractions import Fraction
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from training import (
 from transformers import AutoModelForMaskedLM
 
 import bertdata
+from bertdata.format.records import read_record, write_record
 from bertrain import optim, pretrain
 from bertrain.commands import doctor, plan
 from bertrain.models import build, rotary
@@ -471,6 +473,8 @@ def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
     for command in (pretrain.main, plan.main):
         refused(command, "--config", path, "--length", 32, kind="conflict", option="length")
     refused(pretrain.main, "--config", path, "--steps", 4, kind="conflict", option="steps")
+    path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "warmup": 0.5}])
+    refused(pretrain.main, "--config", path, "--warmup-steps", 1, kind="conflict", option="warmup_steps")
 
 
 def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
@@ -620,6 +624,16 @@ def test_milestones_stay(dataset, tmp_path):
     remove_after(tmp_path / "run", 4)
     train(dataset.path, tmp_path / "run", **options)
     assert sorted(int(path.name[5:]) for path in (tmp_path / "run").glob("step-*")) == [2, 4, 5, 8]
+
+
+def test_milestones_of_words_need_their_count_before_anything_is_written(dataset, tmp_path):
+    shutil.copytree(dataset.path, tmp_path / "old")
+    manifest = read_record(tmp_path / "old" / "manifest.json")
+    del manifest["counts"]["words"]
+    write_record(tmp_path / "old" / "manifest.json", manifest)
+    options = {"steps": 1, "save_at": ["words=1M"], **QUIET}
+    refused_run(tmp_path / "old", tmp_path / "run", **options, kind="missing", option="save_at")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 @pytest.mark.parametrize("given", ["tokens", "tokens=", "rows=3", "words=1M,x"])

@@ -35,7 +35,7 @@ RESIZED = encoder(ModernBertConfig(vocab_size=30522, **IDS))
 ALONE = {"passes": 1, "gpus": 1}
 MEASURED = {
     **{
-        f"{name}, our {gpu.upper()}": (sizes, gpu, {"rows": 32_768 // length, "length": length, "slots": slots, **ALONE})
+        f"{name}, our {gpu.upper()}": (sizes, gpu, {"rows": 2**15 // length, "length": length, "slots": slots, **ALONE})
         for name, sizes, length, slots, gpus in [
             ("bert-base, rows of 128", encoder(BertConfig()), 128, 19, ("h100", "h200")),
             ("bert-base, rows of 512", encoder(BertConfig()), 512, 77, ("h100", "h200")),

@@ -47,6 +47,8 @@ class Run:
         on_gpu = ranks.device.type == "cuda"
         self.batches = Batches(config, self.datasets, methods=self.methods, **options, on_gpu=on_gpu)
         self.plan = self.batches.plan
+        if config.milestones["words"]:
+            self.batches.check_words()
         self.made_with = checkpoint.made_with(config)
         begun = self._resume()
         self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
@@ -63,8 +65,6 @@ class Run:
             self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
-        if config.milestones["words"]:
-            self.batches.check_words()
         self._read = self._amounts()
         self.milestones: list[str] = []
         """Those of --save-at that the last step has passed."""
@@ -94,7 +94,7 @@ class Run:
         saved = state.read(self.begun_from)
         if self.resumed_from is None:  # a branch may be of any model
             saved = replace(saved, made_with={**saved.made_with, "model": self.made_with["model"]})
-        saved.require_made_with(self.begun_from, self.made_with)
+        saved.require_made_with(self.begun_from, self.made_with, self._instead)
         if self.resumed_from is None:
             self.batches.branch(self.begun_from, saved)
             return saved.branch()
@@ -104,12 +104,18 @@ class Run:
         self.batches.resume(self.resumed_from, saved)
         return saved
 
+    @property
+    def _instead(self) -> str:
+        """What helps if the settings of the checkpoint to begin with are others, and should be."""
+        return "another --out" if self.resumed_from else "its weights alone with --init"
+
     def _load(self, begun: TrainState) -> None:
         """Takes what a checkpoint has of the model in training, and checks that it can follow the phases."""
         for method in self.methods:
             self.made_with |= method.identity(self.learner)
         if self.begun_from:
-            begun.require_made_with(self.begun_from, dict.fromkeys(begun.made_with) | self.made_with)
+            made_with = dict.fromkeys(begun.made_with) | self.made_with
+            begun.require_made_with(self.begun_from, made_with, self._instead)
             methods.load(self.methods, begun.methods, self.begun_from)
         ahead = self.plan.phases[self.phase.number - 1 :]
         assemble.check_parts(self.config, self.shards, self.learner, ahead, self.methods)

@@ -48,14 +48,17 @@ class TrainState:
         kept = ("loader", "streams", "scaler", "made_with")
         return replace(TrainState(), **{name: getattr(self, name) for name in kept})
 
-    def require_made_with(self, path: Path, given: Mapping[str, str | None]) -> None:
-        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
+    def require_made_with(self, path: Path, given: Mapping[str, str | None], instead: str = "another --out") -> None:
+        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`.
+
+        instead: what else the user can do than give the same.
+        """
         for option, value in given.items():
             was = self.made_with.get(option)
             if was != value:
                 before = f"--{option} {was}" if was else f"no --{option}"
                 now = f"--{option} {value}" if value else "none"
-                sentence = f"{path} was trained with {before}, and {now} was given; give the same, or another --out"
+                sentence = f"{path} was trained with {before}, and this run has {now}; give the same, or {instead}"
                 raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
 
 
