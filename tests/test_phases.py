@@ -542,7 +542,7 @@ def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(data
     options["phase"] = changing(0.5, schedule=["constant", "1-sqrt"])
     train_twice(dataset.path, tmp_path / "branch", 2, **options)
     other = tmp_path / "other"
-    refused_run(dataset.path, other, **options | {"seed": 1}, kind="other-settings", option="branch")
+    refused_run(dataset.path, other, **options | {"seed": 1}, kind="other-settings", option="seed")
     refused_run(dataset.path, other, **options | {"optimizer": "muon"}, kind="other-settings", option="optimizer")
     refused_run(dataset.path, other, **options | {"branch": str(tmp_path / "no")}, kind="not-found", option="branch")
     with refuses("conflict", "branch"):

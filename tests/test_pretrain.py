@@ -291,6 +291,7 @@ def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
 def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shards_of):
     for options, kind, option in (
         ({"seed": 1}, "other-settings", "seed"), ({"data_seed": 1}, "other-settings", "data_seed"),
+        ({"seed": 1, "data_seed": 0}, "other-settings", "seed"),
         ({"length": 16}, "other-settings", "length"), ({"model": "bert-tiny"}, "other-settings", "model"),
         ({"shuffle": "blocks"}, "other-settings", "shuffle"), ({"resume": "no"}, "out-exists", "out"),
     ):  # fmt: skip

@@ -289,6 +289,7 @@ def made_with(config: Config) -> dict[str, str | None]:
         "model": "that of --branch" if config.branch else build.identity(resolved(config.init, "init") or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
+        "seed": str(config.seed),
     }
 
 
