@@ -39,7 +39,7 @@ from bertrain.run.run import Run
 from bertrain.run.training import PATIENCE
 from bertrain.run.validation import Validation
 from bertrain.runtime import feed
-from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
+from bertrain.runtime.dist import LONG_S, SILENT_S, Readings, world
 from bertrain.runtime.stop import Signals
 
 
@@ -59,7 +59,7 @@ def pretrain(config: Config) -> None:
                 with records.writer:
                     train(run, validation, records, signals)
                     while not (run.is_done or signals.stopped):
-                        ranks.wait_for_others(COMPILES_S)
+                        ranks.wait_for_others(LONG_S)
                         records.wait()
                         run.enter_next(validation.loss)
                         train(run, validation, records, signals)

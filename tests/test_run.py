@@ -519,6 +519,20 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
+def test_ranks_wait_longer_for_one_that_writes_a_checkpoint(dataset, tmp_path, monkeypatch):
+    patience, seen, save = [], [], writer.Writer.save
+    monkeypatch.setattr(dist.World, "wait_for_others", lambda self, seconds: patience.append(seconds))
+
+    def saved(*arguments, **named):
+        seen.append(patience[-1])
+        save(*arguments, **named)
+
+    monkeypatch.setattr(writer.Writer, "save", saved)
+    training.train(dataset.path, tmp_path / "run", steps=2, save_every=1)
+    assert seen == [dist.LONG_S] * 2
+    assert patience[-1] == dist.SILENT_S
+
+
 def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stop, "REPEAT_S", 0.0)
     leave = writer.Writer.__exit__

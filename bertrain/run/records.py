@@ -19,7 +19,7 @@ from bertrain.run.training import PATIENCE
 from bertrain.run.validation import EVALUATED_SAMPLES
 from bertrain.run.watch import TrainingError
 from bertrain.run.writer import Writer
-from bertrain.runtime.dist import Reading
+from bertrain.runtime.dist import LONG_S, SILENT_S, Reading
 
 
 class Records:
@@ -151,7 +151,9 @@ class Records:
             if self.saved_step != run.step:
                 self.writer.save(run.learner.model, self._contents(), required=required)
 
+        run.ranks.wait_for_others(LONG_S)
         run.ranks.on_first(write)
+        run.ranks.wait_for_others(SILENT_S)
         run.clock.lap("waited")
 
     def wait(self) -> None:

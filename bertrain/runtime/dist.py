@@ -20,7 +20,7 @@ from bertdata.errors import UsageError, counted
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-COMPILES_S, SILENT_S = 1800, 600  # a rank may be silent so long while a model compiles, and later
+LONG_S, SILENT_S = 1800, 600  # a rank may be silent so long while it compiles or writes a checkpoint, and else
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Readings:
 
 
 @contextlib.contextmanager
-def world(patience: timedelta = timedelta(seconds=COMPILES_S)) -> Iterator[World]:
+def world(patience: timedelta = timedelta(seconds=LONG_S)) -> Iterator[World]:
     """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun.
 
     patience: how long a rank waits for the others, which may be compiling, before it gives them up. Raises UsageError
