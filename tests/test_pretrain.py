@@ -178,10 +178,12 @@ def test_old_checkpoints_that_a_kill_kept_from_removal_are_removed(dataset, copi
 
 def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
     """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
+    (copied / "step-00000006" / "README.md.tmp").touch()
     for name in (".step-00000004.tmp", ".average-00000009.tmp", ".step-4.tmp"):
         write(copied / name / "model.safetensors", "unfinished")
     train(dataset.path, copied, steps=6)
     assert names(copied, ".*.tmp") == [".step-4.tmp"]
+    assert not names(copied, "step-*/*.tmp")
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):

@@ -159,9 +159,13 @@ def of_files(pattern: str) -> Finished:
 
 
 def differing_runs(whole: Path, found: Path) -> list[str]:
-    """What two runs differ in, without what tells the time. An old checkpoint may be left over until the next start."""
+    """What two runs differ in, without what tells the time.
+
+    An old checkpoint, and a card that could not be renamed, may be left over until the next start.
+    """
     lines = campaign.differences(whole / "new" / "run", found / "new" / "run", is_asked=False)
-    return [f"{line}: one is left over" if line.endswith("checkpoints are kept") else line for line in lines]
+    later = ("checkpoints are kept", "README.md.tmp is only in the stopped one")
+    return [f"{line}: one is left over" if line.endswith(later) else line for line in lines]
 
 
 # --------------------------------------------------------------------------------------------------------------- server

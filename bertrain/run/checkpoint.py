@@ -41,7 +41,7 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
-from bertdata.files import fsync_directory, locked, make_directory, write_file
+from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.methods import Method
@@ -412,7 +412,11 @@ def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
 
 
 def _remove_unfinished(run: Path) -> None:
-    """Removes what a killed process was writing: the run may never save this step again."""
+    """Removes what a killed process was writing, also a card: the run may never save this step again."""
+    for kind in (STEP, AVERAGE):
+        for path in run.glob(f"{kind}*/{card.CARD}{TEMPORARY}"):
+            with suppress(OSError):
+                path.unlink()
     for path in run.glob(".*.tmp"):
         if re.fullmatch(rf"\.({STEP}|{AVERAGE})\d{{8}}\.tmp", path.name):
             shutil.rmtree(path, ignore_errors=True)
