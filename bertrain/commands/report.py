@@ -148,13 +148,16 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """run.json, as far as it is there and complete."""
+    """run.json, as far as it is there and complete; without the number of steps of a run by time, which has none."""
     try:
         about = json.loads((path / "run.json").read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return {}
     about = about if isinstance(about, dict) else {}
-    return {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
+    about = {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
+    if about.get("resolved", {}).get("seconds"):  # a run by time, whose steps are only those of its schedule
+        about["resolved"].pop("steps", None)
+    return about
 
 
 def _finite(value: Any) -> float | int | None:
@@ -290,7 +293,7 @@ def _warnings(
     elif best and last is not None and last > best["loss"] + _RISE:
         yield f"the validation loss rose from {best['loss']:.4f} at step {best['step']:,} to {last:.4f} at the end."
     planned = about.get("resolved", {}).get("steps")
-    if isinstance(planned, int) and steps[-1]["step"] < planned and not about.get("config", {}).get("budget"):
+    if isinstance(planned, int) and steps[-1]["step"] < planned:
         yield f"it is at step {steps[-1]['step']:,} of {planned:,}."
     waiting = _median(steps, "data_wait")
     if waiting and waiting > _WAITING:
