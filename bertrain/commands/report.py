@@ -26,6 +26,7 @@ _EVALUATIONS = 400  # that are drawn, over all runs
 _PREDICTIONS = 200  # evaluations whose predictions are shown, over all runs
 _TEXT = 200  # characters of a value that are shown
 _AXES = ("step", "tokens", "seconds")
+_CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # what the time of a run went to, in all its processes
 _WAITING = 0.1  # share of the time, for data
 _RISE = 0.02  # nats
 _COVERED = {"mlm_probability": "probability", "masking": "policy"}  # options by their name in a stream, if it differs
@@ -103,7 +104,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     (around, target, predicted). events: what changed, and when.
     """
     log, num_left_out = entries(path)
-    steps = _timed([entry for entry in log if "lr" in entry])
+    steps = [_timed(entry) for entry in log if "lr" in entry]
     if not steps:
         sentence = f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps"
         raise UsageError(sentence, "empty", option="runs", given=str(path))
@@ -138,10 +139,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
         "reference": _reference(resolved),
         "tokenizer": _tokenizer(path),
         "uniform": _reference(resolved).get("uniform"),
-        "clock": {
-            name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name)))
-            for name in ("trained_s", "compiled_s", "evaluated_s", "waited_s")
-        },
+        "clock": {name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name))) for name in _CLOCK},
         "options": _flat({"config": about.get("config", {}), "resolved": resolved}),
         "warnings": list(_warnings(steps, evaluations, about, num_left_out)),
     }
@@ -167,18 +165,10 @@ def _finite(value: Any) -> float | int | None:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def _timed(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with the seconds since the run began, as `seconds` of the log begin at 0 again in a resumed process."""
-    before = last = 0.0  # seconds of earlier processes, and in this one
-    timed = []
-    for entry in steps:
-        seconds = _finite(entry.get("seconds"))
-        if seconds is not None:
-            before += last if seconds < last else 0.0
-            last = seconds
-            entry = entry | {"seconds": before + seconds}
-        timed.append(entry)
-    return timed
+def _timed(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with the seconds since the run began, as `seconds` of the log begin at 0 again in a resumed process."""
+    parts = [_finite(entry.get(name)) for name in _CLOCK]
+    return entry | {"seconds": None if None in parts else sum(part or 0 for part in parts)}
 
 
 def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
