@@ -488,6 +488,12 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
 
 
+def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
+    for phases, said in ((changing(length=[32]), True), (changing(0.5, length=[32, 16]), False)):
+        config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=4, model=TINY, phase=phases)
+        assert ("epochs" in dict(doctor.check(config, 1))["samples"][1]) == said
+
+
 @pytest.mark.parametrize("option", ["init", "branch"])
 def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_path, option):
     """The other run is named by its directory, which has no configuration of its own."""
