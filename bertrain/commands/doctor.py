@@ -237,13 +237,9 @@ def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
     directory = _existing(Path(config.out))
-    mean = 4 * bool(config.average)  # bytes a parameter; the end of a run writes it as a model, too
-    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + 1) + mean * parameters
+    names, needed = checkpoint.needed_space(config, parameters, trained)
     free = shutil.disk_usage(directory).free
-    estimate = (
-        f"{counted(config.keep, 'checkpoint')} and one being written need {needed / 1e9:.1f} GB; "
-        f"{free / 1e9:.1f} GB are free"
-    )
+    estimate = f"{names} need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 
