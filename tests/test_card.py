@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -93,6 +94,17 @@ def test_the_options_of_a_card_are_those_that_differ(trained):
     wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability", "average"]
     expected = {"--" + name.replace("_", "-"): str(config[name]) for name in wanted}
     assert given == expected | {"--model": "bert.json"}
+
+
+def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, start = (os.path.relpath(path) for path in (dataset.path, bert_run))
+    phases = [{"share": 0.5}, {"share": 0.5, "length": 16}]
+    train(data, tmp_path / "run", init=start, steps=2, phase=phases, eval_every=0)
+    text = (tmp_path / "run" / "step-00000002" / "README.md").read_text()
+    assert "/" not in "".join(line for line in text.splitlines() if line.startswith(("- phase", "| --init")))
+    assert "| --init | run |" in text
+    assert text.count(f": `{dataset.dataset_id}`, ") == 2
 
 
 def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):

@@ -386,7 +386,7 @@ def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, 
     card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
     shares = {shards.dataset_id: share for shards, share in ((dataset, "0.875"), (other, "0.125"))}
     for dataset_id, share in shares.items():
-        (line,) = (line for line in card.splitlines() if f"`{dataset_id}`" in line)
+        (line,) = (line for line in card.splitlines() if line.startswith(f"| `{dataset_id}` |"))
         assert line.endswith(f", {share} of the rows |")
 
 

@@ -200,6 +200,8 @@ class Records:
         total = sum(weight for _, weight in run.batches.sources)
         is_mean = name.startswith(checkpoint.AVERAGE)
         is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
+        names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
+        phases = run.plan.describe(names)
         size = "" if is_frozen else f" with {run.training.num_parameters():,} parameters"
         mean = "; the weights are the mean of the last ones of the run" * is_mean
         return card.content(
@@ -220,7 +222,7 @@ class Records:
                     "processes": f"{run.ranks.world_size} on {run.ranks.device.type}, {run.training.precision}",
                     "bertrain": bertdata.__version__,
                 },
-                **({"Phases": "\n".join(f"- {line}" for line in phases)} if (phases := run.plan.describe()) else {}),
+                **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
                 "Options that differ from the defaults": run.config.differing(),
                 "Loss": self._losses("average_" if is_mean else "validation_"),
             },
