@@ -13,7 +13,7 @@ from conftest import ROOT
 from helpers import succeeds
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
-from training import TINY, train
+from training import TINY, changing, train
 from transformers import AutoModelForMaskedLM
 
 from bertrain.lab import finetune
@@ -85,6 +85,24 @@ def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(train
     assert rows["guessing by frequency alone, on the train split"] == f"{reference['unigram']:.4f} nats a token"
     assert (rows["right"], rows["after step"]) == (f"{last[f'{kind}_accuracy']:.2%}", "4")
     assert "validation loss" not in cells(trained / "step-00000002")  # nothing was known then
+
+
+def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
+    """Of a checkpoint in a phase with other rows than the phase that was evaluated, too."""
+    options = {"model": TINY, "steps": 8, "eval_every": 3, "eval_masking": 0.2, "phase": changing(0.5, length=[16, 32])}
+    train(dataset.path, tmp_path, **options)
+    for step, evaluated, length in ((5, 3, 16), (8, 8, 32)):
+        rows = cells(tmp_path / f"step-{step:08d}")
+        assert rows["after step"] == str(evaluated)
+        assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
+
+
+def test_a_card_of_a_log_of_an_earlier_version_says_less_of_the_rows(run):
+    lines = (run / "log.jsonl").read_text()
+    (run / "log.jsonl").write_text(re.sub(r'"validation_(length|masking|precision)": [^,]+, ', "", lines))
+    config = json.loads((run / "run.json").read_bytes())["config"]
+    pretrain(Config.of(**config | {"out": str(run), "steps": 8, "eval_every": 0}))
+    assert cells(run / "step-00000006")["measured on"] == "at most 2,048 rows of the validation split"
 
 
 def test_the_options_of_a_card_are_those_that_differ(trained):
