@@ -125,6 +125,11 @@ def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
     assert text.count(f": `{dataset.dataset_id}`, ") == 2
 
 
+def test_a_bar_in_an_option_ends_no_cell():
+    text = card.content("x", "", model_type="bert", parts={"Options": {"--trains": "embeddings|head"}}).decode()
+    assert "\n| --trains | embeddings\\|head |\n" in text
+
+
 def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
     monkeypatch.chdir(trained)
     (code,) = re.findall(r"```python\n(.*?)```", (trained / "step-00000004" / "README.md").read_text(), re.DOTALL)
