@@ -19,6 +19,7 @@ import numpy as np
 
 from bertdata.errors import UsageError
 from bertdata.look import page
+from bertdata.look.entries import entry_of
 
 _NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
 _POINTS = 1000  # entries of a run that are drawn
@@ -78,14 +79,7 @@ def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
             f"{run} is not a run: its log.jsonl cannot be read ({error.strerror}); give the --out of bertrain pretrain"
         )
         raise UsageError(sentence, "not-a-run", option="runs", given=str(run)) from None
-    log = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-            log.append(entry)
+    log = [entry for line in lines if (entry := entry_of(line)) is not None]
     return log, len(lines) - len(log)
 
 
