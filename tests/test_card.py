@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,7 +13,7 @@ from conftest import ROOT
 from helpers import succeeds
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
-from training import TINY, train
+from training import TINY, changing, train
 from transformers import AutoModelForMaskedLM
 
 from bertrain.lab import finetune
@@ -86,6 +87,24 @@ def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(train
     assert "validation loss" not in cells(trained / "step-00000002")  # nothing was known then
 
 
+def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
+    """Of a checkpoint in a phase with other rows than the phase that was evaluated, too."""
+    options = {"model": TINY, "steps": 8, "eval_every": 3, "eval_masking": 0.2, "phase": changing(0.5, length=[16, 32])}
+    train(dataset.path, tmp_path, **options)
+    for step, evaluated, length in ((5, 3, 16), (8, 8, 32)):
+        rows = cells(tmp_path / f"step-{step:08d}")
+        assert rows["after step"] == str(evaluated)
+        assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
+
+
+def test_a_card_of_a_log_of_an_earlier_version_says_less_of_the_rows(run):
+    lines = (run / "log.jsonl").read_text()
+    (run / "log.jsonl").write_text(re.sub(r'"validation_(length|masking|precision)": [^,]+, ', "", lines))
+    config = json.loads((run / "run.json").read_bytes())["config"]
+    pretrain(Config.of(**config | {"out": str(run), "steps": 8, "eval_every": 0}))
+    assert cells(run / "step-00000006")["measured on"] == "at most 2,048 rows of the validation split"
+
+
 def test_the_options_of_a_card_are_those_that_differ(trained):
     text = (trained / "step-00000004" / "README.md").read_text()
     given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", text, re.MULTILINE))
@@ -93,6 +112,22 @@ def test_the_options_of_a_card_are_those_that_differ(trained):
     wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability", "average"]
     expected = {"--" + name.replace("_", "-"): str(config[name]) for name in wanted}
     assert given == expected | {"--model": "bert.json"}
+
+
+def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, start = (os.path.relpath(path) for path in (dataset.path, bert_run))
+    phases = [{"share": 0.5}, {"share": 0.5, "length": 16}]
+    train(data, tmp_path / "run", init=start, steps=2, phase=phases, eval_every=0)
+    text = (tmp_path / "run" / "step-00000002" / "README.md").read_text()
+    assert "/" not in "".join(line for line in text.splitlines() if line.startswith(("- phase", "| --init")))
+    assert "| --init | run |" in text
+    assert text.count(f": `{dataset.dataset_id}`, ") == 2
+
+
+def test_a_bar_in_an_option_ends_no_cell():
+    text = card.content("x", "", model_type="bert", parts={"Options": {"--trains": "embeddings|head"}}).decode()
+    assert "\n| --trains | embeddings\\|head |\n" in text
 
 
 def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from dataclasses import asdict
 from fractions import Fraction
@@ -387,7 +388,7 @@ def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, 
     card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
     shares = {shards.dataset_id: share for shards, share in ((dataset, "0.875"), (other, "0.125"))}
     for dataset_id, share in shares.items():
-        (line,) = (line for line in card.splitlines() if f"`{dataset_id}`" in line)
+        (line,) = (line for line in card.splitlines() if line.startswith(f"| `{dataset_id}` |"))
         assert line.endswith(f", {share} of the rows |")
 
 
@@ -503,6 +504,12 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
 
 
+def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
+    for phases, said in ((changing(length=[32]), True), (changing(0.5, length=[32, 16]), False)):
+        config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=4, model=TINY, phase=phases)
+        assert ("epochs" in dict(doctor.check(config, 1))["samples"][1]) == said
+
+
 @pytest.mark.parametrize("option", ["init", "branch"])
 def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_path, option):
     """The other run is named by its directory, which has no configuration of its own."""
@@ -510,6 +517,25 @@ def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_
     given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
     size = build.load(last_checkpoint(tmp_path / "run")).num_parameters()
     assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [({}, 12), ({"average": 0.5}, 16), ({"lr_scale": "bert.encoder=0"}, None), ({"lora": "r=2,alpha=4"}, None),
+     ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12)],
+)  # fmt: skip
+def test_the_plan_and_the_doctor_know_the_same_disk_space(dataset, tmp_path, bert_run, more, size):
+    """size: bytes a parameter of each of 10,001 checkpoints; None for less than those of a model trained in full."""
+    options = {"init": bert_run, "keep": 10_000, "length": 32, "steps": 1} | more
+    given = flags(dataset.path, tmp_path / "run", **options)
+    planned, checked = (invoke(command, *given).stdout for command in (plan.main, doctor.main))
+    (line,) = re.findall(r"^disk: (.*)$", planned, re.MULTILINE)
+    (other,) = re.findall(r"^\w+ +disk +(.*)$", checked, re.MULTILINE)
+    names, gigabytes = re.fullmatch(r".* parameters; (.*) take ([\d.]+) GB", line).groups()
+    assert other.startswith(f"{names} need {gigabytes} GB")
+    assert (", 9,999 milestones and" in names) == ("save_at" in more)
+    per = float(gigabytes) * 1e9 / 10_001 / build.load(last_checkpoint(bert_run)).num_parameters()
+    assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
 
 
 # ---------------------------------------------------------------------------------------------- branches and milestones

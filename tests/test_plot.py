@@ -25,7 +25,12 @@ def write(run, entries, about=None, *, end="\n"):
 
 
 def step(number, loss, **more):
-    return {"step": number, "loss": loss, "lr": 0.1, "tokens": 10 * number, "seconds": 2.0 * number} | more
+    return {"step": number, "loss": loss, "lr": 0.1, "tokens": 10 * number} | clock(2.0 * number) | more
+
+
+def clock(seconds):
+    """What an entry says of the time of a run, if it trained for all but a second of it."""
+    return {"trained_s": seconds - 1, "compiled_s": 0.0, "evaluated_s": 1.0, "waited_s": 0}
 
 
 def events_of(data):
@@ -36,6 +41,8 @@ def test_the_page_has_the_numbers_and_predictions_of_the_log(finished):
     log = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
     steps, evaluations = ([entry for entry in log if name in entry] for name in ("lr", "validation_loss"))
     (found,) = page(finished)["runs"]
+    for entry in steps:
+        entry["seconds"] = sum(entry[f"{kind}_s"] for kind in ("trained", "compiled", "evaluated", "waited"))
     for name in ("step", "tokens", "seconds", "loss", "accuracy", "lr", "tokens_per_s", "grad_norm"):
         assert found["points"][name] == pytest.approx([entry[name] for entry in steps], rel=1e-5)
     assert [one["step"] for one in found["evaluations"]] == [3, 6]
@@ -95,7 +102,7 @@ def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
 
 
 def test_pages_of_many_runs_stay_small(tmp_path):
-    numbers = {f"number{n}": 1.234567 + n for n in range(11)}
+    numbers = {f"number{n}": 1.234567 + n for n in range(7)}
     steps = [step(n, 3.0 + 1e-5 * n, **numbers) for n in range(100_000, 100_500)]
     runs = [write(tmp_path / f"run{n}", steps) for n in range(16)]
     for found in page(*runs)["runs"]:
@@ -104,15 +111,16 @@ def test_pages_of_many_runs_stay_small(tmp_path):
 
 
 def test_seconds_of_a_resumed_run_go_on(tmp_path):
-    seconds = [1.0, 5.0, None, 0.5, 3.0, 0.25, 9.0]
-    steps = [step(n, 3.0, seconds=value) for n, value in enumerate(seconds, 1)]
-    steps.insert(4, {"step": 4, "validation_loss": 2.0})
-    data = page(write(tmp_path / "run", steps, {"history": [{"after_step": 6, "changed": {"lr": [0.1, 0.2]}}]}))
+    """Of a process that logged until its second 3, and of one that logged first in its second 5."""
+    steps = [step(1, 3.0, seconds=1.0, **clock(1.0)), step(2, 3.0, seconds=3.0, **clock(3.0))]
+    steps += [step(3, 3.0, seconds=4.0, trained_s=None), step(4, 3.0, seconds=5.0, **clock(8.0))]
+    steps.insert(2, {"step": 2, "validation_loss": 2.0})
+    data = page(write(tmp_path / "run", steps, {"history": [{"after_step": 4, "changed": {"lr": [0.1, 0.2]}}]}))
     (found,) = data["runs"]
-    assert found["points"]["seconds"] == [1.0, 5.0, None, 5.5, 8.0, 8.25, 17.0]
-    assert found["seconds"] == 17.0
-    assert found["evaluations"][0]["seconds"] == 5.5
-    assert found["events"][0]["seconds"] == 8.25
+    assert found["points"]["seconds"] == [1.0, 3.0, None, 8.0]
+    assert found["seconds"] == 8.0
+    assert found["evaluations"][0]["seconds"] == 3.0
+    assert found["events"][0]["seconds"] == 8.0
 
 
 def test_losses_to_compare_with_are_both_there_or_none(tmp_path):
@@ -139,6 +147,14 @@ def test_changes_along_a_run_are_events(tmp_path):
     assert events_of(data) == [*at_two, (1, "lr 0.1 → 0.2")]
     assert [event["tokens"] for event in data["runs"][0]["events"]] == [20, 20, 20, 10]
     assert any("step 3 of 8" in line for line in data["warnings"])
+
+
+def test_a_run_by_time_has_no_number_of_steps_to_reach(tmp_path):
+    for seconds, left_out in ((5.0, True), (None, False)):
+        about = {"config": {"steps": None}, "resolved": {"steps": 1_000_000, "seconds": seconds}}
+        data = page(write(tmp_path / str(seconds), [step(137, 3.0)], about))
+        assert left_out == ("1,000,000" not in " ".join(data["warnings"]))
+        assert left_out == ("steps, in effect" not in [row["name"] for row in data["options"]])
 
 
 def test_a_change_at_a_resume_is_said_once(finished, dataset, tmp_path):

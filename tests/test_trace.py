@@ -299,7 +299,9 @@ def test_texts_under_urls_are_traced(bucket, tmp_path, vocab):
 def log(folder, *entries):
     folder.mkdir(exist_ok=True)
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-    (folder / "log.jsonl").write_bytes(lines.encode() + b'[1]\n\xff\n{"step": 9')  # power and process failed
+    (folder / "log.jsonl").write_bytes(
+        lines.encode() + b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"step": 9'
+    )  # power and process failed
     return folder
 
 

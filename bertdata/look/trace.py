@@ -27,6 +27,7 @@ from bertdata.format.arrays import open_array
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
 from bertdata.format.origins import DTYPE, Record, array_name
+from bertdata.look.entries import entry_of
 from bertdata.read.loader import Loader
 from bertdata.read.mix import Mix
 from bertdata.sources.blocks import source_of
@@ -127,7 +128,7 @@ def _saved(run: Path) -> list[str]:
         newest = max(path for path in run.glob("step-*") if (path / "trainer.json").is_file())
         state = json.loads((newest / "trainer.json").read_bytes())
         return [json.dumps(entry) for entry in [*state["read"], {"step": state["step"]}]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
@@ -148,11 +149,8 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
             given=run,
         ) from None
     for line in [*saved, *lines]:
-        try:
-            entry = json.loads(line)
-        except ValueError:  # cut off as the process died
-            continue
-        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        entry = entry_of(line)
+        if entry is None:
             continue
         last = max(last, entry["step"])
         stream = entry.get("stream")

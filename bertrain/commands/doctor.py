@@ -104,9 +104,10 @@ def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str
     """The checks of what a run reads, but of its masks."""
     loader, plan = batches.loader, batches.plan
     steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
-    epochs = plan.samples() / loader.num_samples
     sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, {steps}"
-    yield "samples", (PASS, sizes + ("" if plan.seconds else f", {epochs:.2g} epochs"))
+    if plan.seconds is None and len(plan.phases) == 1:  # bertrain plan has the epochs of each phase
+        sizes += f", {plan.samples() / loader.num_samples:.2g} epochs"
+    yield "samples", (PASS, sizes)
     for line in plan.describe():
         yield "phase", (PASS, line)
     for line in batches.shares():
@@ -117,7 +118,7 @@ def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str
             f"{facts['pad_share']:.0%} of all tokens are padding and {facts['crop_share']:.0%} of the text is cut off"
         )
         yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
-    yield "batch", _batch(config, plan, nproc)
+    yield "batch", _batch(plan, nproc)
     first = [warning for warning in plan.warnings if "warmup" in warning]
     curve = plan.phases[0].rate
     share = f"{curve.warmup_steps:,} of {curve.steps:,} steps"
@@ -141,7 +142,7 @@ def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset,
     )
 
 
-def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
+def _batch(plan: Plan, nproc: int) -> Finding:
     ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
     shape = f"{plan.phases[0].rows} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
     others = [warning for warning in plan.warnings if "warmup" not in warning]
@@ -236,13 +237,9 @@ def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
     directory = _existing(Path(config.out))
-    mean = 4 * bool(config.average)  # bytes a parameter; the end of a run writes it as a model, too
-    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + 1) + mean * parameters
+    names, needed = checkpoint.needed_space(config, parameters, trained)
     free = shutil.disk_usage(directory).free
-    estimate = (
-        f"{counted(config.keep, 'checkpoint')} and one being written need {needed / 1e9:.1f} GB; "
-        f"{free / 1e9:.1f} GB are free"
-    )
+    estimate = f"{names} need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 

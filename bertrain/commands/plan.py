@@ -14,6 +14,7 @@ from bertdata.cli import one_sentence
 from bertdata.errors import BertdataError, counted
 from bertrain.methods import methods_of, not_counted
 from bertrain.models import build
+from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.options.flags import command
 from bertrain.run import assemble, checkpoint
@@ -79,20 +80,22 @@ def _total(plan: Plan) -> str:
 
 
 def _disk(config: Config, batches: Batches) -> str:
-    """The size of the checkpoints that stay: weights, and two moments of each, in float32."""
-    shards = next(iter(batches.datasets.values()))
+    """The size of the checkpoints that stay."""
+    shards, methods = next(iter(batches.datasets.values())), methods_of(config)
     try:
         with torch.device("meta"):  # no memory, and no weights
             start = checkpoint.resolved(config.branch or config.init, "branch" if config.branch else "init")
             name, nsp = start or config.model, "nsp" in assemble.objectives(config)
             weights, _ = build.build(name, shards.special_tokens, length=config.longest, seed=0, nsp=nsp)
-    except BertdataError as error:
+            for method in methods:
+                method.change_model(weights, config, None)
+    except (BertdataError, RuntimeError) as error:  # torch's own, of a method that computes with weights
         return f"disk: not known, as the model cannot be made here ({error})"
-    parameters = sum(parameter.numel() for parameter in weights.parameters())
-    needed = 12 * parameters * (config.keep + 1)
-    return f"disk: {parameters:,} parameters; {counted(config.keep, 'checkpoint')} and one being written take " + (
-        f"{needed / 1e9:.1f} GB{not_counted(methods_of(config), saved=True)}"
-    )
+    sizes = {name: tensor.numel() for name, tensor in weights.named_parameters() if tensor.requires_grad}
+    frozen = sum(row["parameters"] for row in optimizers.scaled_rates(sizes, config) if row["factor"] == 0)
+    parameters = sum(tensor.numel() for tensor in weights.parameters())
+    names, needed = checkpoint.needed_space(config, parameters, sum(sizes.values()) - frozen)
+    return f"disk: {parameters:,} parameters; {names} take {needed / 1e9:.1f} GB{not_counted(methods, saved=True)}"
 
 
 main = command(plan, example="bertrain plan --config run.toml", names_out=False)

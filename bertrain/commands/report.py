@@ -19,6 +19,7 @@ import numpy as np
 
 from bertdata.errors import UsageError
 from bertdata.look import page
+from bertdata.look.entries import entry_of
 
 _NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
 _POINTS = 1000  # entries of a run that are drawn
@@ -26,6 +27,7 @@ _EVALUATIONS = 400  # that are drawn, over all runs
 _PREDICTIONS = 200  # evaluations whose predictions are shown, over all runs
 _TEXT = 200  # characters of a value that are shown
 _AXES = ("step", "tokens", "seconds")
+_CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # what the time of a run went to, in all its processes
 _WAITING = 0.1  # share of the time, for data
 _RISE = 0.02  # nats
 _COVERED = {"mlm_probability": "probability", "masking": "policy"}  # options by their name in a stream, if it differs
@@ -77,14 +79,7 @@ def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
             f"{run} is not a run: its log.jsonl cannot be read ({error.strerror}); give the --out of bertrain pretrain"
         )
         raise UsageError(sentence, "not-a-run", option="runs", given=str(run)) from None
-    log = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-            log.append(entry)
+    log = [entry for line in lines if (entry := entry_of(line)) is not None]
     return log, len(lines) - len(log)
 
 
@@ -103,7 +98,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     (around, target, predicted). events: what changed, and when.
     """
     log, num_left_out = entries(path)
-    steps = _timed([entry for entry in log if "lr" in entry])
+    steps = [_timed(entry) for entry in log if "lr" in entry]
     if not steps:
         sentence = f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps"
         raise UsageError(sentence, "empty", option="runs", given=str(path))
@@ -138,23 +133,23 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
         "reference": _reference(resolved),
         "tokenizer": _tokenizer(path),
         "uniform": _reference(resolved).get("uniform"),
-        "clock": {
-            name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name)))
-            for name in ("trained_s", "compiled_s", "evaluated_s", "waited_s")
-        },
+        "clock": {name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name))) for name in _CLOCK},
         "options": _flat({"config": about.get("config", {}), "resolved": resolved}),
         "warnings": list(_warnings(steps, evaluations, about, num_left_out)),
     }
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """run.json, as far as it is there and complete."""
+    """run.json, as far as it is there and complete; without the number of steps of a run by time, which has none."""
     try:
         about = json.loads((path / "run.json").read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return {}
     about = about if isinstance(about, dict) else {}
-    return {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
+    about = {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
+    if about.get("resolved", {}).get("seconds"):  # a run by time, whose steps are only those of its schedule
+        about["resolved"].pop("steps", None)
+    return about
 
 
 def _finite(value: Any) -> float | int | None:
@@ -164,18 +159,10 @@ def _finite(value: Any) -> float | int | None:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def _timed(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with the seconds since the run began, as `seconds` of the log begin at 0 again in a resumed process."""
-    before = last = 0.0  # seconds of earlier processes, and in this one
-    timed = []
-    for entry in steps:
-        seconds = _finite(entry.get("seconds"))
-        if seconds is not None:
-            before += last if seconds < last else 0.0
-            last = seconds
-            entry = entry | {"seconds": before + seconds}
-        timed.append(entry)
-    return timed
+def _timed(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with the seconds since the run began, as `seconds` of the log begin at 0 again in a resumed process."""
+    parts = [_finite(entry.get(name)) for name in _CLOCK]
+    return entry | {"seconds": None if None in parts else sum(part or 0 for part in parts)}
 
 
 def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
@@ -290,7 +277,7 @@ def _warnings(
     elif best and last is not None and last > best["loss"] + _RISE:
         yield f"the validation loss rose from {best['loss']:.4f} at step {best['step']:,} to {last:.4f} at the end."
     planned = about.get("resolved", {}).get("steps")
-    if isinstance(planned, int) and steps[-1]["step"] < planned and not about.get("config", {}).get("budget"):
+    if isinstance(planned, int) and steps[-1]["step"] < planned:
         yield f"it is at step {steps[-1]['step']:,} of {planned:,}."
     waiting = _median(steps, "data_wait")
     if waiting and waiting > _WAITING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, InitVar, dataclass, fields
@@ -274,12 +275,13 @@ class Config(Options):
     def differing(self) -> dict[str, Any]:
         """Options, as the command line has them, that have another value than the default.
 
-        Without those of records, and without the directories of paths, which are nobody else's business.
+        Without those of records, and with the last name alone of what is a path here: the directories are nobody
+        else's business.
         """
         flat, options = self.flat(), all_options()
         found = {name: value for name, value in flat.items() if value != options[name].default}
         return {
-            flag(name): Path(value).name if Path(str(value)).is_absolute() else value
+            flag(name): _without_directories(value)
             for name, value in found.items()
             if options[name].metadata.get("group") != CHECKPOINTS and name not in ("data", "phase")
         }
@@ -450,6 +452,12 @@ def all_options() -> dict[str, Field[Any]]:
                 raise UsageError(sentence, "bad-entry", option=each.name, given=name)
             found[each.name] = each
     return found
+
+
+def _without_directories(value: Any) -> Any:
+    """The last name of a path: of one that is there, or begins at the root. Any other value as it is."""
+    is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
+    return Path(value).name or value if is_path else value
 
 
 def _is_set(config: Config, name: str) -> bool:

@@ -93,7 +93,8 @@ def content(
 def _told(part: str | Mapping[str, Any]) -> str:
     if isinstance(part, str):
         return part
-    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in part.items())
+    rows = ((name, str(value).replace("|", "\\|")) for name, value in part.items())  # a plain | would end its cell
+    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
 
 
 def _digest(text: str) -> str:

@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.errors import BuildError, DatasetError, UsageError, counted
 from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
@@ -222,6 +222,19 @@ def _stays(path: Path) -> bool:
         return False
     except (OSError, DatasetError):
         return True
+
+
+def needed_space(config: Config, parameters: int, trained: int) -> tuple[str, int]:
+    """The checkpoints that a run may have at one time, for people, and how many bytes they take at most.
+
+    parameters, trained: of the model, all and those that are trained. Each checkpoint has the weights, and two moments
+    and a mean (--average) of what is trained; the end of a run writes the mean as a model, too.
+    """
+    mean = 4 if config.average else 0  # bytes a parameter
+    milestones = sum(map(len, config.milestones.values()))
+    names = [counted(config.keep, "checkpoint")] + [counted(milestones, "milestone")] * bool(milestones)
+    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + milestones + 1) + mean * parameters
+    return f"{', '.join(names)} and one being written", needed
 
 
 def versions() -> dict[str, str]:

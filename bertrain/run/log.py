@@ -15,20 +15,12 @@ import torch
 
 from bertdata import Dataset
 from bertdata.files import make_directory, write_file
+from bertdata.look.entries import entry_of
 from bertrain.objectives.losses import LossSum
 from bertrain.runtime.dist import World
 
 Sources = Sequence[tuple[Dataset, float]]
 """The datasets of --data, with their weights."""
-
-
-def _entry(line: str) -> dict[str, Any] | None:
-    """A line of log.jsonl; None if it is not an object with a step."""
-    try:
-        entry = json.loads(line)
-        return entry if isinstance(entry["step"], int) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 class Log:
@@ -49,7 +41,7 @@ class Log:
         if path.exists():
             lines = path.read_text(errors="replace").splitlines()
             for number, line in enumerate(lines, 1):
-                if (entry := _entry(line)) is None:
+                if (entry := entry_of(line)) is None:
                     self.bad_lines += [number] * (number < len(lines))
                     continue
                 if entry["step"] + ("change" in entry) > after_step:  # a change at a border is after its step

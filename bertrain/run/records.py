@@ -202,6 +202,8 @@ class Records:
         total = sum(weight for _, weight in run.batches.sources)
         is_mean = name.startswith(checkpoint.AVERAGE)
         is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
+        names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
+        phases = run.plan.describe(names)
         size = "" if is_frozen else f" with {run.training.num_parameters():,} parameters"
         mean = "; the weights are the mean of the last ones of the run" * is_mean
         return card.content(
@@ -222,7 +224,7 @@ class Records:
                     "processes": f"{run.ranks.world_size} on {run.ranks.device.type}, {run.training.precision}",
                     "bertrain": bertdata.__version__,
                 },
-                **({"Phases": "\n".join(f"- {line}" for line in phases)} if (phases := run.plan.describe()) else {}),
+                **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
                 "Options that differ from the defaults": run.config.differing(),
                 "Loss": self._losses("average_" if is_mean else "validation_"),
             },
@@ -234,14 +236,19 @@ class Records:
         loss = evaluation.get(f"{kind}loss")
         if loss is None:
             return "No validation loss had been measured when this checkpoint was written."
+        rows = f"at most {EVALUATED_SAMPLES:,} rows of the validation split"
+        if "validation_length" in evaluation:  # which logs of earlier versions lack
+            rows = (
+                f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the validation "
+                f"split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, in "
+                f"{evaluation['validation_precision']}"
+            )
         return {
             "validation loss": f"{loss:.4f} nats a token",
             "guessing by frequency alone, on the train split": f"{run.watch.reference['unigram']:.4f} nats a token",
             "right": f"{evaluation[f'{kind}accuracy']:.2%}",
             "after step": f"{evaluation['step']:,}",
-            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {run.loader.length} tokens of the validation split, "
-            f"{run.config.eval_masking:.0%} of them masked, whatever the share in training, "
-            f"in {run.training.eval_precision}",
+            "measured on": rows,
         }
 
     def _renew_cards(self) -> None:

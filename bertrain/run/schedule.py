@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bertdata.errors import counted
@@ -44,17 +44,18 @@ class Plan:
         size = max(1, min(share, self.micro_batch_size * min(first, length) // length))
         return size, -(-share // size)
 
-    def describe(self) -> list[str]:
-        """A line for each phase; none for a run of one."""
-        return [self.line(phase) for phase in self.phases] if len(self.phases) > 1 else []
+    def describe(self, names: Mapping[str, str] | None = None) -> list[str]:
+        """A line for each phase; none for a run of one. names: as `line` has them."""
+        return [self.line(phase, names) for phase in self.phases] if len(self.phases) > 1 else []
 
-    def line(self, phase: Phase) -> str:
-        """What holds in a phase, for people."""
+    def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
+        """What holds in a phase, for people. names: of the datasets by their paths; the paths themselves without."""
         if self.seconds is None:
             where = f"steps {phase.start:,} to {phase.stop:,}"
         else:
             where = f"{phase.start / self.steps:.0%} to {phase.stop / self.steps:.0%} of the time"
-        data = ", ".join(f"{path} {weight:g}" if len(phase.sources) > 1 else path for path, weight in phase.sources)
+        sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
+        data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
         ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
         bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
         more = "".join(f", {name} {value}" for name, value in phase.methods.items() if value is not None)

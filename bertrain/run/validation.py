@@ -57,7 +57,9 @@ class Validation:
             (row,) = samples(run.learner, shards, run.ranks.device, rows=1, best=1, **self._options)
             shown = [(around, target, best) for around, target, (best,) in row.masked]
             run.clock.lap("evaluated")
-            run.watch.evaluation(run.step, result, shown, seconds=run.clock.seconds["evaluated"] - before)
+            run.watch.evaluation(
+                run.step, result | self._measured, shown, seconds=run.clock.seconds["evaluated"] - before
+            )
 
         run.ranks.on_first(show)
         run.clock.lap("evaluated")
@@ -86,6 +88,16 @@ class Validation:
         """Which rows are evaluated, and how they are masked."""
         masking = replace(MASKING, probability=self._run.config.eval_masking)
         return {"split": "validation", "length": self._run.loader.length, "masking": masking}
+
+    @property
+    def _measured(self) -> dict[str, Any]:
+        """What a card says of the rows: their length, the share that is masked, and the number format."""
+        run = self._run
+        return {
+            "length": run.loader.length,
+            "masking": run.config.eval_masking,
+            "precision": run.training.eval_precision,
+        }
 
     @property
     def _limits(self) -> dict[str, Any]:

@@ -255,10 +255,14 @@ class Watch(contextlib.ExitStack):
     def evaluation(
         self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float
     ) -> None:
-        """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took."""
+        """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took.
+
+        result: of `evaluate`, with the length, masking and precision of its rows.
+        """
         if not self.is_first:
             return
-        entry = {"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        names = ("loss", "accuracy", "targets", "length", "masking", "precision")
+        entry = {"step": step} | {f"validation_{name}": result[name] for name in names}
         entry |= {name: value for name, value in result.items() if name.startswith("average_")}
         by_source = result.get("sources", {})
         if by_source:
