@@ -114,7 +114,7 @@ class Space:
             if numbers[-1] != most:
                 sentence = f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}"
                 raise UsageError(sentence, "out-of-range", option="elastic", given=text)
-            self.values = self.values._replace(**{name: numbers})
+            self.values = self.values._replace(**{name: list(numbers)})
         heads = self.values.heads
         self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
         for width in self.values.width:
@@ -145,9 +145,9 @@ class Space:
         return self[key(seed, "subnet", step, index) % len(self)]
 
 
-def _ranges(text: str) -> dict[str, list[int]]:
+def _ranges(text: str) -> dict[str, range]:
     """--elastic by name, in its order. Raises UsageError for what is no range, or names no size."""
-    ranges: dict[str, list[int]] = {}
+    ranges: dict[str, range] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
         if not match or match[1] not in Sizes._fields or match[1] in ranges:
@@ -162,7 +162,7 @@ def _ranges(text: str) -> dict[str, list[int]]:
                 f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
             )
             raise UsageError(sentence, "malformed", option="elastic", given=text)
-        ranges[match[1]] = list(range(first, last + 1, step))
+        ranges[match[1]] = range(first, last + 1, step)
     return ranges
 
 
