@@ -610,10 +610,11 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path):
-    common = arguments(bert_run, tmp_path, "--text", "7", "--out", tmp_path / "out")
+@pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
+def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
+    common = arguments(bert_run, tmp_path, *wrong, "--out", tmp_path / "out")
     _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
-    assert err.count("'7'") == 1, err
+    assert err.count("Error: ") == 1, err
 
 
 def test_the_page_names_every_task():
