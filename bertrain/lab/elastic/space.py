@@ -26,6 +26,7 @@ from bertdata import key
 from bertdata.errors import UsageError, counted
 from bertrain.lab import growth as grow
 from bertrain.models.families import FUSED
+from bertrain.options.fields import flag
 
 HEADS = {"bert": "any", "modernbert": "same"}  # rotary positions turn pairs of a head's dimensions
 """How wide heads of a sub-network are, by type of model: at most the model's, or the same. Others have none."""
@@ -68,15 +69,11 @@ def check(config: PreTrainedConfig, sizes: Sizes) -> None:
     """Raises UsageError for sizes that no sub-network of a model has."""
     for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
         if not 1 <= size <= most:
-            sentence = f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}"
+            sentence = f"{flag(name)} is {size}, and the model has {most}; give 1 to {most}"
             raise UsageError(sentence, "out-of-range", option=name, given=size)
     if not _heads_fit(config, sizes.width, sizes.heads):
         sentence = f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others"
         raise UsageError(sentence, "conflict", option="heads", given=sizes.heads)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _head_width(config: PreTrainedConfig) -> int:
