@@ -119,3 +119,7 @@ def test_evaluate_prints_each_round(dataset, run):
     first, *_, last = (line for line in shown.splitlines() if "  round " in line.split(":")[0] + ":")
     assert "[MASK]" in first
     assert "[MASK]" not in last
+    samples = bertdata.Loader(dataset, length=32, split="validation").num_samples
+    shown = succeeds(evaluate.main, *arguments[:-1], samples + 9).stdout
+    assert f"sample {samples} of {samples}:" in shown
+    assert shown.count("  round 0: ") == samples

@@ -197,7 +197,7 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
 
 def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
     for kind, error, *texts in (
-        ("bert", "out-of-range", "layers=1:2"),
+        ("bert", "out-of-range", "layers=1:2", f"width=1:{10**18}"),
         ("bert", "malformed", "width=10:32:8", "depth=1:3", "layers=1:3,layers=2:3", "layers=1:3,"),
         ("bert", "conflict", "heads=3:4,width=14:32:18", "heads=2:4,width=30:32"),
         ("modernbert", "conflict", "width=16:32:8"),

@@ -295,5 +295,8 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
         assert around.count(">") == around.count("<")
         assert "Ġ" not in line + around
     assert sum(block.count(">") - 1 for block in blocks) >= len(predicted)
+    options["rows"] = 1000
+    validation = bertdata.Loader(data, length=24, split="validation")
+    assert len(evaluation.samples(encoder, data, CPU, best=1, **options)) == validation.num_samples
     table = watch.table([("a >" + "b" * 90 + "< c", "b" * 30, "d")])
     assert [line.index(" | ") for line in table] == [76, 76]

@@ -183,6 +183,11 @@ def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, 
     assert phase.samples() == sum(rows)
 
 
+def test_the_rows_of_a_long_ramp_are_counted_without_a_list_of_its_steps():
+    (phase,) = resolve(Config.of(data="x", steps=10**15, global_batch_size="16..64"), SIZES)
+    assert phase.samples() == 40 * 10**15
+
+
 def test_a_phase_without_a_step_is_refused():
     for run in ({"steps": 3}, {"epochs": 0.001}):
         with refuses("out-of-range", "phase", given=2):

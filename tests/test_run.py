@@ -218,6 +218,11 @@ GROW, ELASTIC = {"phase": changing(0.5, layers=[1, None])}, {"elastic": "layers=
 HALVES = [{"share": 0.5}, {"share": 0.5}]
 REFUSED = [
     ("malformed", "budget", {"budget": "soon"}, {"budget": "0h"}),
+    ("out-of-range", "budget", {"budget": f"{10**320}s"}),
+    ("out-of-range", "epochs", {"epochs": 1e308}),
+    *(("out-of-range", name, {name: 10**400}, {"phase": [{name: 10**400}]}) for name in ("steps", "tokens")),
+    ("out-of-range", "share", {"phase": [{"share": 10**400}]}),
+    ("out-of-range", "time", {"phase": [{"time": f"{10**320}s"}]}),
     ("conflict", "steps", {"budget": "1h", "steps": 3}),
     ("conflict", "warmup_steps", {"budget": "1h", "warmup_steps": 10}),
     ("conflict", "warmup_steps", {"warmup": 0.1, "warmup_steps": 10}),

@@ -160,9 +160,11 @@ def test_labels_that_do_not_fit_are_named_by_line(tmp_path):
         several.numbers(examples)
     for cell in ("[a", "[" * 100_000):
         refused("multilabel", write(tmp_path / "b.tsv", "x\ta", f"y\t{cell}"), "bad-row", ", line 2")
-    examples, _ = task("regression").read(str(write(tmp_path / "c.tsv", "x\t1.5", "y\tnan")))
-    with refuses("bad-row", says="c.tsv, line 2"):
-        task("regression").numbers(examples)
+    rows = {"c.tsv": ("x\t1.5", "y\tnan"), "c.jsonl": ('{"0": "x", "n": 1}', f'{{"0": "y", "n": 1{"0" * 400}}}')}
+    for name, lines in rows.items():
+        examples, _ = task("regression").read(str(write(tmp_path / name, *lines)))
+        with refuses("bad-row", says=f"{name}, line 2"):
+            task("regression").numbers(examples)
     with refuses("empty"):
         several.learn(several.read(str(write(tmp_path / "d.tsv", "x\t", "y\t")))[0])
 
@@ -486,8 +488,9 @@ LATIN = b"river NN\nna\xefve NN\n"
 ASK = '{"question": %s, "choice": ["c", "d"], "answer": "c"}'
 C3 = ASK % '"b"'
 ANSWERS = (None, {"text": ["light"]}, ["light"], [{"answer_start": 6}], [{"answer_start": "6", "text": "light"}])
-ROWS = ('["b", "c"], "label": 2', '["b", "c"], "label": "d"', '["b"], "label": 0', '"b", "label": 0')
-PLACES = ({"span1_index": 2}, {"span2_index": -1}, {"span2_index": "x"})
+LABELS = ("2", '"d"', "1e999", "0.5")
+ROWS = (*(f'["b", "c"], "label": {label}' for label in LABELS), '["b"], "label": 0', '"b", "label": 0')
+PLACES = ({"span1_index": 2}, {"span2_index": -1}, {"span2_index": "x"}, {"span2_index": math.inf})
 BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ("token", "txt", "bad-row", ", line 2", "river NN\nlight\n"),
     ("token", "txt", "empty", "", "\n\n"),
@@ -515,7 +518,7 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
      *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES)),
     ("copa", "jsonl", "bad-row", ", line 1", copa(question="why"), copa(choice2=None), copa(label=2)),
     ("wic", "jsonl", "bad-row", ", line 1", wic(start1="0"), wic(end2=10), wic(start1=5)),
-    ("multirc", "jsonl", "bad-row", ", line 1", multirc("x"), '{"idx": 0, "passage": "a"}'),
+    ("multirc", "jsonl", "bad-row", ", line 1", *map(multirc, ("x", math.inf, 0.5)), '{"idx": 0, "passage": "a"}'),
 ]  # fmt: skip
 
 
@@ -607,10 +610,11 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path):
-    common = arguments(bert_run, tmp_path, "--text", "7", "--out", tmp_path / "out")
+@pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
+def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
+    common = arguments(bert_run, tmp_path, *wrong, "--out", tmp_path / "out")
     _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
-    assert err.count("'7'") == 1, err
+    assert err.count("Error: ") == 1, err
 
 
 def test_the_page_names_every_task():

@@ -49,6 +49,7 @@ def rounds_as_text(
 ) -> str:
     """The first rows that `evaluate` sees with half of their tokens hidden, and each round; >new< tokens."""
     batch = next(loader_for(encoder, shards, rows=rows, split=split, length=length, masking=HALF))
+    rows = len(batch.input_ids)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     tokenizer = load_tokenizer(str(shards.path))
     spelling = Spelling(tokenizer.files[TOKENIZER])

@@ -24,7 +24,6 @@ from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import build
 from bertrain.run import card, checkpoint
 
-NOT_COMPARED = ("_name_or_path", "transformers_version", "dtype")  # parts of a configuration that are not of the model
 NAMED = 3  # of the settings in which two models differ
 
 
@@ -68,7 +67,7 @@ def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, 
     if one["model_type"] != two["model_type"]:
         names = ["model_type"]
     else:
-        names = [name for name in sorted(one | two) if name not in NOT_COMPARED and one.get(name) != two.get(name)]
+        names = [name for name in sorted(one | two) if name not in build.OF_FILES and one.get(name) != two.get(name)]
     if names:
         differences = ", ".join(f"{name} ({one.get(name)} and {two.get(name)})" for name in names[:NAMED])
         sentence = f"the models of {first} and {directory} differ in {differences}; give checkpoints of the same model"

@@ -77,14 +77,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
 
     The caller is `alone` in the directory of the job. Raises UsageError if a seed there is of another one.
     """
-    if job.settings.lora and job.settings.from_scratch:
-        sentence = "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
-        raise UsageError(sentence, "conflict", option="from_scratch")
-    if job.settings.lora and job.settings.freeze:
-        sentence = "--freeze and --lora were given; --lora freezes the weights and trains an adapter, so give one"
-        raise UsageError(sentence, "conflict", option="freeze")
-    if job.settings.lora:
-        adapters.parse(job.settings.lora)  # refuses what is none
+    ranks.together(lambda: _check_settings(job.settings))
     start = ranks.from_first(lambda: checkpoint.resolved(job.start))
     work = ranks.together(lambda: _read(ranks, replace(job, start=start)))
     runs: list[dict[str, Any]] = []
@@ -96,6 +89,28 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
     result = {"checkpoint": start, "task": job.task, "seeds": job.seeds, **options, **_spreads(runs, job.held_out)}
     ranks.on_first(lambda: write_file(job.out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
+
+
+def _check_settings(settings: Settings) -> None:
+    """Raises UsageError for settings that do not go together."""
+    if settings.lora and settings.from_scratch:
+        sentence = "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
+        raise UsageError(sentence, "conflict", option="from_scratch")
+    if settings.lora and settings.freeze:
+        sentence = "--freeze and --lora were given; --lora freezes the weights and trains an adapter, so give one"
+        raise UsageError(sentence, "conflict", option="freeze")
+    if settings.lora:
+        adapters.parse(settings.lora)  # refuses what is none
+
+
+def _check_task(job: Job) -> None:
+    """Raises UsageError for a task that is unknown, or cannot have what is given."""
+    if not job.columns.separator:
+        sentence = "--separator is empty; give what stands between the labels of a text, such as a comma"
+        raise UsageError(sentence, "missing", option="separator")
+    if pick(TASKS, job.task, "--task", "docs/finetuning.md").taught is None and job.teacher:
+        sentence = f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {job.task}"
+        raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)
 
 
 def _read(ranks: World, job: Job) -> Work:
@@ -433,12 +448,6 @@ def main(*, start: str, out: str, seeds: int, task: str, teacher: str | None, as
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     columns = Columns(*(given.pop(name) for name in ("text", "other", "label", "separator")))
-    if not columns.separator:
-        sentence = "--separator is empty; give what stands between the labels of a text, such as a comma"
-        raise UsageError(sentence, "missing", option="separator")
-    if pick(TASKS, task, "--task", "docs/finetuning.md").taught is None and teacher:
-        sentence = f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
-        raise UsageError(sentence, "conflict", option="teacher", given=teacher)
     paths = {split: given.pop(split) for split in ("train", "dev", "test")}
     job = Job(
         start=start,
@@ -450,8 +459,10 @@ def main(*, start: str, out: str, seeds: int, task: str, teacher: str | None, as
         settings=Settings(**given),
         teacher=teacher,
     )
-    with world(PATIENCE) as ranks, alone(ranks, job.out):
-        result = tune(ranks, job)
+    with world(PATIENCE) as ranks:
+        ranks.together(lambda: _check_task(job))
+        with alone(ranks, job.out):
+            result = tune(ranks, job)
     if ranks.rank:
         return
     if as_json:

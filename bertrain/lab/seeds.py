@@ -17,6 +17,7 @@ import click
 from bertdata.errors import UsageError
 from bertdata.files import fsync_directory
 from bertrain.lab.tasks import Columns, Task
+from bertrain.options.fields import flag
 from bertrain.run import checkpoint
 
 SEED = "seed.json"
@@ -63,7 +64,7 @@ def made_of(job: Job, task: Task) -> dict[str, Any]:
     """All that decides what a seed becomes, by the names that messages give it. Of a content, its digest."""
     columns = job.columns._asdict()
     options = {"checkpoint": job.start, "task": job.task, **asdict(job.settings), **columns}
-    named: dict[str, Any] = {f"--{name.replace('_', '-')}": value for name, value in options.items() if name != "skip"}
+    named: dict[str, Any] = {flag(name): value for name, value in options.items() if name != "skip"}
     named |= {"the measure": task.main, "skipping of damaged rows": columns["skip"]}
     contents = {split: [Path(file) for file in task.files(path)] for split, path in job.files.items()}
     contents["checkpoint"] = _files_of_model(job.start)

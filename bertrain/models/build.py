@@ -109,14 +109,15 @@ def identity(name: str) -> str:
         return name
     try:
         values = json.loads(path.read_bytes())
-        content = {key: value for key, value in values.items() if key not in _OF_FILES}
+        content = {key: value for key, value in values.items() if key not in OF_FILES}
     except (ValueError, AttributeError, RecursionError):
         return name  # what reads it says what is wrong
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"a configuration of SHA-256 {digest[:16]}"
 
 
-_OF_FILES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # entries that are not of the model
+OF_FILES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Entries of a configuration that are not of the model."""
 
 
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:

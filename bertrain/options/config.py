@@ -45,6 +45,7 @@ DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
 RESERVED = {"recipe", "config", "file", "help", "nproc", "gpu", "methods", "is_part"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
+LONGEST = 1 << 62  # duration of a run, in any unit
 DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
@@ -329,6 +330,9 @@ class Config(Options):
         given = [f"{flag(name)} {getattr(self, name)}" for name in _TOTALS if getattr(self, name)]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
+        for name in _TOTALS:
+            if getattr(self, name):
+                _duration(name, getattr(self, name))  # refuses what is none
         units = {part.unit for part in self.parts}
         if units != {"share"} and (given or units & {"share", "time"} and len(units) > 1):
             sentence = (
@@ -491,6 +495,10 @@ def _duration(unit: str, given: Any) -> Fraction:
         examples = {"budget": "90s, 30m or 24h", "time": "90s, 30m or 24h", "tokens": "40M or 1.7T", "steps": "1000"}
         sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
         raise UsageError(sentence, "malformed", option=unit, given=given) from None
+    if number > LONGEST:
+        raise UsageError(
+            f"{unit} is above 2**62, longer than any run; give less", "out-of-range", option=unit, given=given
+        )
     return number
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bertdata.choices import MOST_ROWS
 
@@ -27,12 +27,21 @@ class Ramp(NamedTuple):
     def mean(self) -> Fraction:
         return Fraction(self.first + self.last, 2)
 
-    def at(self, step: Any, steps: int) -> Any:
-        """The rows of step number `step` of `steps`, an integer or an array of them."""
+    def at(self, step: int, steps: int) -> int:
+        """The rows of step number `step` of `steps`."""
+        unit, sizes = self._parts()
+        return self.first + unit * (step * sizes // steps)
+
+    def total(self, steps: int) -> int:
+        """The rows of all steps: of (step · sizes) // steps, the sum over `steps` steps has a closed form."""
+        unit, sizes = self._parts()
+        return self.first * steps + unit * (((sizes - 1) * (steps - 1) + math.gcd(sizes, steps) - 1) // 2)
+
+    def _parts(self) -> tuple[int, int]:
+        """What each number of rows adds to the one before it, below 0 for a ramp that falls; how many there are."""
         unit = math.gcd(self.first, self.last)
         sizes = abs(self.last - self.first) // unit + 1
-        done = unit * (step * sizes // steps)
-        return self.first + done if self.last > self.first else self.first - done
+        return unit if self.last > self.first else -unit, sizes
 
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"

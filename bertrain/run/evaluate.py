@@ -51,7 +51,7 @@ def evaluate(
     same result. autocast: makes the context of forward passes. interrupted: asked on all ranks after each batch; where
     it is true the result is None. progress: show a bar on rank 0.
     """
-    options: dict[str, Any] = {"split": split, "length": length, "masking": masking, "epochs": 1}
+    options: dict[str, Any] = {"split": split, "length": length, "masking": masking}
     options |= {"rank": ranks.rank, "world_size": ranks.world_size}
     loader = loader_for(encoder, shards, rows=ROWS * ranks.world_size, **options)
     predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
@@ -85,12 +85,12 @@ def evaluate(
 
 
 def loader_for(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, **options: Any) -> bertdata.Loader:
-    """The rows of a split as an encoder takes them, in an order and with masks that never change.
+    """The rows of a split, each once, as an encoder takes them, in an order and with masks that never change.
 
     options: further ones of bertdata.Loader.
     """
     kind = "packed" if encoder.isolate else "windows"
-    return bertdata.Loader(shards, global_batch_size=rows, seed=SEED, samples=kind, **options)
+    return bertdata.Loader(shards, global_batch_size=rows, seed=SEED, samples=kind, epochs=1, **options)
 
 
 def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 import bertdata
 from bertdata.errors import UsageError, counted
 from bertrain.methods import methods_of
@@ -93,9 +91,7 @@ class Phase:
 
     def samples(self) -> int:
         """The rows of all its steps, in a run by steps."""
-        if self.rows.first == self.rows.last:
-            return self.steps * self.rows.first
-        return int(self.rows.at(np.arange(self.steps), self.steps).sum())
+        return self.rows.total(self.steps)
 
 
 def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:

@@ -19,6 +19,7 @@ from bertdata.files import make_directory, write_file
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import spelled
 from bertrain.options.config import Config, all_options
+from bertrain.options.fields import flag
 from bertrain.run import checkpoint
 from bertrain.run.log import Log, Sources, reference_losses
 from bertrain.run.phases import Phase
@@ -171,7 +172,7 @@ class Watch(contextlib.ExitStack):
             if was[name] != value and name not in ("out", "resume")
         }
         for name, (was, value) in changes.items():
-            self.say(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}")
+            self.say(f"note: {flag(name)} was {was!r} and is {value!r} after step {step}")
         return [*history, {"after_step": step, "changed": changes}] if changes else history
 
     def _write_run_json(self) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from bertdata.errors import BertdataError, UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
-from bertrain.lab.distillation.options import DistillationOptions
+from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
@@ -24,9 +24,6 @@ from bertrain.options.config import Config
 from bertrain.options.fields import Excludes
 from bertrain.run import assemble, checkpoint
 from bertrain.run.batches import Batches
-
-OF_CACHE = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction")
-"""Options that a cache has one value of."""
 
 
 class Distillation(Method):
@@ -81,7 +78,7 @@ class Distillation(Method):
                 "logits"
             )
             raise UsageError(sentence, "needs-option", option="distil", given=self.options.distil)
-        for name in OF_CACHE:
+        for name in OF_ROWS:
             if len({getattr(part.options, name) for part in config.parts}) > 1:
                 sentence = (
                     f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "

@@ -97,7 +97,10 @@ class Distil(Objective):
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
         has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # rows without one, also a rank's filler row, add 0
         seen, filled = visible(piece, isolate=self.isolate)
-        row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
+        if self.method == "relations":
+            row_losses = self._relations(piece, seen, filled)
+        else:
+            row_losses = self._hidden(encoder, piece, seen, filled)
         self._taps.forget()
         loss = (row_losses * has_targets).sum()
         return LossSum(loss, torch.zeros_like(has_targets.sum()))
@@ -115,7 +118,7 @@ class Distil(Objective):
             best = logprobs.argmax(-1)
         return LossSum(self.temperature**2 * (losses * used).sum(), ((logits.argmax(-1) == best) & used).sum())
 
-    def _relations(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    def _relations(self, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
         """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):

@@ -10,6 +10,8 @@ from bertrain.options.fields import ABOVE_0, WEIGHT, Needs, Options, option
 
 KINDS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 TEACHER = Needs("a --teacher-cache or a --teacher", lambda options: bool(options.teacher or options.teacher_cache))
+OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
+"""Options of a student's run on which its rows and their masks depend, beside its data and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from bertdata.cli import SETTINGS, one_sentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
+from bertrain.lab.distillation.options import OF_ROWS
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
@@ -45,10 +46,6 @@ from bertrain.runtime.dist import World, world
 LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
 PROBE_BATCHES = 2  # timed for the estimate, after a first one that is not
-
-
-OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
-"""Options of a student's run on which its rows and their masks depend, beside its data and seed."""
 
 
 def _student(options: dict[str, Any], given: set[str]) -> Config:

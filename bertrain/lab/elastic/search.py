@@ -34,6 +34,7 @@ from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import trained_space
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
+from bertrain.options.fields import flag
 from bertrain.run import checkpoint
 from bertrain.run.evaluate import evaluate
 from bertrain.runtime.dist import World, world
@@ -397,7 +398,7 @@ def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_j
     for entry in best[:SHOWN]:
         sizes = "".join(f"{entry[name]:>14,}" for name in names)
         click.echo(f"{sizes}{entry['latency_ms']:>8.2f} ms{entry['loss']:>9.4f}{entry['accuracy']:>10.2%}")
-    sizes = " ".join(f"--{name.replace('_', '-')} {best[0][name]}" for name in names[:4])
+    sizes = " ".join(f"{flag(name)} {best[0][name]}" for name in names[:4])
     click.echo(f"{TRIALS} and {PICTURE} are in {out}; the best as a checkpoint:")
     click.echo(f"bertrain extract --checkpoint {facts['checkpoint']} {sizes} --out small/")
 

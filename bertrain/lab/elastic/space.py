@@ -26,6 +26,7 @@ from bertdata import key
 from bertdata.errors import UsageError, counted
 from bertrain.lab import growth as grow
 from bertrain.models.families import FUSED
+from bertrain.options.fields import flag
 
 HEADS = {"bert": "any", "modernbert": "same"}  # rotary positions turn pairs of a head's dimensions
 """How wide heads of a sub-network are, by type of model: at most the model's, or the same. Others have none."""
@@ -68,15 +69,11 @@ def check(config: PreTrainedConfig, sizes: Sizes) -> None:
     """Raises UsageError for sizes that no sub-network of a model has."""
     for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
         if not 1 <= size <= most:
-            sentence = f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}"
+            sentence = f"{flag(name)} is {size}, and the model has {most}; give 1 to {most}"
             raise UsageError(sentence, "out-of-range", option=name, given=size)
     if not _heads_fit(config, sizes.width, sizes.heads):
         sentence = f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others"
         raise UsageError(sentence, "conflict", option="heads", given=sizes.heads)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _head_width(config: PreTrainedConfig) -> int:
@@ -114,7 +111,7 @@ class Space:
             if numbers[-1] != most:
                 sentence = f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}"
                 raise UsageError(sentence, "out-of-range", option="elastic", given=text)
-            self.values = self.values._replace(**{name: numbers})
+            self.values = self.values._replace(**{name: list(numbers)})
         heads = self.values.heads
         self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
         for width in self.values.width:
@@ -145,9 +142,9 @@ class Space:
         return self[key(seed, "subnet", step, index) % len(self)]
 
 
-def _ranges(text: str) -> dict[str, list[int]]:
+def _ranges(text: str) -> dict[str, range]:
     """--elastic by name, in its order. Raises UsageError for what is no range, or names no size."""
-    ranges: dict[str, list[int]] = {}
+    ranges: dict[str, range] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
         if not match or match[1] not in Sizes._fields or match[1] in ranges:
@@ -162,7 +159,7 @@ def _ranges(text: str) -> dict[str, list[int]]:
                 f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
             )
             raise UsageError(sentence, "malformed", option="elastic", given=text)
-        ranges[match[1]] = list(range(first, last + 1, step))
+        ranges[match[1]] = range(first, last + 1, step)
     return ranges
 
 

@@ -28,6 +28,17 @@ class Data(NamedTuple):
     gold: Any  # what `score` compares answers with
 
 
+def whole(value: Any) -> int:
+    """An integer, also one that stands as text. Raises ValueError for any other value, such as 1.7 or infinity."""
+    try:
+        number = int(value)
+    except (TypeError, OverflowError):
+        raise ValueError("not an integer") from None
+    if not isinstance(value, str) and number != value:
+        raise ValueError("not an integer")
+    return number
+
+
 def left_out(path: str, count: int) -> list[str]:
     """The warning of rows that Columns.skip left out, if there are any."""
     if not count:

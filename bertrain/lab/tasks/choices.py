@@ -6,6 +6,7 @@ the highest score is the answer. So questions may have any number of choices, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain.commands import reading
 from bertrain.lab import tables
-from bertrain.lab.tasks.base import Data, Task, examples_of, left_out
+from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, whole
 
 
 class Question(NamedTuple):
@@ -91,23 +92,15 @@ def question_of(text: str, question: str, choices: Any, answer: Any, place: str)
         raise UsageError(
             f"{place}: a question needs a list of two choices or more, which are texts; correct the row", "bad-row"
         )
-    number = _int(answer)
-    if answer in choices:
-        number = choices.index(answer)
-    elif not 0 <= number < len(choices):
+    number = -1
+    with contextlib.suppress(ValueError):
+        number = choices.index(answer) if answer in choices else whole(answer)
+    if not 0 <= number < len(choices):
         raise UsageError(
             f"{place}: the answer {answer!r} is none of the {len(choices)} choices; give one, or its number from 0",
             "bad-row",
         )
     return Question(text, question, choices, number, place)
-
-
-def _int(value: Any) -> int:
-    """An integer, also one that stands as text; −1 for what is none."""
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return -1
 
 
 def _is_list(path: str) -> bool:

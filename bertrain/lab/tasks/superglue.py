@@ -10,7 +10,7 @@ import torch
 
 from bertdata.errors import UsageError
 from bertrain.lab import tables
-from bertrain.lab.tasks.base import Columns, Data, examples_of, left_out
+from bertrain.lab.tasks.base import Columns, Data, examples_of, left_out, whole
 from bertrain.lab.tasks.choices import Choices, Question, question_of
 from bertrain.lab.tasks.texts import Classification, Pairs
 
@@ -118,7 +118,7 @@ def _answers(passage: Any, place: str) -> Iterator[tuple[str, str, int, str]]:
         for number, asked in enumerate(passage["questions"], 1):
             for answer in asked["answers"]:
                 text = f"{asked['question']} {answer['text']}"
-                yield str(passage["text"]), text, int(answer["label"]), f"{place}, question {number}"
+                yield str(passage["text"]), text, whole(answer["label"]), f"{place}, question {number}"
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{place}: passage needs text and questions, each with question and answers, and these with text and "

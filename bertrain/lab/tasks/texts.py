@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out
+from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, whole
 
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
@@ -120,7 +120,7 @@ def _marked(text: str, target: Any, label: Any, place: str) -> tuple[str, Any, s
     Raises UsageError, naming the place, where noun or pronoun are not there.
     """
     try:
-        spans = [(str(target[f"{span}_text"]), int(target[f"{span}_index"])) for span in ("span1", "span2")]
+        spans = [(str(target[f"{span}_text"]), whole(target[f"{span}_index"])) for span in ("span1", "span2")]
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC", "bad-row"
@@ -161,7 +161,7 @@ class Regression(_Texts):
         for label, place in zip(examples.labels, examples.places, strict=True):
             try:
                 numbers.append(float(label))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 numbers.append(math.nan)
             if not math.isfinite(numbers[-1]):
                 raise UsageError(
