@@ -236,19 +236,14 @@ class Records:
         loss = evaluation.get(f"{kind}loss")
         if loss is None:
             return "No validation loss had been measured when this checkpoint was written."
-        rows = f"at most {EVALUATED_SAMPLES:,} rows of the validation split"
-        if "validation_length" in evaluation:  # which logs of earlier versions lack
-            rows = (
-                f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the validation "
-                f"split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, in "
-                f"{evaluation['validation_precision']}"
-            )
         return {
             "validation loss": f"{loss:.4f} nats a token",
             "guessing by frequency alone, on the train split": f"{run.watch.reference['unigram']:.4f} nats a token",
             "right": f"{evaluation[f'{kind}accuracy']:.2%}",
             "after step": f"{evaluation['step']:,}",
-            "measured on": rows,
+            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the "
+            f"validation split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, "
+            f"in {evaluation['validation_precision']}",
         }
 
     def _renew_cards(self) -> None:
