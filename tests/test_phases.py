@@ -188,6 +188,12 @@ def test_the_rows_of_a_long_ramp_are_counted_without_a_list_of_its_steps():
     assert phase.samples() == 40 * 10**15
 
 
+def test_rows_that_no_position_can_count_are_refused():
+    for run in ({"steps": 1 << 62}, {"epochs": 1e18}):
+        with refuses("out-of-range"):
+            resolve(Config.of(data="xxxx", **run), SIZES)
+
+
 def test_a_phase_without_a_step_is_refused():
     for run in ({"steps": 3}, {"epochs": 0.001}):
         with refuses("out-of-range", "phase", given=2):

@@ -18,7 +18,7 @@ import bertdata
 from bertdata.errors import UsageError, counted
 from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
-from bertrain.options.config import Config, Part, all_options
+from bertrain.options.config import LONGEST, Config, Part, all_options
 from bertrain.options.values import Ramp, exact
 
 TIMED = 1_000_000  # the scheduled steps of a run by time
@@ -128,6 +128,8 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
         )
         for number, part in enumerate(parts, 1)
     )
+    if not config.seconds and sum(phase.samples() for phase in phases) > LONGEST:
+        raise UsageError("the run has more than 2**62 rows, longer than any run; make it shorter", "out-of-range")
     _check_average(config, phases)
     return phases
 
