@@ -97,14 +97,6 @@ def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
         assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
 
 
-def test_a_card_of_a_log_of_an_earlier_version_says_less_of_the_rows(run):
-    lines = (run / "log.jsonl").read_text()
-    (run / "log.jsonl").write_text(re.sub(r'"validation_(length|masking|precision)": [^,]+, ', "", lines))
-    config = json.loads((run / "run.json").read_bytes())["config"]
-    pretrain(Config.of(**config | {"out": str(run), "steps": 8, "eval_every": 0}))
-    assert cells(run / "step-00000006")["measured on"] == "at most 2,048 rows of the validation split"
-
-
 def test_the_options_of_a_card_are_those_that_differ(trained):
     text = (trained / "step-00000004" / "README.md").read_text()
     given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", text, re.MULTILINE))
