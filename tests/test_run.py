@@ -222,6 +222,7 @@ REFUSED = [
     ("out-of-range", "epochs", {"epochs": 1e308}),
     *(("out-of-range", name, {name: 10**400}, {"phase": [{name: 10**400}]}) for name in ("steps", "tokens")),
     ("out-of-range", "share", {"phase": [{"share": 10**400}]}),
+    ("malformed", "epochs", {"phase": [{"epochs": "1e-999999999"}]}),
     ("out-of-range", "time", {"phase": [{"time": f"{10**320}s"}]}),
     ("conflict", "steps", {"budget": "1h", "steps": 3}),
     ("conflict", "warmup_steps", {"budget": "1h", "warmup_steps": 10}),

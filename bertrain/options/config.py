@@ -488,7 +488,10 @@ def _duration(unit: str, given: Any) -> Fraction:
         "tokens": values.amount,
     }
     try:
-        number = Fraction(parse.get(unit, str)(given))
+        text = parse.get(unit, str)(given)
+        if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # has a numerator of as many digits
+            raise ValueError
+        number = Fraction(text)
         if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
             raise ValueError
     except (ValueError, TypeError, ZeroDivisionError):
