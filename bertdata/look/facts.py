@@ -239,16 +239,10 @@ def special_ids_inside(counts: Mapping[str, Any]) -> str:
 def of_cache(path: str, *, to_json: bool) -> str:
     """All facts about a teacher cache, as JSON or as text for a terminal. Reads cache.json alone."""
     header = answers.TeacherCache(path).header
-    try:
+    try:  # fields that nothing else reads are not checked before
         about = _cache_facts(path, header)
         return as_json(about) if to_json else _cache_text(about)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-    ):  # of a field that only this command reads
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         raise damaged(path) from None
 
 

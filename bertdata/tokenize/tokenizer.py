@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,6 +69,16 @@ def _names(input_names: Any) -> tuple[str, ...]:
     return tuple(input_names)
 
 
+def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str | None) -> dict[str, str]:
+    """The roles of a vocabulary: as given, else by the usual spellings. unk: the unknown token of the model."""
+    names = {role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()}
+    if not given and names["cls"] is names["sep"] is None and vocabulary.keys() >= set(ESM_ROLES.values()):
+        names |= ESM_ROLES
+    names["unk"] = unk or names["unk"]
+    names |= given
+    return {role: name for role, name in names.items() if name in vocabulary}
+
+
 def _has_own_ids(added: list[dict[str, Any]] | None, tokenizer: tokenizers.Tokenizer) -> bool:
     """Whether a file gives its added tokens the ids that the library gives them, which counts on where it likes."""
     taken = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
@@ -120,14 +130,7 @@ class Tokenizer:
         vocabulary = _vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
-        names = {
-            role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()
-        }
-        if not roles and names["cls"] is names["sep"] is None and vocabulary.keys() >= set(ESM_ROLES.values()):
-            names |= ESM_ROLES
-        names["unk"] = getattr(self._tokenizer.model, "unk_token", None) or names["unk"]
-        names |= roles or {}
-        self._roles = {role: name for role, name in names.items() if name in vocabulary}
+        self._roles = _roles_in(vocabulary, roles or {}, unk=getattr(self._tokenizer.model, "unk_token", None))
         spelled |= {vocabulary[name]: name for name in self._roles.values()}
         self.special = SpecialTokens(
             vocab_size=max(vocabulary.values()) + 1,

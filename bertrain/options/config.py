@@ -489,7 +489,7 @@ def _duration(unit: str, given: Any) -> Fraction:
     }
     try:
         text = parse.get(unit, str)(given)
-        if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # has a numerator of as many digits
+        if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # such a fraction has that many digits
             raise ValueError
         number = Fraction(text)
         if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
