@@ -74,6 +74,11 @@ def part(**options: Any) -> Any:
     return partial(_compiled, _Part, {"no_cpython_wrapper": True, **options})
 
 
+def inline() -> Any:
+    """As `jit`, for a small function that numba writes out where a kernel calls it."""
+    return jit(inline="always")
+
+
 class _Part(CPUDispatcher):
     """numba would let Python call what is not there, which ends the process."""
 

@@ -29,7 +29,8 @@ PACKAGES = {
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),
     "read": ("format tokenize",
-             "kernels order stream index windows pieces pairs samples source mix words masking loader"),
+             "kernels.__init__ kernels.draws kernels.order kernels.rows kernels.windows kernels.pieces kernels.pairs "
+             "kernels.masks order stream index windows pieces pairs samples source mix words masking loader"),
     "look": ("format sources tokenize read", "facts show entries trace page report bench"),
 }  # fmt: skip
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}

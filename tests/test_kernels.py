@@ -15,7 +15,9 @@ from reference import keys
 from bertdata import Loader
 from bertdata.bits import are_equal128, keep_masked, load64, store64
 from bertdata.choices import MASKING_POLICIES
-from bertdata.read import kernels, order
+from bertdata.read import order
+from bertdata.read.kernels import masks, pairs, pieces, rows, windows
+from bertdata.read.kernels import order as order_kernels
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import PADDING, _copy_line, _special64
 from bertdata.tokenize.kernels.bits import (
@@ -158,21 +160,21 @@ def test_windows_equal_their_reference(data):
     stream = list(range(7, 7 + starts[-1]))
     shards = [np.array(stream[a:b], dtype) for a, b in zip(starts, starts[1:], strict=False)]
     num_samples = -(-len(stream) // text_length)
-    rows = st.tuples(st.integers(0, 2**40), st.integers(0, num_samples - 1))
-    chosen = data.draw(st.lists(rows, max_size=6), "epochs and samples")
+    samples = st.tuples(st.integers(0, 2**40), st.integers(0, num_samples - 1))
+    chosen = data.draw(st.lists(samples, max_size=6), "epochs and samples")
     epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
 
-    spans = np.empty(len(chosen) * (min(len(sizes), text_length) + 1), kernels.SPAN)
+    spans = np.empty(len(chosen) * (min(len(sizes), text_length) + 1), rows.SPAN)
     text_places = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
-    table = tuple(kernels.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3))
-    frames = tuple(kernels.Frames(out[1:-1], text_places, spans))
+    table = tuple(rows.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3))
+    frames = tuple(rows.Frames(out[1:-1], text_places, spans))
     is_first = np.array(data.draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)), "first"), bool)
     which, others = np.flatnonzero(is_first), np.flatnonzero(~is_first)  # as rows of two sources
-    count = kernels.window_rows(which, epochs, ids, np.uint64(seed), table, frames, 0)
-    count = kernels.window_rows(others, epochs, ids, np.uint64(seed), table, frames, count)
-    largest, padding = kernels.fill_rows(frames, count, dtype(0), 1)
+    count = windows.window_rows(which, epochs, ids, np.uint64(seed), table, frames, 0)
+    count = windows.window_rows(others, epochs, ids, np.uint64(seed), table, frames, count)
+    largest, padding = rows.fill_rows(frames, count, dtype(0), 1)
 
     expected = []
     for epoch, sample_id in chosen:
@@ -375,6 +377,10 @@ def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path):
     dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
     for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
         Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
-    rows = {"fill_rows", "pack", "pair_rows", "piece_rows", "segment", "window_rows"}
-    for name in rows | {"mask", "permute", "permute_blocks"}:
-        assert getattr(kernels, name).nopython_signatures, name
+    used = {
+        order_kernels: ("permute", "permute_blocks"), rows: ("fill_rows",), windows: ("window_rows",),
+        pieces: ("pack", "piece_rows"), pairs: ("pair_rows", "segment"), masks: ("mask",),
+    }  # fmt: skip
+    for module, names in used.items():
+        for name in names:
+            assert getattr(module, name).nopython_signatures, name

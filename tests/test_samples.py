@@ -23,7 +23,9 @@ from bertdata.errors import BuildError, DatasetError
 from bertdata.format.arrays import array_path, digest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.read import index, kernels, order, pieces
+from bertdata.read import index, order, pieces
+from bertdata.read.kernels import pairs as pair_kernels
+from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import continuing_ids
 from bertdata.remote import stores
@@ -146,7 +148,7 @@ def test_pack_equals_its_reference(sizes, more):
     sizes = np.array(sizes, np.int64)
     row_of = np.empty(sizes.size, np.int64)
     order_of = np.argsort(-sizes, kind="stable")
-    count = kernels.pack(sizes, order_of, capacity, row_of)
+    count = piece_kernels.pack(sizes, order_of, capacity, row_of)
     expected = rows.best_fit(sizes.tolist(), capacity)
     assert count == len(expected)
     assert [sorted(row) for row in expected] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
@@ -408,9 +410,9 @@ def test_numbers_beyond_32_bits_are_no_small_ones(dataset):
         with refuses("damaged"):
             rows_of([(samples, Wanted(zero, zero, zero))])
     ends = frozen([sentence * (2**32 + 1) for sentence in range(21)])  # each sentence makes a pair with a random one
-    part = kernels.DocumentRange(frozen(ends[[0, -1]]), ends, 0, 0, 0, 1)
-    pairs, rules = np.zeros(20, kernels.PAIR), kernels.PairRules(29, np.uint64(0), np.uint64(0))
-    assert kernels.segment(part, rules, pairs, np.zeros(20, np.uint64)) == 20
+    part = pair_kernels.DocumentRange(frozen(ends[[0, -1]]), ends, 0, 0, 0, 1)
+    pairs, rules = np.zeros(20, pair_kernels.PAIR), pair_kernels.PairRules(29, np.uint64(0), np.uint64(0))
+    assert pair_kernels.segment(part, rules, pairs, np.zeros(20, np.uint64)) == 20
     assert pairs["a_start"].tolist() == ends[:-1].tolist()
 
 

@@ -9,7 +9,9 @@ from helpers import shard_of
 from reference import keys, rows
 
 import bertdata
-from bertdata.read import kernels, order
+from bertdata.read import order
+from bertdata.read.kernels import draws, pieces, windows
+from bertdata.read.kernels import rows as kernels
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
@@ -21,13 +23,13 @@ VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 
 def test_keys_and_draws():
     for x, mixed in VECTORS["mix"]:
-        assert keys.mix(x) == int(kernels.mix(np.uint64(x))) == mixed
+        assert keys.mix(x) == int(draws.mix(np.uint64(x))) == mixed
     for (seed, purpose, *words), value in VECTORS["key"]:
         assert keys.key(seed, purpose, *words) == bertdata.key(seed, purpose, *words) == value
     for k, i, value in VECTORS["draw"]:
-        assert keys.draw(k, i) == int(kernels.draw(np.uint64(k), np.uint64(i))) == value
+        assert keys.draw(k, i) == int(draws.draw(np.uint64(k), np.uint64(i))) == value
     for x, n, value in VECTORS["below"]:
-        assert keys.below(x, n) == int(kernels.below(np.uint64(x), np.uint64(n))) == value
+        assert keys.below(x, n) == int(draws.below(np.uint64(x), np.uint64(n))) == value
 
 
 @pytest.mark.parametrize("vector", VECTORS["permute"], ids=str)
@@ -65,7 +67,7 @@ def test_phases(vector):
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
     table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
     frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
-    kernels.window_rows(zero, zero + variant, zero, np.uint64(seed), tuple(table), tuple(frames), 0)
+    windows.window_rows(zero, zero + variant, zero, np.uint64(seed), tuple(table), tuple(frames), 0)
     assert frames.spans["start"][0] == frames.spans["address"][0] == phase
 
 
@@ -97,7 +99,7 @@ def test_masks(vector):
 def test_packing(vector):
     sizes, capacity = np.array(vector["sizes"]), vector["capacity"]
     row_of = np.empty(sizes.size, np.int64)
-    count = kernels.pack(sizes, np.argsort(-sizes, kind="stable"), capacity, row_of)
+    count = pieces.pack(sizes, np.argsort(-sizes, kind="stable"), capacity, row_of)
     assert rows.best_fit(vector["sizes"], capacity) == vector["rows"]
     assert [sorted(row) for row in vector["rows"]] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
 

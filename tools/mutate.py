@@ -37,20 +37,22 @@ ROOT = Path(__file__).parent.parent
 FAST, SLOW = "not slow and not gpu and not dry and not outside", "slow and not gpu"
 LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
-    "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
+    "bertdata/read/kernels": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
     "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
     "bertdata/tokenize/kernels": ["engine", "words", "tokens", "text", "kernels", "build"],
     "bertdata/write": ["kernels", "build", "import", "prepare"],
 }
 """Folder of kernels -> the files of their tests."""
+COMPILED = ("jit", "part", "inline")
+"""Decorators of functions that are compiled."""
 EQUIVALENT = {
     ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.int64(types.uint64), generate"):
         "the number is at most 64, and llvmlite has made a word of 64 bits of it, which it leaves as it is",
     ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.void(array, types.int64), generate"):
         "asking the processor to load other bytes early changes no value",
-    ("bertdata/read/kernels.py dtype: np.uint64 -> np.uint32", "LOW32 = np.uint64(0xFFFFFFFF)"):
+    ("bertdata/read/kernels/draws.py dtype: np.uint64 -> np.uint32", "LOW32 = np.uint64(0xFFFFFFFF)"):
         "it has 32 bits, and meets only numbers of 64, which decide the type",
-    ("bertdata/read/kernels.py dtype: np.int64 -> np.int32",
+    ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
      "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)"):
         "they hold places of one row",
     ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
@@ -92,7 +94,7 @@ EQUIVALENT = {
     ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
      "bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))"):
         "they are of some thousand runs",
-    ("bertdata/read/kernels.py bound: 1 -> 2", "block_start = np.int64(-(1 << 62))"):
+    ("bertdata/read/kernels/order.py bound: 1 -> 2", "block_start = np.int64(-(1 << 62))"):
         "that is as far from every position",
     ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
      "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))"):
@@ -200,7 +202,9 @@ def _is_text(node: ast.BinOp) -> bool:
 def lines_of_kernels(source: str) -> set[int]:
     """The lines of functions that are compiled."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    compiled = [node for node in functions if any("jit" in ast.unparse(item) for item in node.decorator_list)]
+    compiled = [
+        node for node in functions for item in node.decorator_list if ast.unparse(item).partition("(")[0] in COMPILED
+    ]
     return {line for node in compiled for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
 
 

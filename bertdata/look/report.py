@@ -21,7 +21,7 @@ from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import BertdataError
 from bertdata.format.dataset import Dataset
 from bertdata.look import facts, page, trace
-from bertdata.read import kernels
+from bertdata.read.kernels import pieces as kernels
 from bertdata.read.loader import Loader
 from bertdata.read.pieces import PACKED_TOGETHER
 from bertdata.tokenize.load import load

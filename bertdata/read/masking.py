@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import UsageError
-from bertdata.read import kernels
+from bertdata.read.kernels import masks as kernels
 from bertdata.types import Masking, SpecialTokens
 
 SPAN_END_PROBABILITY, MAX_SPAN_WORDS = 0.2, 10  # SpanBERT: after each word a span ends with this probability

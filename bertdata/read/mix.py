@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import UsageError
 from bertdata.format.dataset import Dataset
-from bertdata.read import kernels
+from bertdata.read.kernels import order as kernels
 
 Weight = int | float | str | Decimal | Fraction
 MAX_SUM = (1 << 31) - 1  # of the weights as whole numbers: kernels multiply two of them

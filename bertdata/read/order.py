@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.keys import key
-from bertdata.read import kernels
+from bertdata.read.kernels import order as kernels
 
 BLOCK_TOKENS = 1 << 19  # tokens of a block of samples: 1 MiB of uint16
 

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, damaged
-from bertdata.read import kernels
 from bertdata.read.index import Append, index_identity, open_index
+from bertdata.read.kernels import pairs as kernels
+from bertdata.read.kernels.rows import SPAN, Frames
 from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
 
 _FACTS_SAMPLES = 4096
@@ -73,7 +74,7 @@ class Pairs:
         """pad_share and crop_share are those of 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
         shape = chosen.size, self.stream.length
-        frames = kernels.Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], kernels.SPAN))
+        frames = Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], SPAN))
         wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
         num_spans, cropped = self._lay_out(wanted, tuple(frames), self.columns(chosen.size), 0)
         require_sound(num_spans)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, damaged
-from bertdata.read import kernels
 from bertdata.read.index import Append, index_identity, open_index
+from bertdata.read.kernels import pieces as kernels
 from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
 
 PACKED_TOGETHER = 1 << 19  # tokens: only pieces that begin in the same stretch of this length may share rows

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bertdata.errors import DatasetError, UsageError, damaged
 from bertdata.format.arrays import Unmapped, npy_header, pages_of
 from bertdata.format.dataset import Dataset
-from bertdata.read import kernels
+from bertdata.read.kernels import rows as kernels
 
 MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, then takes a second
 _DOCUMENTS_AT_ONCE = 1 << 16

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.read import kernels
+from bertdata.read.kernels import windows as kernels
 from bertdata.read.stream import Columns, TokenStream, Wanted
 
 

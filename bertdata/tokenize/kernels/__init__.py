@@ -1,6 +1,6 @@
 """The compiled loops that turn text into ids.
 
-The contract is that of read/kernels.py: Python validates the arguments and allocates the arrays, and a kernel never
+The contract is that of read/kernels/: Python validates the arguments and allocates the arrays, and a kernel never
 raises. A kernel that needs help returns a code that says which. Kernels take records of arrays (`Text`,
 `WordPieceTables`, ...). tests/ compares every kernel with the `tokenizers` library.
 

@@ -1,0 +1,54 @@
+"""Keys, and the random numbers that are drawn from them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import uint64
+
+from bertdata import keys
+from bertdata.jit import inline, part
+
+U0, U1, U2, U6, U32, U63 = (np.uint64(number) for number in (0, 1, 2, 6, 32, 63))
+LOW32 = np.uint64(0xFFFFFFFF)
+GOLDEN = np.uint64(keys.GOLDEN)
+
+
+@inline()
+def mix(x):
+    """The last step of SplitMix64: 64 bits → 64 bits, one to one."""
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@inline()
+def absorb(h, word):
+    """A key that has taken in one more word (docs/determinism.md)."""
+    return mix((h ^ word) + GOLDEN)
+
+
+@inline()
+def draw(key, index):
+    """64 random bits: number `index` of a key."""
+    return mix(key + (index + U1) * GOLDEN)
+
+
+@inline()
+def below(x, n):
+    """x scaled to [0, n): the high half of the 128-bit product x * n."""
+    x_lo, x_hi, n_lo, n_hi = x & LOW32, x >> U32, n & LOW32, n >> U32
+    cross = x_hi * n_lo + ((x_lo * n_lo) >> U32)
+    other = x_lo * n_hi + (cross & LOW32)
+    return x_hi * n_hi + (cross >> U32) + (other >> U32)
+
+
+@inline()
+def below32(x, n):
+    """The high half of x scaled to [0, n), for n up to 2**32."""
+    return ((x >> U32) * n) >> U32
+
+
+@part()
+def key3(seed, purpose, variant):
+    """key(seed, purpose, variant) of docs/determinism.md."""
+    return absorb(absorb(absorb(U0, seed), purpose), variant)

@@ -1,0 +1,159 @@
+"""Which sample comes at which position of the endless stream, and from which source of a mix."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import uint64
+
+from bertdata import keys
+from bertdata.jit import jit
+from bertdata.read.kernels.draws import U0, U1, U2, U32, U63, absorb, below32, draw, key3
+
+# The words of a key that say what it is for. "window" names groups of blocks: the word may not change any more.
+ORDER, BLOCKS, GROUP, MIX = (np.uint64(keys.purpose(name)) for name in ("order", "blocks", "window", "mix"))
+ROUNDS = 8
+GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 and a part
+MIX_BLOCK = 100  # positions of a mix that together have each source's share
+
+
+@jit()
+def num_bits(n):
+    """b such that 2**b is the smallest power of two that is at least n and at least 64."""
+    bits = uint64(6)
+    while bits < U63 and (n - U1) >> bits != U0:
+        bits += U1
+    return bits
+
+
+@jit()
+def permuted(key, n, bits, x):
+    """Where a keyed permutation of [0, n) takes x.
+
+    It is a Feistel network on numbers of `bits` bits, repeated until the result is below n.
+    """
+    lo = bits // U2
+    hi = bits - lo
+    lo_mask = (U1 << lo) - U1
+    while True:
+        left, right = x >> lo, x & lo_mask
+        for r in range(ROUNDS):
+            counter = uint64(r) << U32
+            if r & 1 == 0:
+                left ^= draw(key, counter + right) >> (uint64(64) - hi)
+            else:
+                right ^= draw(key, counter + left) >> (uint64(64) - lo)
+        x = (left << lo) | right
+        if x < n:
+            return x
+
+
+@jit()
+def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
+    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 45 ns a sample.
+
+    num_samples int64 [S]: of the epochs of each source. which int64 [B], bounds int64 [S + 1]: positions
+    which[bounds[s]] to which[bounds[s + 1] - 1] are of source s.
+    """
+    for s in range(num_samples.size):
+        size = num_samples[s]
+        n = uint64(size)
+        bits = num_bits(n)
+        epoch, start, key = np.int64(0), np.int64(0), key3(seed, ORDER, U0)
+        for i in which[bounds[s] : bounds[s + 1]]:
+            if not 0 <= positions[i] - start < size:
+                epoch = positions[i] // size
+                start, key = epoch * size, key3(seed, ORDER, uint64(epoch))
+            epochs[i] = epoch
+            sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - start)))
+
+
+@jit()
+def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sample_ids):
+    """As `permute`, for an order in blocks of `most` samples, or of all if a source has less; twice the cost.
+
+    Whole blocks are permuted. Each GROUP_BLOCKS of them that then follow one another are a group, and the samples of a
+    group are permuted.
+    """
+    for s in range(num_samples.size):
+        total, block = num_samples[s], min(most, num_samples[s])
+        num_blocks = total // block
+        group_samples = GROUP_BLOCKS * block
+        num_groups = max(1, num_blocks // GROUP_BLOCKS)
+        block_bits = num_bits(uint64(max(1, num_blocks)))
+        last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0
+        start, size, group_bits = np.int64(0), np.int64(1), U0
+        for i in which[bounds[s] : bounds[s + 1]]:
+            epoch = positions[i] // total
+            x = positions[i] - epoch * total
+            group = min(x // group_samples, num_groups - 1)
+            if epoch != last_epoch or group != last_group:
+                block_key = key3(seed, BLOCKS, uint64(epoch))
+                group_key = absorb(key3(seed, GROUP, uint64(epoch)), uint64(group))
+                start = group * group_samples
+                size = total - start if group == num_groups - 1 else group_samples
+                group_bits = num_bits(uint64(size))
+                last_epoch, last_group = epoch, group
+            y = np.int64(permuted(group_key, uint64(size), group_bits, uint64(x - start)))
+            epochs[i] = epoch
+            sample_ids[i] = start + y
+            if start + y < num_blocks * block:
+                number = uint64(group * GROUP_BLOCKS + y // block)
+                number = permuted(block_key, uint64(num_blocks), block_bits, number)
+                sample_ids[i] = np.int64(number) * block + y % block
+
+
+@jit()
+def counts_before(weights, block, counts):
+    """Writes how many samples of each source come before a block of a mix. weights, counts int64 [S].
+
+    The sum of the weights is below 2**31, so that nothing here overflows.
+    """
+    left, total = block * MIX_BLOCK, weights.sum()
+    for s in range(weights.size):
+        whole, part = left // total, left % total
+        counts[s] = whole * weights[s] + (2 * part * weights[s] + total) // (2 * total)
+        left -= counts[s]
+        total -= weights[s]
+
+
+@jit()
+def mix_sources(positions, weights, seed, sources, inner, which, bounds):
+    """Writes the source of each position of a mix, and which position of the source's own stream it is.
+
+    positions, sources, inner int64 [B]. which int64 [B] gets the rows of source 0, then those of source 1, and so on;
+    those of source s begin at bounds[s], int64 [S + 1]. 10 ns a position, if positions follow one another.
+    """
+    before, after = np.empty_like(weights), np.empty_like(weights)
+    # Zeros, because for a position that does not exist the counts may overflow, and entries are used as indices.
+    source_at, number_at = np.zeros(MIX_BLOCK, np.int64), np.empty(MIX_BLOCK, np.int64)
+    block_start = np.int64(-(1 << 62))
+    bounds[:] = 0
+    for i in range(positions.size):
+        if not 0 <= positions[i] - block_start < MIX_BLOCK:
+            block = positions[i] // MIX_BLOCK  # slow, so not for each position
+            block_start = block * MIX_BLOCK
+            counts_before(weights, block, before)
+            counts_before(weights, block + 1, after)
+            place = 0
+            for s in range(weights.size):
+                stop = place + after[s] - before[s]
+                source_at[place:stop] = s
+                place = stop
+            key = key3(seed, MIX, uint64(block))
+            bits = U0
+            for place in range(MIX_BLOCK - 1, 0, -1):
+                bits = bits << U32 if place & 1 == 0 else draw(key, uint64(place >> 1))
+                other = np.int64(below32(bits, uint64(place + 1)))
+                source_at[place], source_at[other] = source_at[other], source_at[place]
+            for place in range(MIX_BLOCK):
+                number_at[place] = before[source_at[place]]
+                before[source_at[place]] += 1
+        place = positions[i] - block_start
+        sources[i], inner[i] = source_at[place], number_at[place]
+        bounds[sources[i] + 1] += 1
+    for s in range(weights.size):
+        bounds[s + 1] += bounds[s]
+        before[s] = bounds[s]
+    for i in range(positions.size):
+        which[before[sources[i]]] = i
+        before[sources[i]] += 1

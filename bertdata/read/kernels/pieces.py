@@ -1,0 +1,106 @@
+"""Samples that are one or more pieces of documents."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import uint64
+
+from bertdata.bits import trailing_zeros
+from bertdata.jit import inline, jit
+from bertdata.read.kernels.draws import U1
+from bertdata.read.kernels.rows import Frames, TokenTable, add_piece
+
+
+def pack_pieces(starts, lengths):
+    """Pieces as an index stores them, uint64: where the first token is in the stream, then 16 bits of length."""
+    return (starts << 16 | lengths).astype(np.uint64)
+
+
+def piece_start(piece):
+    """Where a piece begins in the stream; piece is a number or an array, uint64."""
+    return piece >> np.uint64(16)
+
+
+def piece_length(piece):
+    """The tokens of a piece; piece is a number or an array, uint64."""
+    return piece & np.uint64(0xFFFF)
+
+
+_piece_start, _piece_length = inline()(piece_start), inline()(piece_length)
+
+
+@jit()
+def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, num_spans):
+    """Lays out rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
+
+    pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k holds pieces bounds[k] to bounds[k + 1]; if it is
+    empty, row k holds piece k. position_ids int64 [B, T], or [0, 0] if they are not wanted: they count from 0 in each
+    piece, and from 0 again in the padding. num_spans: as in Samples.lay_out; -1 if the index points out of its array.
+    """
+    table, frames = TokenTable(*table), Frames(*frames)
+    length = frames.ids.shape[1]
+    for b in which:
+        k = sample_ids[b]
+        if bounds.size:
+            first, stop = np.int64(bounds[k]), np.int64(bounds[k + 1])
+        else:
+            first, stop = k, k + 1
+        if not 0 <= first < stop <= pieces.size or num_spans + stop - first > frames.spans.size:
+            return -1
+        place = 0
+        for piece in pieces[first:stop]:
+            size = np.int64(_piece_length(piece))
+            if place + size + 2 > length:
+                return -1
+            start = np.int64(_piece_start(piece))
+            num_spans = add_piece(table, frames, num_spans, start, size, b, place + 1)
+            if num_spans < 0:
+                return -1
+            frames.ids[b, place] = table.cls
+            frames.ids[b, place + size + 1] = table.sep
+            if position_ids.size:
+                for t in range(size + 2):
+                    position_ids[b, place + t] = t
+            place += size + 2
+        frames.text_places[b] = place - 2
+        if position_ids.size:
+            for t in range(length - place):
+                position_ids[b, place + t] = t
+    return num_spans
+
+
+@jit()
+def pack(sizes, order, capacity, rows):
+    """Puts pieces into rows by best fit.
+
+    Pieces come in the order order[0], order[1], ... Each goes into the row with the least room that is enough; of
+    several such rows into the one that was changed last; if there is none, it begins a row.
+
+    sizes, order int64 [P]: places of each piece, at most `capacity`, and the order. rows int64 [P] gets the row of each
+    piece. Returns the number of rows. O(P · capacity / 64) at worst.
+    """
+    tops = np.full(capacity + 1, -1, np.int64)  # by room: the row on top of the stack of rows with that much room
+    under = np.empty(sizes.size, np.int64)  # by row: the row under it in its stack
+    with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: the stack of room r is not empty
+    num_rows = 0
+    for i in order:
+        room = sizes[i]
+        word = room >> 6
+        bits = with_room[word] >> uint64(room & 63) << uint64(room & 63)
+        while not bits and word + 1 < with_room.size:
+            word += 1
+            bits = with_room[word]
+        if bits:
+            room = (word << 6) + trailing_zeros(bits)
+            row = tops[room]
+            tops[room] = under[row]
+            if tops[room] < 0:
+                with_room[word] &= ~(U1 << uint64(room & 63))
+        else:
+            room, row = capacity, num_rows
+            num_rows += 1
+        rows[i] = row
+        room -= sizes[i]
+        under[row], tops[room] = tops[room], row
+        with_room[room >> 6] |= U1 << uint64(room & 63)
+    return num_rows
