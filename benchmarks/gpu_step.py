@@ -130,7 +130,7 @@ def measure(
     weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
     if way in ("compiled", "cudnn", "eager") and feed.has_kernel(device):
-        model.leave_out_masks(weights, in_windows=True)
+        attention.leave_out_masks(weights, in_windows=True)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "cudnn", "packed") and device.type == "cuda":

@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertdata import Loader
 from bertrain.methods import methods_of
-from bertrain.models import build
+from bertrain.models import attention
 from bertrain.models.families import PRESETS, preset
 from bertrain.options.config import Config
 from bertrain.run.training import Training
@@ -66,7 +66,7 @@ def fakes(monkeypatch, device):
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *arguments, **options: True)
     monkeypatch.setattr(feed, "has_kernel", lambda device: True)
-    monkeypatch.setattr(build, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
+    monkeypatch.setattr(attention, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     monkeypatch.setattr(torch.nn.Module, "to", moved)
     with FakeTensorMode(), Indexing() if device == GPU else contextlib.nullcontext():
         yield

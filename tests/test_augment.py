@@ -166,7 +166,7 @@ def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_pa
 
 def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_row(checkpoint, tmp_path, monkeypatch):
     longest = 24
-    monkeypatch.setattr(augment.build, "max_length", lambda config: longest)
+    monkeypatch.setattr(augment.checks, "max_length", lambda config: longest)
     file = write(tmp_path / "glove.txt", "rivers 1 2", "stones 2 1", "salty 1 1")
     for vectors in (None, augment.read_vectors(str(file))):
         made = proposer(checkpoint, most=2, vectors=vectors)

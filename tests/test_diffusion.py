@@ -9,7 +9,7 @@ from training import QUIET, assert_near, last_checkpoint, refused_run, run_of, t
 
 import bertdata
 from bertrain.commands import denoise, evaluate
-from bertrain.models import build
+from bertrain.models import pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -97,7 +97,7 @@ def plain_rounds(model, ids, hidden, number):
 
 
 def test_rounds_fill_in_the_surest_places_first(dataset, run):
-    encoder = Encoder(build.load(last_checkpoint(run))).eval()
+    encoder = Encoder(pretrained.load(last_checkpoint(run))).eval()
     batch = next(bertdata.Loader(dataset, length=32, masking=denoise.HALF, global_batch_size=3))
     piece = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     vocab_size = dataset.special_tokens.vocab_size

@@ -52,7 +52,7 @@ from bertdata.tokenize.load import load
 from bertrain.__main__ import main as bertrain_command
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes
-from bertrain.models import build, families
+from bertrain.models import families, pretrained
 from bertrain.options import flags
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
@@ -510,7 +510,7 @@ def _methods(names, said):
     merged, beside = (names[name].eval()(input_ids=tokens).logits for name in ("merged", "beside"))
     torch.testing.assert_close(merged, beside, rtol=0, atol=1e-6)
     assert Path("search/search.png").exists()
-    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)
+    assert elastic.sizes_of(pretrained.load(Path("small")).config) == Sizes(3, 192, 3, 512)
     rows = [tuple(line.split("\t")) for line in Path("radicals.tsv").read_text().splitlines()]
     assert rows == [*CHINESE, ("##好", "女")]
     assert "tokens have one of 8 radicals" in said
@@ -530,7 +530,7 @@ def _proteins(names, said):
     tokenizer = load("tok")
     assert tokenizer.special.roles() == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 32, "eos": 2}
     assert bertdata.open("shards").manifest.counts["special_ids_replaced"] == 0
-    assert build.load(Path(f"run/step-{STEPS:08d}")).config.token_dropout
+    assert pretrained.load(Path(f"run/step-{STEPS:08d}")).config.token_dropout
     genome = bertdata.open("genome")
     assert {load("genome").spell(int(number)) for number in genome.tokens("train", 0)} == {*"ACGTN", "[SEP]"}
 

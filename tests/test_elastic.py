@@ -40,7 +40,7 @@ from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import Elastic, _mean
 from bertrain.methods import methods_of
-from bertrain.models import build
+from bertrain.models import build, pretrained
 from bertrain.objectives.losses import LossSum
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint
@@ -227,7 +227,7 @@ def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_
 
 def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, trained, configs):
     resolved = json.loads((trained / "run.json").read_bytes())["resolved"]["elastic"]
-    model = build.load(trained / "step-00000006")
+    model = pretrained.load(trained / "step-00000006")
     least, most = (elastic.skeleton(model, sizes).num_parameters() for sizes in (Sizes(1, 16, 2, 16), WHOLE))
     assert resolved == {"number": 45, "in_a_step": 2, "least_parameters": least, "most_parameters": most}
     out = tmp_path / "run"
@@ -235,7 +235,7 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
     remove_after(out, 3)
     again = train(dataset.path, out, model=configs["bert"], **RUN)
     assert losses(again) == losses(entries(trained))
-    for name, tensor in build.load(out / "step-00000006").state_dict().items():
+    for name, tensor in pretrained.load(out / "step-00000006").state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     other = RUN | {"model": configs["bert"], "elastic": ""}
     refused_run(dataset.path, out, **other, kind="other-settings", option="elastic", says=SPACE)
@@ -288,7 +288,7 @@ def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp
     sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
     small = tmp_path / "small"
     assert succeeds("extract", "--checkpoint", trained, *sizes, "--out", small).stderr == ""
-    assert elastic.sizes_of(build.load(small).config) == (2, 24, 3, 32)
+    assert elastic.sizes_of(pretrained.load(small).config) == (2, 24, 3, 32)
     assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
     assert checkpoint.find(small) == small
     log = train(dataset.path, tmp_path / "on", init=str(small), steps=1, eval_every=0)

@@ -24,8 +24,8 @@ from bertrain.commands import doctor, evaluate
 from bertrain.lab import finetune, growth
 from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, readable
+from bertrain.models import attention, checks, encoder, isolation, pretrained
 from bertrain.models import build as models
-from bertrain.models import isolation
 from bertrain.models.families import FAMILIES, layers_of
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -108,7 +108,7 @@ def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
 
     weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, configure=configure)[0]
     if name == "bert":
-        models.recompute_activations(weights)
+        encoder.recompute_activations(weights)
     plain = learner(weights).train()
     _, piece = four_rows(dataset, 40, samples="documents")
     expected = plain(**piece)["mlm"]
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_one_of_transformers_and_a_run_resumes_to_the_same_bits(
     assert losses(again) == losses(entries(run_of(name)))
     assert (run / last.name / "model.safetensors").read_bytes() == (last / "model.safetensors").read_bytes()
     plain = AutoModelForMaskedLM.from_pretrained(last).eval()
-    ours = learner(models.load(last)).eval()
+    ours = learner(pretrained.load(last)).eval()
     _, piece = four_rows(dataset)
     with torch.no_grad():
         theirs = plain(input_ids=piece["input_ids"]).logits
@@ -157,7 +157,7 @@ def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset,
     rows = {key: piece[key] for key in ("input_ids", "attention_mask") if key in piece}
     assert ("attention_mask" in rows) == (samples == "documents")
     expected = weights(**rows).logits
-    models.leave_out_masks(weights, in_windows=True)
+    attention.leave_out_masks(weights, in_windows=True)
     torch.testing.assert_close(weights(**rows).logits, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -207,9 +207,9 @@ def test_activations_are_computed_again_or_refused(configs, dataset, name):
     plain = learner(copy.deepcopy(weights))(**piece)["mlm"].sum
     if name in ("albert", "mpnet", "squeezebert", "flaubert", "xlm", "ibert"):
         with refuses("unsupported", "gradient_checkpointing"):
-            models.recompute_activations(weights)
+            encoder.recompute_activations(weights)
         return
-    models.recompute_activations(weights)
+    encoder.recompute_activations(weights)
     again = learner(weights)(**piece)["mlm"].sum
     assert torch.equal(again, plain)
     again.backward()
@@ -219,7 +219,7 @@ def test_activations_are_computed_again_or_refused(configs, dataset, name):
 def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs, dataset, tmp_path, name, capfd):
     encoder = AutoModel.from_config(built(configs[name], dataset).config)
     encoder.save_pretrained(tmp_path)
-    weights, warnings = models.start_from(str(tmp_path), dataset, length=32)
+    weights, warnings = pretrained.start_from(str(tmp_path), dataset, length=32)
     assert weights.config.model_type == name
     assert warnings
     assert capfd.readouterr().err == ""  # transformers would print a table
@@ -227,9 +227,9 @@ def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs
     embeddings = next(number for number, value in state.items() if value.shape[0] == encoder.config.vocab_size)
     encoder.save_pretrained(tmp_path, state_dict={k: v for k, v in state.items() if k != embeddings})
     with refuses("weights-missing", "init", says=embeddings):
-        models.start_from(str(tmp_path), dataset, length=32)
+        pretrained.start_from(str(tmp_path), dataset, length=32)
     with refuses("weights-missing", error=DatasetError):
-        models.load(tmp_path)
+        pretrained.load(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -421,20 +421,20 @@ def test_a_model_is_tried_with_few_tokens_only_where_its_attention_takes_any_num
     weights.base_model.register_forward_pre_hook(
         lambda module, _, named: lengths.append(named["input_ids"].shape[1]), with_kwargs=True
     )
-    models.check_runs(weights, length=80)
-    assert lengths == [models.TRIED] * 2
+    checks.check_runs(weights, length=80)
+    assert lengths == [checks.TRIED] * 2
     values = {"model_type": "nystromformer", "num_landmarks": 4, "segment_means_seq_len": 80}
     path = write(tmp_path / "landmarks.json", json.dumps(SMALL["nystromformer"] | values))
     weights = built(str(path), dataset)
-    models.check_runs(weights, length=80)
+    checks.check_runs(weights, length=80)
     with refuses("unsupported", "model", given="nystromformer"):
-        models.check_runs(weights, length=72)
+        checks.check_runs(weights, length=72)
 
 
 def test_families_that_are_not_in_the_table_are_slower_and_their_operations_estimated(configs, dataset):
-    assert models.slower(built(configs["bert"], dataset)) == []
+    assert checks.slower(built(configs["bert"], dataset)) == []
     weights = built(configs["longformer"], dataset)
-    assert len(models.slower(weights)) == 1
+    assert len(checks.slower(weights)) == 1
     parameters = sum(parameter.numel() for parameter in weights.parameters())
     assert Operations.of(weights).of_step(rows=4, length=32, slots=5) == 6 * 4 * 32 * parameters
 
@@ -459,4 +459,4 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, na
 
 def test_a_loaded_roformer_does_not_train_its_sines(configs, dataset, tmp_path):
     built(configs["roformer"], dataset).save_pretrained(tmp_path)
-    assert not models.load(tmp_path).roformer.encoder.embed_positions.weight.requires_grad
+    assert not pretrained.load(tmp_path).roformer.encoder.embed_positions.weight.requires_grad

@@ -20,7 +20,7 @@ from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenc
 from bertrain.commands import plot
 from bertrain.lab import finetune, heads, tables
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models import build
+from bertrain.models import pretrained
 from bertrain.run import checkpoint
 
 
@@ -182,7 +182,7 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     assert len(names) == 39
     assert all(torch.equal(other.state_dict()[name], saved[name]) for name in names)
     with refuses("weights-missing"):
-        build.load(tuned / "seed-0")
+        pretrained.load(tuned / "seed-0")
     config = json.loads((tuned / "seed-0" / "config.json").read_text())
     (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     with refuses("weights-missing", "checkpoint"):

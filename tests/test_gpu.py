@@ -28,7 +28,7 @@ from bertrain.commands import doctor, evaluate
 from bertrain.lab import finetune
 from bertrain.lab.distillation import teacher
 from bertrain.methods import methods_of
-from bertrain.models import build
+from bertrain.models import pretrained
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -291,7 +291,7 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
     result = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
-    weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
+    weights = learner(pretrained.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
     plain = evaluation.evaluate(weights, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])

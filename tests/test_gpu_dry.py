@@ -42,7 +42,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, masking_utils
 import bertdata
 from bertdata import Loader
 from bertrain import pretrain
-from bertrain.models import build
+from bertrain.models import attention
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import MICRO_BATCH_TOKENS
 from bertrain.run import training as steps
@@ -172,7 +172,7 @@ def both_ways(config, length, *, packed):
     if packed:
         piece["cu_seqlens"] = feed.cu_seqlens_of(positions)
     else:
-        build.leave_out_masks(weights, in_windows=True)
+        attention.leave_out_masks(weights, in_windows=True)
     module.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     compiled = gradients_of(module, piece)
     distance = (compiled[1] - plain[1]).norm() / plain[1].norm()
@@ -310,7 +310,7 @@ def on_cpus(monkeypatch):
     give_cpus_the_kernel()
     counters.clear()  # of the tests before
     monkeypatch.setattr(feed, "has_kernel", lambda device: True)
-    monkeypatch.setattr(build, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
+    monkeypatch.setattr(attention, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     compiled = functools.partialmethod(torch.nn.Module.compile, backend=counting)
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
 

@@ -12,7 +12,7 @@ from training import QUIET, changing, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 from bertrain.lab import growth as grow
-from bertrain.models import build
+from bertrain.models import build, pretrained
 from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run import checkpoint
@@ -40,7 +40,7 @@ def config(request, files):
 def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
-    module = learner(build.load(path))
+    module = learner(pretrained.load(path))
     optimizer = optimizers.build(module, Config.of(data="x", out="y", **options_of(out)))
     checkpoint.read_optimizer(path, optimizer, module)
     return {name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
@@ -193,7 +193,7 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path, monkeypa
     for growth in growths:
         spent = [entry["trained_s"] for entry in log if "trained_s" in entry and entry["step"] <= growth["step"]]
         assert 1 <= len([seconds for seconds in spent if seconds >= 1.0]) <= 2  # ranks learn the time one step late
-    saved = {path.name: build.load(path).config.num_hidden_layers for path in (tmp_path / "run").glob("step-*")}
+    saved = {path.name: pretrained.load(path).config.num_hidden_layers for path in (tmp_path / "run").glob("step-*")}
     depths = [(growth["step"], 1) for growth in growths] + [(log[-1]["step"], layers)]
     assert saved == {f"step-{step:08d}": depth for step, depth in depths}
 

@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import bertdata
 from bertdata.errors import DatasetError, UsageError
 from bertrain.models import build as model
+from bertrain.models import checks, families, hub, pretrained
 from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run.evaluate import evaluate
@@ -73,7 +74,7 @@ def test_a_config_file_makes_a_model_and_a_misspelt_setting_is_named(dataset, tm
     built, warnings = model.build(str(path), dataset.special_tokens, length=32, seed=0)
     assert built.config.vocab_size == dataset.special_tokens.vocab_size
     assert built.config.num_hidden_layers == 1
-    assert model.has_dropout(built)
+    assert families.has_dropout(built)
     (warning,) = warnings
     assert "hiden_dropout_prob" in warning
     assert "hidden_dropout_prob" in warning
@@ -120,7 +121,7 @@ def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
                                 ("max_position_embeddings", 20, 33)]:  # fmt: skip
         assert f"{name} {before} → {after}" in warning
         assert config[name] == after
-    assert model.max_length(weights.config) == 32
+    assert checks.max_length(weights.config) == 32
     assert weights.roberta.embeddings.word_embeddings.padding_idx == weights.config.pad_token_id == 0
     path.write_text(json.dumps(ONE_LAYER | {"vocab_size": special.vocab_size + 46}))  # a multiple of 128
     weights, warnings = model.build(str(path), special, length=32, seed=0)
@@ -144,9 +145,9 @@ def test_a_name_of_the_hub_is_read_from_the_cache_of_transformers(dataset, tmp_p
     asked = Mock(side_effect=ConnectionError("no route to host"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
     with refuses("server-failed", "init", error=UsageError):  # the weights are not there
-        model.start_from("org/small", dataset, length=32)
+        pretrained.start_from("org/small", dataset, length=32)
     weights.save_pretrained(snapshot)
-    started, _ = model.start_from("org/small", dataset, length=32)
+    started, _ = pretrained.start_from("org/small", dataset, length=32)
     assert torch.equal(started.get_input_embeddings().weight, weights.get_input_embeddings().weight)
     asked.assert_called_once()
 
@@ -159,7 +160,7 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
         with refuses(kind, "model", error=UsageError, given=name, says="bert-base"):
             model.build(name, dataset.special_tokens, length=32, seed=0)
         with refuses(kind, "init", error=UsageError):
-            model.start_from(name, dataset, length=32)
+            pretrained.start_from(name, dataset, length=32)
 
 
 def test_what_the_hub_says_of_a_model_is_passed_on(dataset, monkeypatch):
@@ -172,8 +173,8 @@ def test_what_the_hub_says_of_a_model_is_passed_on(dataset, monkeypatch):
         raised = Mock(side_effect=answer)
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", raised)
         with refuses(kind, "init", error=UsageError, says="no route" if kind == "server-failed" else ""):
-            model.start_from("org/other", dataset, length=32)
-        raised.assert_called_once_with("org/other", timeout=model.HUB_TIMEOUT_S)
+            pretrained.start_from("org/other", dataset, length=32)
+        raised.assert_called_once_with("org/other", timeout=hub.HUB_TIMEOUT_S)
 
 
 def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_else_is(dataset, tmp_path):
@@ -181,7 +182,7 @@ def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_e
     weights = model_of("bert-tiny", dataset)
     weights.save_pretrained(tmp_path / "bert")
     for given in (tmp_path / "bert", tmp_path / "bert" / "config.json"):
-        started, _ = model.start_from(str(given), dataset, length=32)
+        started, _ = pretrained.start_from(str(given), dataset, length=32)
         assert torch.equal(started.cls.predictions.bias, weights.cls.predictions.bias)
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=90)).save_pretrained(tmp_path / "gpt2")
     (tmp_path / "empty").mkdir()
@@ -191,13 +192,13 @@ def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_e
         (tmp_path / "bert" / "model.safetensors", "wrong-file-type"),
     ):
         with refuses(kind, "init", error=UsageError):
-            model.start_from(str(given), dataset, length=32)
+            pretrained.start_from(str(given), dataset, length=32)
     with refuses("model-unreadable", "init"):
-        model.start_from(str(tmp_path / "empty"), dataset, length=32)
+        pretrained.start_from(str(tmp_path / "empty"), dataset, length=32)
     with refuses("model-not-found", "model"):
         model.build(str(tmp_path / "empty"), dataset.special_tokens, length=32, seed=0)
     with refuses("too-long", "length"):
-        model.start_from(str(tmp_path / "bert"), dataset, length=513)
+        pretrained.start_from(str(tmp_path / "bert"), dataset, length=513)
 
 
 def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
@@ -207,21 +208,21 @@ def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"intermediate_size": 256}))
     with refuses("model-unreadable", "init", error=DatasetError) as refusal:
-        model.start_from(str(tmp_path), dataset, length=32)
+        pretrained.start_from(str(tmp_path), dataset, length=32)
     assert "[512]" in str(refusal.value)
     assert "[256]" in str(refusal.value)
     small = dataclasses.replace(dataset.special_tokens, vocab_size=dataset.special_tokens.vocab_size - 1)
     model.build("bert-tiny", small, length=32, seed=0)[0].save_pretrained(tmp_path)
     with refuses("tokenizer-differs"):
-        model.start_from(str(tmp_path), dataset, length=32)
+        pretrained.start_from(str(tmp_path), dataset, length=32)
 
 
 def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path, capfd):
     model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0].save_pretrained(tmp_path)
-    assert not hasattr(model.load(tmp_path).cls, "seq_relationship")
-    started, warnings = model.start_from(str(tmp_path), dataset, length=32)
+    assert not hasattr(pretrained.load(tmp_path).cls, "seq_relationship")
+    started, warnings = pretrained.start_from(str(tmp_path), dataset, length=32)
     assert "cls.seq_relationship.weight" in warnings[0]
-    assert hasattr(model.load(tmp_path, nsp=True).cls, "seq_relationship")
+    assert hasattr(pretrained.load(tmp_path, nsp=True).cls, "seq_relationship")
     assert capfd.readouterr() == ("", "")
 
 

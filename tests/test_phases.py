@@ -40,7 +40,7 @@ import bertdata
 from bertdata.format.records import read_record, write_record
 from bertrain import optim, pretrain
 from bertrain.commands import doctor, plan
-from bertrain.models import build, rotary
+from bertrain.models import build, pretrained, rotary
 from bertrain.options import flags as option_flags
 from bertrain.options.config import Config
 from bertrain.run import assemble, state
@@ -526,7 +526,7 @@ def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_
     """The other run is named by its directory, which has no configuration of its own."""
     train(dataset.path, tmp_path / "run", steps=1, **QUIET)
     given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
-    size = build.load(last_checkpoint(tmp_path / "run")).num_parameters()
+    size = pretrained.load(last_checkpoint(tmp_path / "run")).num_parameters()
     assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
 
 
@@ -545,7 +545,7 @@ def test_the_plan_and_the_doctor_know_the_same_disk_space(dataset, tmp_path, ber
     names, gigabytes = re.fullmatch(r".* parameters; (.*) take ([\d.]+) GB", line).groups()
     assert other.startswith(f"{names} need {gigabytes} GB")
     assert (", 9,999 milestones and" in names) == ("save_at" in more)
-    per = float(gigabytes) * 1e9 / 10_001 / build.load(last_checkpoint(bert_run)).num_parameters()
+    per = float(gigabytes) * 1e9 / 10_001 / pretrained.load(last_checkpoint(bert_run)).num_parameters()
     assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
 
 
@@ -559,7 +559,7 @@ def test_a_branch_goes_on_from_another_run_with_its_clock_at_0(dataset, tmp_path
     log = train(dataset.path, tmp_path / "branch", branch=str(tmp_path / "run" / "step-00000003"), steps=1, **options)
     assert [entry["step"] for entry in log if "lr" in entry] == [1]
 
-    one, two = (build.load(tmp_path / path).state_dict() for path in ("run/step-00000004", "branch/step-00000001"))
+    one, two = (pretrained.load(tmp_path / path).state_dict() for path in ("run/step-00000004", "branch/step-00000001"))
     assert all(torch.equal(one[name], tensor) for name, tensor in two.items())
     saved = json.loads((tmp_path / "branch" / "step-00000001" / "trainer.json").read_text())
     assert (saved["step"], saved["tokens"], saved["loader"]["position"]) == (1, 6 * 32, 24)
@@ -597,7 +597,7 @@ def test_a_branch_goes_on_without_the_run_that_it_is_of_and_refuses_what_does_no
     bertdata.build([corpus], tmp_path / "other", vocab_size=60)
     refused_run(tmp_path / "other", tmp_path / "no", steps=1, **options, kind="tokenizer-differs")
     weights = tmp_path / "weights"
-    build.load(tmp_path / "run" / "step-00000002").save_pretrained(weights)
+    pretrained.load(tmp_path / "run" / "step-00000002").save_pretrained(weights)
     known = {"kind": "not-a-run", "option": "branch"}
     refused_run(dataset.path, tmp_path / "no", steps=1, **options | {"branch": str(weights)}, **known)
 

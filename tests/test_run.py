@@ -48,6 +48,7 @@ from bertdata.write import build
 from bertrain import pretrain
 from bertrain.commands import doctor, evaluate
 from bertrain.models import build as model
+from bertrain.models import pretrained
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, phases, rates, state, validation, watch, writer
@@ -111,12 +112,12 @@ def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path):
 
 def test_a_run_begins_with_given_weights(dataset, bert_run, tmp_path):
     given, out = str(last_checkpoint(bert_run)), tmp_path / "run"
-    weights, warnings = model.start_from(given, dataset, length=32)
+    weights, warnings = pretrained.start_from(given, dataset, length=32)
     assert warnings == []
-    saved = model.load(last_checkpoint(bert_run)).state_dict()
+    saved = pretrained.load(last_checkpoint(bert_run)).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in weights.state_dict().items())
     train(dataset.path, out, init=given, steps=1, lr=1e-30, eval_every=0)
-    trained = model.load(last_checkpoint(out)).state_dict()
+    trained = pretrained.load(last_checkpoint(out)).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
     train(dataset.path, out, init=given, steps=2, eval_every=0)  # goes on from its own checkpoint
     assert json.loads((out / "run.json").read_text())["resolved"]["resumed_from"] == str(out / "step-00000001")
@@ -124,12 +125,12 @@ def test_a_run_begins_with_given_weights(dataset, bert_run, tmp_path):
 
 def test_heads_that_are_missing_are_named_and_another_tokenizer_is_refused(dataset, corpus, bert_run, tmp_path):
     given = str(last_checkpoint(bert_run))
-    (warning,) = model.start_from(given, dataset, length=32, nsp=True)[1]
+    (warning,) = pretrained.start_from(given, dataset, length=32, nsp=True)[1]
     for name in ("bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship"):
         assert name in warning
     build([corpus], tmp_path / "other", vocab_size=60)
     with refuses("tokenizer-differs", error=UsageError):
-        model.start_from(given, bertdata.open(tmp_path / "other"), length=32)
+        pretrained.start_from(given, bertdata.open(tmp_path / "other"), length=32)
 
 
 # ----------------------------------------------------------------------------------------------------- time and length

@@ -320,12 +320,12 @@ def make_inputs(folder: Path, names: list[str]) -> None:
 
 def load_kernels(folder: Path) -> None:
     """Loads the compiled loops of reading, which a command of bertrain uses, and what transformers makes once."""
-    from bertrain.models import build
+    from bertrain.models import pretrained
 
     for kind in ("windows", "packed"):
         next(trials.loader(str(folder / "shards"), samples=kind, length=16, global_batch_size=4))
     for path in (folder / "run").glob("step-*"):
-        build.load(path)
+        pretrained.load(path)
 
 
 def put_dataset(address: str, shards: Path) -> None:

@@ -22,7 +22,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertrain.commands import pairs
 from bertrain.commands.denoise import rounds_as_text
-from bertrain.models import build
+from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.run import checkpoint, log, state
 from bertrain.run.evaluate import Shown, evaluate, samples
@@ -60,10 +60,10 @@ def opened(
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
         trained |= state.read(directory).loader
-    encoder = Encoder(build.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
-    build.check_fits(directory, shards, encoder.model)
+    encoder = Encoder(pretrained.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
+    pretrained.check_fits(directory, shards, encoder.model)
     length = length or trained["length"]
-    build.check_length(length, encoder.model.config, directory)
+    checks.check_length(length, encoder.model.config, directory)
     return encoder, shards, directory, length
 
 
@@ -117,9 +117,9 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
 
     def ready() -> tuple[Any, ...]:
         chosen, directory = pairs.read(file, most), checkpoint.find(Path(path))
-        encoder = Encoder(build.load(directory)).to(ranks.device)
+        encoder = Encoder(pretrained.load(directory)).to(ranks.device)
         tokenizer = pairs.tokenizer_of(directory, encoder)
-        rows = pairs.encode(chosen, tokenizer, path=file, most=build.max_length(encoder.model.config))
+        rows = pairs.encode(chosen, tokenizer, path=file, most=checks.max_length(encoder.model.config))
         return encoder, chosen, rows, tokenizer, directory
 
     encoder, chosen, rows, tokenizer, directory = ranks.together(ready)

@@ -21,7 +21,7 @@ from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
-from bertrain.models import build
+from bertrain.models import build, pretrained
 from bertrain.run import card, checkpoint
 
 NAMED = 3  # of the settings in which two models differ
@@ -50,10 +50,10 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
     Raises UsageError for models that differ in more than their weights.
     """
     first = directories[0]
-    model = build.load_complete(first)
+    model = pretrained.load_complete(first)
     sums = {name: weight.double() for name, weight in model.state_dict().items()}
     for directory in directories[1:]:
-        other = build.load_complete(directory)
+        other = pretrained.load_complete(directory)
         _refuse_another_model(first, model, directory, other)
         for name, weight in other.state_dict().items():
             sums[name] += weight

@@ -39,7 +39,7 @@ from bertrain.lab.finetune import PATIENCE
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models import build
+from bertrain.models import checks, pretrained
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.options.config import pick
 from bertrain.run import checkpoint
@@ -121,9 +121,9 @@ class Proposer:
     def __init__(
         self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Vectors | None
     ) -> None:
-        model = build.load(directory)
+        model = pretrained.load(directory)
         self.tokenizer = tokenizer_of(directory)
-        size, self._longest = model.config.vocab_size, build.max_length(model.config)
+        size, self._longest = model.config.vocab_size, checks.max_length(model.config)
         if self.tokenizer.mask_token_id is None:
             sentence = (
                 f"--checkpoint {directory} has a tokenizer without a mask token; give one with the tokenizer that it "

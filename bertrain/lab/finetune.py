@@ -39,7 +39,8 @@ from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import LENGTH, Reader
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, Data, Task
-from bertrain.models.build import choose_attention, max_length
+from bertrain.models.attention import choose_attention
+from bertrain.models.checks import max_length
 from bertrain.options.config import pick
 from bertrain.run import card, checkpoint
 from bertrain.run.watch import TrainingError

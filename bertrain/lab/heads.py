@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
-from bertrain.models.build import HARMLESS, check_length, max_length, may_be_on_hub, needed
+from bertrain.models.checks import check_length, max_length
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
+from bertrain.models.hub import may_be_on_hub
+from bertrain.models.pretrained import HARMLESS, needed
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number

@@ -24,7 +24,7 @@ import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.errors import UsageError
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import build
+from bertrain.models import build, checks
 from bertrain.models.encoder import Encoder, inputs_of
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.options.fields import ABOVE_0, Excludes, Needs, Options, option
@@ -163,7 +163,7 @@ class ReplacedTokens(Method):
         self._seed, self._config = setting.config.seed, discriminator.config
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
-        length = build.max_length(self._config)
+        length = checks.max_length(self._config)
         self._files = checkpoint.tokenizer_files(setting.shards, discriminator, length)
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
@@ -175,7 +175,7 @@ class ReplacedTokens(Method):
         except UsageError as error:
             sentence = str(error).replace("--model", f"--{NAME}")
             raise UsageError(sentence, error.kind, option=NAME, given=name) from None
-        build.check_runs(model, length=config.longest)
+        checks.check_runs(model, length=config.longest)
         encoder: Any = model.base_model
         return encoder
 

@@ -25,7 +25,7 @@ from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
-from bertrain.models import build
+from bertrain.models import build, checks, pretrained
 from bertrain.models.families import family_of
 from bertrain.run import card, checkpoint
 
@@ -93,9 +93,9 @@ def transplanted(directory: Path, new: Tokenizer, made_of: Pieces, *, seed: int)
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
     """
-    old = build.load_complete(directory)
+    old = pretrained.load_complete(directory)
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
-    length = build.max_length(old.config)
+    length = checks.max_length(old.config)
 
     def resize(config: PreTrainedConfig) -> None:
         config.vocab_size = new.special.vocab_size

@@ -1,4 +1,4 @@
-"""Which kernels of torch's scaled dot-product attention a training step may run.
+"""How a model computes attention, and which kernels of torch a training step may run for it.
 
 On GPUs torch chooses among four kernels by shapes, masks and number formats. The choice must be the same in the forward
 pass and in the backward pass, which computes the former again with --gradient-checkpointing. An evaluation has no
@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
 
 from bertdata.errors import UsageError
 from bertrain.models import isolation
 from bertrain.models.encoder import Encoder
+from bertrain.models.families import family_of
 from bertrain.runtime import feed
 
 KERNELS = {
@@ -30,6 +32,7 @@ ON_CPUS = ("flash", "math")
 LAST_FAULTY = (2, 13)
 """The newest torch whose cuDNN attention is left out: its backward pass may give NaN (pytorch #196678, since 2.11, for
 masks and some lengths on H100 and H200; diffusers #9768 of 2.5). Raise it, or not, when a newer one was tried."""
+SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 PROBED = 64  # tokens of the row that shows whether a kernel can run
 
 
@@ -76,3 +79,21 @@ def require(
         reason = " ".join(str(error).split()).rstrip(".")
         sentence = f"--attention {choice} cannot run for a {kind} on {device.type} ({reason}); give another, or auto"
         raise UsageError(sentence, "unsupported", option="attention", given=choice) from None
+
+
+def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length: int) -> None:
+    """Sets plain products where they are faster than torch's kernels: bf16 on CPUs, rows of at most 512 tokens."""
+    if bf16 and not on_gpu and length <= SHORT:
+        model.set_attn_implementation("eager")
+
+
+def leave_out_masks(model: PreTrainedModel, *, in_windows: bool) -> None:
+    """Lets a model compute rows without padding without a mask of all pairs of tokens, where it can.
+
+    in_windows: whether the device has a kernel for layers that attend to a window, as GPUs have in half precision. If
+    not, a model with such layers keeps its masks.
+    """
+    is_local = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
+    can = family_of(model).isolation == "kernel" and model.config._attn_implementation == "sdpa"  # noqa: SLF001
+    if can and (in_windows or not is_local):
+        model.set_attn_implementation(isolation.WHOLE_ROWS)

@@ -155,3 +155,17 @@ def inputs_of(piece: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a micro-batch that `Encoder.encode` takes."""
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "cu_seqlens")
     return {name: piece[name] for name in names if name in piece}
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Layers keep no activations and compute them again in the backward pass (Chen et al., 2016)."""
+    model.config.use_cache = False  # of a decoder; transformers would warn in each call, which no compiler takes
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False})
+    except ValueError:
+        sentence = (
+            f"transformers cannot compute the activations of {model.config.model_type} again; leave "
+            "--gradient-checkpointing out"
+        )
+        raise UsageError(sentence, "unsupported", option="gradient_checkpointing") from None

@@ -178,6 +178,18 @@ def projections_of(layer: Module) -> list[Module]:
     return []
 
 
+def has_dropout(model: PreTrainedModel) -> bool:
+    """Whether the encoder of a model draws dropout while it trains."""
+    return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
+
+
+def freeze(model: PreTrainedModel) -> PreTrainedModel:
+    """Takes what gets no gradient out of the optimizer, and out of what ranks exchange."""
+    for name in family_of(model).untrained:
+        model.base_model.get_submodule(name).requires_grad_(False)
+    return model
+
+
 def has_token_types(model: PreTrainedModel) -> bool:
     """Whether a model tells the two segments of a row apart by token_type_ids."""
     takes = "token_type_ids" in inspect.signature(model.base_model.forward).parameters

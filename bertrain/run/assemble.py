@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 import bertdata
 from bertdata.errors import UsageError
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import build
+from bertrain.models import attention, build, checks, pretrained
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
@@ -126,12 +126,12 @@ def model(
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
-        weights, warnings = build.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
+        weights, warnings = pretrained.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
     elif resume:
-        weights, warnings = build.load(resume, nsp=nsp), []
-        build.check_length(config.longest, weights.config, resume)
+        weights, warnings = pretrained.load(resume, nsp=nsp), []
+        checks.check_length(config.longest, weights.config, resume)
         if config.branch:
-            build.check_fits(resume, shards, weights)
+            pretrained.check_fits(resume, shards, weights)
     else:
 
         def configure(made: PreTrainedConfig) -> None:
@@ -146,8 +146,8 @@ def model(
     for method in methods:
         method.change_model(weights, config, resume)
     if not nsp:  # which is of families that are known to
-        build.check_runs(weights, length=config.longest)
-    return weights, [*warnings, *build.slower(weights)]
+        checks.check_runs(weights, length=config.longest)
+    return weights, [*warnings, *checks.slower(weights)]
 
 
 def learner(
@@ -161,10 +161,10 @@ def learner(
     """The module to train, on its device: the model, its objectives, and what the methods of the run add."""
     on_gpu = ranks.device.type == "cuda"
     if config.attention == "auto":
-        build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+        attention.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     has_windows = precision != "fp32" and feed.has_kernel(ranks.device)
     if on_gpu or has_windows:
-        build.leave_out_masks(weights, in_windows=has_windows)
+        attention.leave_out_masks(weights, in_windows=has_windows)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import bertdata
-from bertrain.models.build import has_dropout
+from bertrain.models.families import has_dropout
 from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run

@@ -10,7 +10,7 @@ from pathlib import Path
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import methods
-from bertrain.models.build import max_length
+from bertrain.models.checks import max_length
 from bertrain.objectives import Learner
 from bertrain.optim.average import EVERY
 from bertrain.options.config import Config

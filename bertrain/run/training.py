@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertrain.methods import Carry, Method
 from bertrain.models import attention, rotary
-from bertrain.models.build import recompute_activations
+from bertrain.models.encoder import recompute_activations
 from bertrain.objectives import Learner, LossSum
 from bertrain.optim import optimizers
 from bertrain.optim.average import Average

@@ -17,7 +17,7 @@ from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import build
+from bertrain.models import checks, pretrained
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner, Objective
 from bertrain.options.config import Config
@@ -160,9 +160,9 @@ class Distillation(Method):
             sha256 = TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
             return Distil(model, config, options, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
         directory = checkpoint.find(Path(options.teacher), "teacher")
-        teacher = build.load(directory)
-        build.check_fits(directory, shards, teacher)
-        most = build.max_length(teacher.config)
+        teacher = pretrained.load(directory)
+        pretrained.check_fits(directory, shards, teacher)
+        most = checks.max_length(teacher.config)
         if config.longest > most:
             sentence = (
                 f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {options.teacher}; "

@@ -32,7 +32,7 @@ from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
 from bertrain.lab.distillation.options import OF_ROWS
 from bertrain.lab.fingerprint import fingerprint
-from bertrain.models import build
+from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.options.config import Config
@@ -126,9 +126,9 @@ class _Work:
     def _teacher(self, path: Path, length: int) -> PreTrainedModel:
         """Raises UsageError for a teacher that does not fit the student's rows."""
         directory = checkpoint.find(path)
-        weights = build.load(directory)
-        build.check_fits(directory, self.shards, weights)
-        build.check_length(length, weights.config, directory)
+        weights = pretrained.load(directory)
+        pretrained.check_fits(directory, self.shards, weights)
+        checks.check_length(length, weights.config, directory)
         return weights
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
-from bertrain.models import build
+from bertrain.models import pretrained
 from bertrain.run import card, checkpoint, state
 
 
@@ -50,7 +50,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
-    model = build.load_complete(directory)
+    model = pretrained.load_complete(directory)
     config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)
