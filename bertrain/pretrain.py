@@ -32,7 +32,7 @@ import torch
 from bertdata.cli import one_sentence
 from bertrain.options.config import Config, default_out
 from bertrain.options.flags import command
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 from bertrain.run.rates import Rates
 from bertrain.run.records import Records
 from bertrain.run.run import Run
@@ -48,9 +48,9 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = Path(ranks.from_first(lambda: config.out or default_out(config)))
         config = replace(config, out=str(out))
-        lock = checkpoint.Lock(out)
+        lock = rundir.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
-        choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
+        choice = ranks.from_first(lambda: rundir.choose(out, lambda line: click.echo(f"warning: {line}")))
         run = ranks.together(lambda: Run(config, ranks, choice))
         records = Records(run, lock)
         with run.watch, Signals() as signals:

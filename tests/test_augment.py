@@ -20,7 +20,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from bertdata.sources.streams import InputStream
 from bertrain.commands import reading
 from bertrain.lab import augment, finetune, tables
-from bertrain.run.checkpoint import resolved
+from bertrain.run.rundir import resolved
 
 ROLES = {"text": "0", "other": "", "label": "-1"}
 

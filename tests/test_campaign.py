@@ -18,7 +18,7 @@ from training import TINY
 
 from bertdata.errors import UsageError
 from bertrain.options.config import Config
-from bertrain.run import checkpoint, state
+from bertrain.run import checkpoint, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.training import Training
 
@@ -65,14 +65,14 @@ def keep_later_entries(patch):
 
 
 def end_with_an_error(patch):
-    before = checkpoint.choose
+    before = rundir.choose
 
     def choose(run, say):
         found = before(run, say)
         assert found.path is None
         return found
 
-    patch.setattr(checkpoint, "choose", choose)
+    patch.setattr(rundir, "choose", choose)
 
 
 FAULTS = [shift_position, forget_moments, forget_mean, forget_sums, keep_later_entries, end_with_an_error]

@@ -21,7 +21,7 @@ from bertrain.lab.elastic import extract
 from bertrain.lab.tasks import TASKS
 from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.run import card, checkpoint, state
+from bertrain.run import card, rundir, state
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "average": 0.5, "mlm_probability": 0.3}
@@ -136,7 +136,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     cards = [run / name / "README.md" for name in ("step-00000004", "average-00000004")]
     for path in cards:
         path.write_text("mine\n")
-    assert checkpoint.find(run).name == "step-00000004"
+    assert rundir.find(run).name == "step-00000004"
     if is_damaged:
         (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
     pretrain(Config.of(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
@@ -144,7 +144,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
         cards[0] = run / "damaged-00000004" / "README.md"
     assert [path.read_text() for path in cards] == ["mine\n"] * 2
     cards[0].unlink()
-    assert checkpoint.find(run).name == "step-00000004"
+    assert rundir.find(run).name == "step-00000004"
 
 
 def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(trained):

@@ -21,7 +21,7 @@ from training import QUIET, cannot_read, flags, seal, train, weights_in
 from bertdata.format.records import read_record, write_record
 from bertrain import pretrain
 from bertrain.__main__ import main
-from bertrain.run import assemble, checkpoint, state
+from bertrain.run import assemble, checkpoint, rundir, state
 
 
 class Touch:
@@ -124,7 +124,7 @@ def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monk
         shutil.copytree(averaged / "step-00000002", tmp_path / f"step-0000000{step}")
     cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
-    checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
+    rundir.remove_others(tmp_path / "step-00000004", keep=1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
 
 

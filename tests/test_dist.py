@@ -29,7 +29,7 @@ from training import (
 )
 
 from bertrain.commands import evaluate
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 
 pytestmark = pytest.mark.dist
 
@@ -161,8 +161,8 @@ def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, 
         process.communicate(timeout=120)
     assert process.returncode != 0
     waited(lambda: not any(alive(pid) for pid in ranks))
-    assert checkpoint.newest(out)[0] is not None
-    with checkpoint.Lock(out):
+    assert rundir.newest(out)[0] is not None
+    with rundir.Lock(out):
         pass
 
 
@@ -195,7 +195,7 @@ def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp
         first = agent()
         waited(lambda: _listens(port))  # the agent at which all meet must live
         second = agent()
-        waited(lambda: checkpoint.newest(out)[0] is not None)
+        waited(lambda: rundir.newest(out)[0] is not None)
         second.kill()
         third = agent()
         waited(lambda: first.poll() is not None and third.poll() is not None, 240)

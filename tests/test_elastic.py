@@ -43,7 +43,7 @@ from bertrain.methods import methods_of
 from bertrain.models import build, pretrained
 from bertrain.objectives.losses import LossSum
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, rundir
 
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -290,7 +290,7 @@ def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp
     assert succeeds("extract", "--checkpoint", trained, *sizes, "--out", small).stderr == ""
     assert elastic.sizes_of(pretrained.load(small).config) == (2, 24, 3, 32)
     assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
-    assert checkpoint.find(small) == small
+    assert rundir.find(small) == small
     log = train(dataset.path, tmp_path / "on", init=str(small), steps=1, eval_every=0)
     evaluated = json_of("evaluate", "--checkpoint", small, "--data", dataset.path, "--length", 32)
     assert log[0]["loss"] == pytest.approx(evaluated["loss"], abs=0.5)

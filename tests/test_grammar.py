@@ -14,7 +14,7 @@ from training import learner, train
 
 import bertdata
 from bertrain.models import pretrained
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 from bertrain.runtime import feed
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -102,7 +102,7 @@ def near_the_floor(tmp_path, *, steps, documents, lr):
         shards, tmp_path / "run", steps=steps, length=LENGTH, global_batch_size=32, lr=lr, log_every=100,
         eval_every=0, save_every=1000, model=str(tmp_path / "config.json"),
     )  # fmt: skip
-    module = learner(pretrained.load(checkpoint.find(tmp_path / "run"))).eval()
+    module = learner(pretrained.load(rundir.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
     dataset, cpu = bertdata.open(shards), torch.device("cpu")
     for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):

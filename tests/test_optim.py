@@ -18,7 +18,7 @@ from bertrain.commands import evaluate
 from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, run
+from bertrain.run import assemble, run, rundir
 
 
 def rates(schedule, steps, warmup_steps):
@@ -81,7 +81,7 @@ def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_pa
     for path, stated in ((average, entry["average_loss"]), (last, entry["validation_loss"])):
         result = json_of(evaluate.main, "--checkpoint", path, "--data", dataset.path)
         assert result["loss"] == pytest.approx(stated, rel=1e-5)
-    assert checkpoint.find(out) == last
+    assert rundir.find(out) == last
 
 
 def test_the_mean_of_a_run_too_short_for_one_is_that_of_its_last_weights(dataset, tmp_path):

@@ -37,7 +37,7 @@ from bertdata.write import build
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import checkpoint
+from bertrain.run import checkpoint, rundir
 
 
 @pytest.fixture
@@ -114,12 +114,12 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     (copied / "step-00000003" / "trainer.json").rename(copied / "elsewhere")
     (copied / "step-00000003" / "trainer.json").symlink_to(copied / "elsewhere")
     (copied / "damaged-by-me").mkdir()
-    newest, warnings = checkpoint.newest(copied)
+    newest, warnings = rundir.newest(copied)
     assert newest == copied / "step-00000002"
     damaged = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
     assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
     assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
-    assert checkpoint.newest(copied)[1] == []
+    assert rundir.newest(copied)[1] == []
     out = capsys.readouterr().out
     assert all(
         f"warning: {copied / name}, a damaged checkpoint" in out for name in ("damaged-00000003", "damaged-00000004")
@@ -135,7 +135,7 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tm
         train(dataset.path, out, steps=3, **options | {"keep": 2})
         (out / "step-00000003" / "model.safetensors").write_bytes(b"")
     train(dataset.path, out, steps=2, **options)
-    assert checkpoint.newest(out) == (out / "step-00000002", [])
+    assert rundir.newest(out) == (out / "step-00000002", [])
     assert names(out) == ["step-00000002"]
     assert names(out, "damaged-*") == ["damaged-00000003", "damaged-00000003-2"]
 
@@ -160,7 +160,7 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert contents(copied) == before
-    assert checkpoint.choose(copied, print) == (copied / "step-00000006", ANY, ())
+    assert rundir.choose(copied, print) == (copied / "step-00000006", ANY, ())
 
 
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
@@ -311,7 +311,7 @@ def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change)
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
-    with checkpoint.Lock(tmp_path / "run"):
+    with rundir.Lock(tmp_path / "run"):
         assert invoke(pretrain_main, *flags(dataset.path, tmp_path / "run")).exit_code == 1
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
 
@@ -319,14 +319,14 @@ def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp
 def test_a_checkpoint_that_is_none_is_one_sentence(finished, tmp_path):
     for path, kind in ((tmp_path / "nothere", "not-found"), (tmp_path, "not-a-run")):
         with refuses(kind, "checkpoint"):
-            checkpoint.find(path)
+            rundir.find(path)
     directory = shutil.copytree(finished / "step-00000006", tmp_path / "step-00000001")
     (directory / "model.safetensors").write_bytes(b"\0" * 100)
     for path in (directory, tmp_path):
         with refuses("damaged", "checkpoint", says="model.safetensors"):
-            checkpoint.find(path)
+            rundir.find(path)
     (directory / "checkpoint.json").unlink()
-    assert checkpoint.find(directory) == directory
+    assert rundir.find(directory) == directory
 
 
 def test_what_cannot_be_evaluated_is_one_sentence(finished, dataset, corpus, tmp_path):
@@ -347,7 +347,7 @@ def test_a_full_disk_while_saving_keeps_the_last_checkpoint(dataset, copied, mon
     assert result.exit_code == 1
     assert "optimizer.pt" in result.stderr.splitlines()[-1]
     assert not list(copied.glob(".step*"))
-    assert checkpoint.newest(copied) == (copied / "step-00000005", [])
+    assert rundir.newest(copied) == (copied / "step-00000005", [])
 
 
 def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):

@@ -30,7 +30,7 @@ from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
 from bertrain.options.config import Config
 from bertrain.options.flags import read_options
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, checkpoint, rundir
 from bertrain.run import evaluate as evaluation
 from bertrain.run.run import Run
 from bertrain.run.validation import Validation
@@ -67,7 +67,7 @@ def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, 
     last = result.stdout.splitlines()[-1]
     assert ("Ctrl-C" if signals[0] == "SIGINT" else signals[0]) in last
     assert last.count("tep 2") == 2  # where it stopped, and what is saved
-    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, capsys):
@@ -79,7 +79,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path,
     assert ended.value.code == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("step 3" in last, "tep 2" in last) == (True, True)
-    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 @pytest.mark.parametrize("save_every", [2, pytest.param(100, marks=pytest.mark.slow)])
@@ -89,7 +89,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
     with monkeypatch.context() as patched:
         at_step(patched, "evaluate", 2, lambda: interrupt(signal.SIGTERM))
         train(dataset.path, out, **options)
-    assert checkpoint.newest(out)[0].name == "step-00000002"
+    assert rundir.newest(out)[0].name == "step-00000002"
     assert not any("validation_loss" in entry for entry in entries(out))
     again, complete = train(dataset.path, out, **options), train(dataset.path, tmp_path / "complete", **options)
     names = ("step", "loss", "validation_loss")
@@ -100,12 +100,12 @@ def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_er
     at_step(monkeypatch, "evaluate", 2, lambda: (_ for _ in ()).throw(MemoryError("too much")))
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2, model="bert-tiny")
-    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
-    monkeypatch.setattr(checkpoint, "STALE_S", 0)
-    choice = checkpoint.choose(bert_run, print)
+    monkeypatch.setattr(rundir, "STALE_S", 0)
+    choice = rundir.choose(bert_run, print)
     choice.check()
     for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=bert_run / "step-00000003")):
         with refuses("other-stream", "out"):
@@ -114,10 +114,10 @@ def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, mo
 
 def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
-    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
+    choice = rundir.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
     choice.path.rename(tmp_path / "later")
     appear = lambda seconds: (tmp_path / "later").rename(choice.path)  # noqa: E731
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
+    monkeypatch.setattr(rundir, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
     choice.check()
 
 
@@ -147,7 +147,7 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
     at_step(monkeypatch, "next_batch", 3, lambda: (waited((out / "step-00000002").exists), shutil.rmtree(out)))
     log = train(dataset.path, out, steps=5, eval_every=0, save_every=2, model="bert-tiny")
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
-    assert checkpoint.newest(out)[0].name == "step-00000005"
+    assert rundir.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
     assert f"warning: {out} " in capsys.readouterr().out
 
@@ -159,7 +159,7 @@ def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(datase
     def taken():
         waited((out / "step-00000002").exists)
         shutil.rmtree(out)
-        other.enter_context(checkpoint.Lock(out))
+        other.enter_context(rundir.Lock(out))
         (out / "log.jsonl").write_text("mine")
 
     at_step(monkeypatch, "next_batch", 2, taken)
@@ -262,7 +262,7 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monk
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
     """Only rank 0 knows --out, and it has just written what it names."""
-    monkeypatch.setattr(checkpoint, "find", lambda *path: pytest.fail("read again"))
+    monkeypatch.setattr(rundir, "find", lambda *path: pytest.fail("read again"))
     train(dataset.path, tmp_path / "run", steps=2, eval_every=0, model="bert-tiny")
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 
@@ -340,4 +340,4 @@ def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert entries(tmp_path / "run")[-1]["step"] == 4
-    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"
+    assert rundir.newest(tmp_path / "run")[0].name == "step-00000004"

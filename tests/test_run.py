@@ -51,7 +51,7 @@ from bertrain.models import build as model
 from bertrain.models import pretrained
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, phases, rates, state, validation, watch, writer
+from bertrain.run import assemble, checkpoint, phases, rates, rundir, state, validation, watch, writer
 from bertrain.run import evaluate as evaluation
 from bertrain.run import run as runs
 from bertrain.run.run import Run
@@ -573,7 +573,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_
     ranks = training.start_ranks(1, "faulty", ["kill", "4", *flags(dataset.path, out, **options)], tmp_path)
     assert training.end_of(ranks, tmp_path)[0] == -signal.SIGKILL
     assert (out / ".step-00000004.tmp" / "optimizer.pt").exists()
-    assert checkpoint.newest(out) == (out / "step-00000002", [])
+    assert rundir.newest(out) == (out / "step-00000002", [])
     assert losses(train(dataset.path, out, **options)) == losses(complete)
     assert sorted(path.name for path in out.glob("*step*")) == [f"step-{step:08d}" for step in (2, 4, 6)]
 

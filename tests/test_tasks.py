@@ -24,7 +24,7 @@ from bertdata.files import locked
 from bertrain.lab import finetune
 from bertrain.lab.tasks import TASKS, Columns, metrics, spans
 from bertrain.lab.tasks.words import Sentence
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 
 
 @pytest.fixture(scope="module")
@@ -554,7 +554,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     assert seeds == [0, 1]
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
         [result["dev_accuracy"]["min"], result["dev_accuracy"]["max"]]).round(5))  # fmt: skip
-    first, newest = tmp_path / "out" / "seed-0", checkpoint.resolved(str(bert_run))
+    first, newest = tmp_path / "out" / "seed-0", rundir.resolved(str(bert_run))
     tuned(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
     assert seeds == [0, 1]
     files = {path: path.read_bytes() for path in first.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}

@@ -49,7 +49,7 @@ from bertrain.models import build as model
 from bertrain.models import encoder, pretrained
 from bertrain.options.config import Config
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, checkpoint, rundir
 from bertrain.runtime import feed
 
 TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
@@ -124,7 +124,7 @@ def test_the_state_of_a_stream_with_variants_is_another(dataset):
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
-    weights = learner(pretrained.load(checkpoint.find(big))).eval()
+    weights = learner(pretrained.load(rundir.find(big))).eval()
     positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
     batch = loader.read(positions)
     masks = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
@@ -165,7 +165,7 @@ def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
 
 def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
     found = json.loads(succeeds(cli.main, "inspect", caches["few"], "--json").output)
-    assert found["teacher"]["sha256"] == fingerprint(pretrained.load(checkpoint.find(big)))
+    assert found["teacher"]["sha256"] == fingerprint(pretrained.load(rundir.find(big)))
     assert (found["epochs"], found["variants"], found["top_k"]) == (2.0, 2, 64)
     loader = loader_of(dataset, teacher_cache=str(caches["all"]))
     batch = loader.read(np.arange(2 * loader.num_samples))
@@ -252,7 +252,7 @@ def test_killed_six_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
 def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, big, caches, tmp_path):
     before = contents(caches["few"])
     train(dataset.path, tmp_path / "other", steps=1, **QUIET)
-    known = [fingerprint(pretrained.load(checkpoint.find(run))) for run in (big, tmp_path / "other")]
+    known = [fingerprint(pretrained.load(rundir.find(run))) for run in (big, tmp_path / "other")]
     for change, values in (
         (["--seed", 1], "seed was 0 and is 1"),
         (["--length", 24], "length was 32 and is 24"),
@@ -652,7 +652,7 @@ def test_relations_are_those_of_the_last_layers(big, pupil, kind):
     module, batch = pupil(kind)
     found, piece = taught(module, batch)
     assert all(piece[name].shape == (6, 32, 48) for name in distil.PROJECTIONS)
-    weights, teaching, expected = module.model, pretrained.load(checkpoint.find(big)).eval(), 0.0
+    weights, teaching, expected = module.model, pretrained.load(rundir.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
         ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
@@ -679,7 +679,7 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_p
     module, batch = pupil(str(tmp_path / "three.json"), distil="hidden")
     assert module.objectives["distil"].layer_pairs == [(-1, -1), (0, 1), (1, 3)]
     found, _ = taught(module, batch)
-    own, others, expected = module.model.eval(), pretrained.load(checkpoint.find(big)).eval(), 0.0
+    own, others, expected = module.model.eval(), pretrained.load(rundir.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
         ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
@@ -727,7 +727,7 @@ def test_relations_stay_in_their_document(pupil):
 
 @pytest.mark.parametrize("method", ["relations", "logits"])
 def test_who_is_its_own_teacher_has_nothing_to_learn(big, pupil, method):
-    module, batch = pupil(weights=pretrained.load(checkpoint.find(big)).eval(), distil=method)
+    module, batch = pupil(weights=pretrained.load(rundir.find(big)).eval(), distil=method)
     found, _ = taught(module.eval(), batch)
     assert found["distil"].abs().item() < 1e-4
 

@@ -23,7 +23,7 @@ from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.options.config import Config
 from bertrain.pretrain import main, pretrain
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, checkpoint, rundir
 from bertrain.run.records import Records
 from bertrain.run.run import Run
 from bertrain.runtime.dist import World
@@ -84,12 +84,12 @@ def changing(*begins, **options):
 def run_of(config):
     """The state of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Run(config, ALONE, checkpoint.choose(out, print))
+    return Run(config, ALONE, rundir.choose(out, print))
 
 
 def save(run):
     """Writes a checkpoint of such a run."""
-    Records(run, checkpoint.Lock(run.out)).save(required=True)
+    Records(run, rundir.Lock(run.out)).save(required=True)
 
 
 def mixing(data):

@@ -211,17 +211,17 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
 
     from bertrain.commands import plan
     from bertrain.pretrain import main as pretrain
-    from bertrain.run import checkpoint, state
+    from bertrain.run import rundir, state
 
     run, runner = scratch / "run", CliRunner()
     given = ["--model", "bert-tiny", "--length", "16", "--global-batch-size", "4", "--steps", "1", "--eval-every", "0"]
     done = runner.invoke(pretrain, ["--data", str(small), "--out", str(run), *given])
     assert done.exit_code == 0, done.output
-    made = checkpoint.find(run)
+    made = rundir.find(run)
     yield "trainer.json", Target(made / "trainer.json", lambda: state.read(made))
 
     def chosen() -> None:
-        checkpoint.choose(run, lambda line: None).check()
+        rundir.choose(run, lambda line: None).check()
 
     def planned() -> None:
         ended = runner.invoke(plan.main, ["--config", str(scratch / "run.toml")])

@@ -82,7 +82,7 @@ FAULTS = [
     # locks and bounds
     Fault("the lock of a pull", "bertdata/format/transfer.py",
           'with locked(target / LOCK, f"{target} is being filled", "wait for it"):', "if True:", "states", "pull"),
-    Fault("how many checkpoints stay", "bertrain/run/checkpoint.py", "others[keep - 1 :]", "others[keep:]",
+    Fault("how many checkpoints stay", "bertrain/run/rundir.py", "others[keep - 1 :]", "others[keep:]",
           "states", "pretrain"),
 ]  # fmt: skip
 

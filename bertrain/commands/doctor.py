@@ -29,7 +29,7 @@ from bertrain.models.families import family_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
 from bertrain.options.flags import command
-from bertrain.run import assemble, checkpoint, state
+from bertrain.run import assemble, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.schedule import Plan
 from bertrain.runtime.dist import World
@@ -65,7 +65,7 @@ def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[
     yield from _of_rows(config, batches, nproc)
     shards = next(iter(datasets.values()))  # which has the tokenizer of all
     try:
-        branch = checkpoint.to_branch(Path(config.branch)) if config.branch else None
+        branch = rundir.to_branch(Path(config.branch)) if config.branch else None
         weights, warnings = assemble.model(config, shards, resume=branch, methods=methods)
         learner = _learner(config, weights, shards, methods)
         assemble.optimizer(config, learner, methods)
@@ -237,7 +237,7 @@ def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
     directory = _existing(Path(config.out))
-    names, needed = checkpoint.needed_space(config, parameters, trained)
+    names, needed = rundir.needed_space(config, parameters, trained)
     free = shutil.disk_usage(directory).free
     estimate = f"{names} need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
@@ -259,7 +259,7 @@ def _run(
     if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
         return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
     try:
-        newest, damaged = checkpoint.newest(run)
+        newest, damaged = rundir.newest(run)
     except DatasetError as error:
         return FAIL, str(error)
     if damaged:
@@ -270,7 +270,7 @@ def _run(
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
         saved = state.read(newest)
-        made_with = checkpoint.made_with(config)
+        made_with = assemble.made_with(config)
         saved.require_made_with(newest, made_with)
         batches.resume(newest, saved)
         learner = _learner(config, assemble.model(config, shards, resume=newest, methods=methods)[0], shards, methods)

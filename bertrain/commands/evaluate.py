@@ -24,7 +24,7 @@ from bertrain.commands import pairs
 from bertrain.commands.denoise import rounds_as_text
 from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
-from bertrain.run import checkpoint, log, state
+from bertrain.run import log, rundir, state
 from bertrain.run.evaluate import Shown, evaluate, samples
 from bertrain.runtime.dist import World, world
 
@@ -53,7 +53,7 @@ def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
     """The checkpoint, the shards and the row length, after checking that they belong together."""
-    directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
+    directory, shards = rundir.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
         sentence = f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split"
         raise UsageError(sentence, "no-split", option="split", given=split)
@@ -116,7 +116,7 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     """Evaluates on minimal pairs, and prints the result on rank 0."""
 
     def ready() -> tuple[Any, ...]:
-        chosen, directory = pairs.read(file, most), checkpoint.find(Path(path))
+        chosen, directory = pairs.read(file, most), rundir.find(Path(path))
         encoder = Encoder(pretrained.load(directory)).to(ranks.device)
         tokenizer = pairs.tokenizer_of(directory, encoder)
         rows = pairs.encode(chosen, tokenizer, path=file, most=checks.max_length(encoder.model.config))

@@ -22,7 +22,7 @@ from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import build, pretrained
-from bertrain.run import card, checkpoint
+from bertrain.run import card, checkpoint, rundir
 
 NAMED = 3  # of the settings in which two models differ
 
@@ -36,7 +36,7 @@ def chosen(paths: Sequence[str]) -> list[Path]:
     if len(paths) < 2:
         sentence = f"{path} is the only checkpoint that was named; name two or more, whose mean is to be written"
         raise UsageError(sentence, "missing", option="checkpoints", given=list(paths))
-    found = sorted((checkpoint.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
+    found = sorted((rundir.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
     for one, other in pairwise(found):
         if one.resolve() == other.resolve():
             sentence = f"{other} was named twice; name each checkpoint once (a run stands for its newest one)"
@@ -95,7 +95,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     and the same tokenizer. The order in which they are named changes nothing.
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing is checked here
-    target = checkpoint.require_new(out)
+    target = rundir.require_new(out)
     directories = chosen(checkpoints)
     files = tokenizer_of(directories)
     model = mean(directories)

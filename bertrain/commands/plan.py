@@ -17,7 +17,7 @@ from bertrain.models import build
 from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.options.flags import command
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, rundir
 from bertrain.run.batches import Batches
 from bertrain.run.phases import Phase
 from bertrain.run.schedule import Plan
@@ -84,7 +84,7 @@ def _disk(config: Config, batches: Batches) -> str:
     shards, methods = next(iter(batches.datasets.values())), methods_of(config)
     try:
         with torch.device("meta"):  # no memory, and no weights
-            start = checkpoint.resolved(config.branch or config.init, "branch" if config.branch else "init")
+            start = rundir.resolved(config.branch or config.init, "branch" if config.branch else "init")
             name, nsp = start or config.model, "nsp" in assemble.objectives(config)
             weights, _ = build.build(name, shards.special_tokens, length=config.longest, seed=0, nsp=nsp)
             for method in methods:
@@ -94,7 +94,7 @@ def _disk(config: Config, batches: Batches) -> str:
     sizes = {name: tensor.numel() for name, tensor in weights.named_parameters() if tensor.requires_grad}
     frozen = sum(row["parameters"] for row in optimizers.scaled_rates(sizes, config) if row["factor"] == 0)
     parameters = sum(tensor.numel() for tensor in weights.parameters())
-    names, needed = checkpoint.needed_space(config, parameters, sum(sizes.values()) - frozen)
+    names, needed = rundir.needed_space(config, parameters, sum(sizes.values()) - frozen)
     return f"disk: {parameters:,} parameters; {names} take {needed / 1e9:.1f} GB{not_counted(methods, saved=True)}"
 
 

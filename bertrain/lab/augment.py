@@ -42,7 +42,7 @@ from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import checks, pretrained
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.options.config import pick
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 from bertrain.runtime.dist import World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
@@ -434,9 +434,9 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     """
     transformers.utils.logging.set_verbosity_error()
     with world(PATIENCE) as ranks, contextlib.ExitStack() as stack:
-        directory = ranks.from_first(lambda: checkpoint.resolved(start))
+        directory = ranks.from_first(lambda: rundir.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
-        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(work.parts)))
+        ranks.on_first(lambda: stack.enter_context(rundir.Lock(work.parts)))
         ranks.on_first(work.clear)
         ranks.together(lambda: work.propose(ranks))
         ranks.on_first(lambda: click.echo(work.write(copies=copies, share=share, seed=seed)))

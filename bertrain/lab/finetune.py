@@ -42,7 +42,7 @@ from bertrain.lab.tasks import TASKS, Columns, Data, Task
 from bertrain.models.attention import choose_attention
 from bertrain.models.checks import max_length
 from bertrain.options.config import pick
-from bertrain.run import card, checkpoint
+from bertrain.run import card, checkpoint, rundir
 from bertrain.run.watch import TrainingError
 from bertrain.runtime.dist import World, world
 
@@ -79,7 +79,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
     The caller is `alone` in the directory of the job. Raises UsageError if a seed there is of another one.
     """
     ranks.together(lambda: _check_settings(job.settings))
-    start = ranks.from_first(lambda: checkpoint.resolved(job.start))
+    start = ranks.from_first(lambda: rundir.resolved(job.start))
     work = ranks.together(lambda: _read(ranks, replace(job, start=start)))
     runs: list[dict[str, Any]] = []
     for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
@@ -148,7 +148,7 @@ def alone(ranks: World, out: Path) -> Iterator[None]:
     """Makes --out, and keeps a second job out of it until the context ends."""
 
     with contextlib.ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(out)))
+        ranks.on_first(lambda: stack.enter_context(rundir.Lock(out)))
         yield
 
 

@@ -22,7 +22,7 @@ from bertdata.files import write_file
 from bertrain.lab.finetune import PATIENCE, RESULT, alone, common, refuse_results, show, tune
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import Columns
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 from bertrain.runtime.dist import world
 
 
@@ -145,7 +145,7 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
     with world(PATIENCE) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
         missing = [task for task, its_files in files.items() if its_files is None]
-        start = ranks.from_first(lambda: checkpoint.resolved(start))  # once, as a run that goes on has newer ones later
+        start = ranks.from_first(lambda: rundir.resolved(start))  # once, as a run that goes on has newer ones later
         for task, its_files in files.items():
             if its_files is None:
                 continue

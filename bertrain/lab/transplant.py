@@ -27,7 +27,7 @@ from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertrain.models import build, checks, pretrained
 from bertrain.models.families import family_of
-from bertrain.run import card, checkpoint
+from bertrain.run import card, checkpoint, rundir
 
 
 class Pieces(NamedTuple):
@@ -136,8 +136,8 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     it. Weights that are not of the vocabulary do not change.
     """
     transformers.utils.logging.set_verbosity_error()
-    target = checkpoint.require_new(out)
-    directory = checkpoint.find(Path(path))
+    target = rundir.require_new(out)
+    directory = rundir.find(Path(path))
     new = load_tokenizer(spec)
     made_of = pieces(load_tokenizer(str(directory)), new)
     model = transplanted(directory, new, made_of, seed=seed)

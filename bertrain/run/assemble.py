@@ -20,7 +20,7 @@ from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
 from bertrain.options.config import Config, pick
 from bertrain.options.fields import flag
-from bertrain.run import checkpoint, rates
+from bertrain.run import rates, rundir
 from bertrain.run.log import Sources
 from bertrain.run.phases import Phase, masking_of
 from bertrain.runtime import feed
@@ -126,7 +126,7 @@ def model(
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
-        weights, warnings = pretrained.start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
+        weights, warnings = pretrained.start_from(rundir.resolved(source or config.init, "init"), shards, **options)
     elif resume:
         weights, warnings = pretrained.load(resume, nsp=nsp), []
         checks.check_length(config.longest, weights.config, resume)
@@ -240,3 +240,14 @@ def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.Ab
     """A function that makes the context in which forward passes run."""
     dtype = DTYPES[precision]
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def made_with(config: Config) -> dict[str, str | None]:
+    """The options that a run keeps to its end, by what they contain, not by where that is."""
+    start = rundir.resolved(config.init, "init") or config.model
+    return {
+        "model": "that of --branch" if config.branch else build.identity(start),
+        "optimizer": config.optimizer,
+        "lr-scale": " ".join(config.lr_scale),
+        "seed": str(config.seed),
+    }

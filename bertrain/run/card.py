@@ -7,11 +7,17 @@ somebody has changed, or written, is known and never replaced. checkpoint.json d
 from __future__ import annotations
 
 import hashlib
+import platform
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+import torch
+import transformers
+
+import bertdata
 from bertdata.files import write_file
 
 CARD = "README.md"
@@ -99,3 +105,14 @@ def _told(part: str | Mapping[str, Any]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    return {
+        "bertdata": bertdata.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "python": platform.python_version(),
+    }

@@ -11,7 +11,7 @@ import torch
 
 import bertdata
 from bertrain.models.families import has_dropout
-from bertrain.run import card, checkpoint
+from bertrain.run import card, checkpoint, rundir
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run
 from bertrain.run.state import TRAINER, TrainState
@@ -25,7 +25,7 @@ from bertrain.runtime.dist import LONG_S, SILENT_S, Reading
 class Records:
     """Writes what is due. Its methods are called on every rank; rank 0 writes."""
 
-    def __init__(self, run: Run, lock: checkpoint.Lock) -> None:
+    def __init__(self, run: Run, lock: rundir.Lock) -> None:
         """lock: of --out, which rank 0 holds."""
         self._run, self._lock = run, lock
         options: dict[str, Any] = {"keep": run.config.keep, "saved": run.resumed_from, "methods": run.methods}
@@ -179,9 +179,9 @@ class Records:
             milestones=run.milestones,
             made_with=run.made_with,
             world_size=run.ranks.world_size,
-            versions=checkpoint.versions(),
+            versions=card.versions(),
         )
-        average, name = run.training.average, f"{checkpoint.STEP}{run.step:08d}"
+        average, name = run.training.average, f"{rundir.STEP}{run.step:08d}"
         objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
         if average and average.count:
             objects[checkpoint.AVERAGE_FILE] = average.state_dict()
@@ -190,7 +190,7 @@ class Records:
         files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card(name)}
         contents = {name: checkpoint.Content(run.learner.model.state_dict(), objects, files)}
         if average and average.count and run.is_done:  # the mean first: without the other it is made again
-            name = f"{checkpoint.AVERAGE}{run.step:08d}"
+            name = f"{rundir.AVERAGE}{run.step:08d}"
             of_mean = files | {card.CARD: self._card(name)}
             contents = {name: checkpoint.Content(average.weights(run.learner.model), {}, of_mean)} | contents
         return contents
@@ -200,7 +200,7 @@ class Records:
         run, config = self._run, self._run.learner.model.config
         planned = "" if run.plan.seconds else f" of {run.plan.steps:,}"
         total = sum(weight for _, weight in run.batches.sources)
-        is_mean = name.startswith(checkpoint.AVERAGE)
+        is_mean = name.startswith(rundir.AVERAGE)
         is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
         names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
         phases = run.plan.describe(names)
@@ -250,7 +250,7 @@ class Records:
         """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""
         run = self._run
         try:
-            for kind in (checkpoint.STEP, checkpoint.AVERAGE):
+            for kind in (rundir.STEP, rundir.AVERAGE):
                 name = f"{kind}{run.step:08d}"
                 card.renew(run.out / name, self._card(name))
         except OSError as error:
@@ -273,7 +273,7 @@ class Records:
     @property
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint that is on disk, on rank 0."""
-        return int(self.writer.saved.name.removeprefix(checkpoint.STEP)) if self.writer.saved else None
+        return int(self.writer.saved.name.removeprefix(rundir.STEP)) if self.writer.saved else None
 
     def describe_newest(self) -> str:
         """What a stopped run has saved: a sentence."""

@@ -14,7 +14,7 @@ from bertrain.models.checks import max_length
 from bertrain.objectives import Learner
 from bertrain.optim.average import EVERY
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, state
+from bertrain.run import assemble, checkpoint, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.log import Sums
 from bertrain.run.phases import Phase
@@ -29,11 +29,11 @@ from bertrain.runtime.dist import World
 class Run:
     """What a step needs and changes. Call it on all ranks together: then it fails on all if it fails on one."""
 
-    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
+    def __init__(self, config: Config, ranks: World, choice: rundir.Choice) -> None:
         """choice: the checkpoint to resume from, as rank 0 chose it."""
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
-        branch = checkpoint.to_branch(Path(config.branch)) if config.branch and not choice.path else None
+        branch = rundir.to_branch(Path(config.branch)) if config.branch and not choice.path else None
         self.begun_from = self.resumed_from or branch
         """The checkpoint whose state is taken."""
         choice.check()
@@ -49,7 +49,7 @@ class Run:
         self.plan = self.batches.plan
         if config.milestones["words"]:
             self.batches.check_words()
-        self.made_with = checkpoint.made_with(config)
+        self.made_with = assemble.made_with(config)
         begun = self._resume()
         self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
         weights, warnings = assemble.model(

@@ -20,7 +20,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import spelled
 from bertrain.options.config import Config, all_options
 from bertrain.options.fields import flag
-from bertrain.run import checkpoint
+from bertrain.run import card
 from bertrain.run.log import Log, Sources, reference_losses
 from bertrain.run.phases import Phase
 from bertrain.run.schedule import Plan
@@ -102,7 +102,7 @@ class Watch(contextlib.ExitStack):
             "device": str(self.ranks.device),
             **asdict(plan),
             "reference_loss": self.reference,
-            "versions": checkpoint.versions(),
+            "versions": card.versions(),
         }
         resolved.pop("warnings")
         history = self._history(facts["step"]) if facts["resumed_from"] else []

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.files import naming
 from bertrain.methods import Method
-from bertrain.run import checkpoint
+from bertrain.run import checkpoint, rundir
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class Writer:
                 self._name, target = name, self.run / name
                 with naming(target):
                     checkpoint.write(target, model, content, leaving=self.leaving, methods=self._methods)
-                if name.startswith(checkpoint.STEP):
+                if name.startswith(rundir.STEP):
                     self.saved = target
                 self.remove_others(target)
 
@@ -144,7 +144,7 @@ class Writer:
     def remove_others(self, saved: Path) -> None:
         """Removes the oldest directories of the kind of `saved` that are too many. A warning follows if one stays."""
         try:
-            checkpoint.remove_others(saved, keep=self.keep)
+            rundir.remove_others(saved, keep=self.keep)
         except OSError as error:
             self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
 

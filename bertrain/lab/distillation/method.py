@@ -22,7 +22,7 @@ from bertrain.models.families import family_of
 from bertrain.objectives import Learner, Objective
 from bertrain.options.config import Config
 from bertrain.options.fields import Excludes
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, rundir
 from bertrain.run.batches import Batches
 
 
@@ -159,7 +159,7 @@ class Distillation(Method):
         if options.teacher_cache:
             sha256 = TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
             return Distil(model, config, options, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
-        directory = checkpoint.find(Path(options.teacher), "teacher")
+        directory = rundir.find(Path(options.teacher), "teacher")
         teacher = pretrained.load(directory)
         pretrained.check_fits(directory, shards, teacher)
         most = checks.max_length(teacher.config)

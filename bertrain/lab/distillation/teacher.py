@@ -38,7 +38,7 @@ from bertrain.models.families import family_of
 from bertrain.options.config import Config
 from bertrain.options.flags import read_options
 from bertrain.recipes import file_of
-from bertrain.run import assemble, checkpoint
+from bertrain.run import assemble, rundir
 from bertrain.run.rates import has_bf16
 from bertrain.runtime import feed
 from bertrain.runtime.dist import World, world
@@ -125,7 +125,7 @@ class _Work:
 
     def _teacher(self, path: Path, length: int) -> PreTrainedModel:
         """Raises UsageError for a teacher that does not fit the student's rows."""
-        directory = checkpoint.find(path)
+        directory = rundir.find(path)
         weights = pretrained.load(directory)
         pretrained.check_fits(directory, self.shards, weights)
         checks.check_length(length, weights.config, directory)
@@ -333,7 +333,7 @@ def main(context: click.Context, **options: Any) -> None:
                     f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
                 )
             is_new = not out.exists()
-            stack.enter_context(checkpoint.Lock(out))
+            stack.enter_context(rundir.Lock(out))
             stack.callback(_unlock, out, is_new=is_new)
 
         ranks.on_first(lock)

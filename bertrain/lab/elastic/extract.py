@@ -19,12 +19,12 @@ from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
 from bertrain.models import pretrained
-from bertrain.run import card, checkpoint, state
+from bertrain.run import card, checkpoint, rundir, state
 
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
-    checkpoint.require_new(str(out))
+    rundir.require_new(str(out))
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = state.read(directory).step if (directory / state.TRAINER).exists() else None
@@ -49,7 +49,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 @click.option("--out", required=True, help="New directory for the sub-network.")
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
-    directory = checkpoint.find(Path(path))
+    directory = rundir.find(Path(path))
     model = pretrained.load_complete(directory)
     config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})

@@ -35,7 +35,7 @@ from bertrain.lab.elastic.training import trained_space
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
 from bertrain.options.fields import flag
-from bertrain.run import checkpoint
+from bertrain.run import rundir
 from bertrain.run.evaluate import evaluate
 from bertrain.runtime.dist import World, world
 
@@ -302,7 +302,7 @@ def main(
                 f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
             )
             raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
-        with checkpoint.Lock(Path(out)):
+        with rundir.Lock(Path(out)):
             space = Space(trained, encoder.model.config)
             latency = {"rows": batch_size, "length": places}
             samples = {"split": split, "length": places, "max_samples": max_samples}
