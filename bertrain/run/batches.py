@@ -14,6 +14,7 @@ import bertdata
 from bertdata.errors import StateError, UsageError
 from bertrain.methods import Method
 from bertrain.options.config import Config
+from bertrain.options.fields import flag
 from bertrain.run import assemble
 from bertrain.run.log import Sources
 from bertrain.run.phases import Phase, check_begun
@@ -214,8 +215,8 @@ class Batches:
             seed = "seed" if self.config.data_seed is None else "data_seed"
             for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
                 if state[name] != (given := self.loader.state_dict()[name]):
-                    flag = option.replace("_", "-")
-                    sentence = f"{out} was begun with --{flag} {state[name]}; use {state[name]} again, or another --out"
+                    begun = f"{flag(option)} {state[name]}"
+                    sentence = f"{out} was begun with {begun}; use {state[name]} again, or another --out"
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
