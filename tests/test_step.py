@@ -1,6 +1,5 @@
 """What one step does on any device: where it computes in half precision, by which kernels, and that it never waits."""
 
-import functools
 import json
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ from dry import Squares
 from helpers import refuses
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import QUIET, TINY, assert_near, changing, learner, losses, refused_run, train
+from training import QUIET, TINY, assert_near, changing, learner, leave_out_kernels, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.models import attention
@@ -374,12 +373,11 @@ def test_only_local_layers_have_a_mask(configs, monkeypatch):
 
 
 def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
-    """Whatever is masked, and for all passes of a step. The compiler of kernels is left out, as it takes long.
+    """Whatever is masked, and for all passes of a step.
 
     In a process of its own: one that has compiled is not safe to fork, as tests of several ranks do.
     """
-    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    leave_out_kernels(monkeypatch)
     counters.clear()  # of the tests before
     found, finish = tmp_path / "counters.json", Records.finish
     monkeypatch.setattr(
@@ -419,8 +417,7 @@ def test_buffers_are_copied_between_ranks_only_if_something_may_change_them(
 
 @pytest.mark.slow
 def test_two_compiled_ranks_that_accumulate_learn_what_one_does(dataset, tmp_path, monkeypatch):
-    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    leave_out_kernels(monkeypatch)
     options = QUIET | {"steps": 4, "global_batch_size": 7, "gradient_checkpointing": True}
     one = train(dataset.path, tmp_path / "one", **options)
     two = train(dataset.path, tmp_path / "two", ranks=2, **options, micro_batch_size=2, compile="on")

@@ -26,7 +26,7 @@ TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
     [
         (["builds", "--count", "6"], {"kills": 6}),
         (["checkpoints", "--count", "3"], {"kills": 3, "runs": 1}),
-        (["soak", "--minutes", "0.5"], {"minutes": 0.5}),
+        (["soak", "--minutes", "0.2"], {"minutes": 0.2}),
         (["large", "--gigabytes", "0.1"], {}),
     ],
 )

@@ -1,6 +1,7 @@
 """What the tests of training share: a run in this process, a run of several, and what it wrote down."""
 
 import errno
+import functools
 import importlib
 import json
 import multiprocessing
@@ -45,6 +46,12 @@ def train(data, out, *, ranks=None, **options):
     else:
         pretrain(Config.of(**mixing(data), out=str(out), **SMALL | options))
     return entries(out)
+
+
+def leave_out_kernels(monkeypatch):
+    """Runs are compiled as ever, but for the compiler of kernels, which takes long."""
+    compiled = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
 
 
 def learner(weights, *names, isolate=False):
