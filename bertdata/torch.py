@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from bertdata.errors import StateError, counted
 from bertdata.read.loader import Loader
 from bertdata.types import Batch
 
@@ -54,14 +55,14 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         return self.loader.num_samples
 
     def __getitem__(self, index: int) -> Tensors:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
-        """Several at once, which is how DataLoader asks."""
-        numbers = np.asarray(indices, np.int64) % len(self)
-        batch = tensors(self.loader.read(self.epoch * len(self) + numbers))
+        """Several at once, which is how DataLoader asks. Raises IndexError for a number that no sample has."""
+        numbers, n = np.asarray(indices, np.int64), len(self)
+        if (wrong := numbers[(numbers < -n) | (numbers >= n)]).size:
+            raise IndexError(f"sample {wrong[0]} of {n}")
+        batch = tensors(self.loader.read(self.epoch * n + numbers % n))
         return [{name: tensor[row] for name, tensor in batch.items()} for row in range(numbers.size)]
 
 
@@ -74,31 +75,40 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
 
     `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
     batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
-    torchdata's StatefulDataLoader keeps.
+    torchdata's StatefulDataLoader keeps. Such a state is for the same number of workers.
     """
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self._made = self._resumed = 0
+        self._first = self._made = self._resumed = 0  # batches: before this iteration, so far, before the next one
+        self._workers = 0  # that made them
 
     def __repr__(self) -> str:
         return f"<BatchDataset: {self.loader!r}>"
 
     def __iter__(self) -> Iterator[Tensors]:
         worker = torch.utils.data.get_worker_info()
-        number, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        self._made, self._resumed = self._resumed, 0
-        while (batch := self.loader.batch(number + step * self._made)) is not None:
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 0)
+        if self._resumed and workers != self._workers:
+            sentence = (
+                f"the state is one of {counted(self._workers, 'worker')} of a DataLoader, and this one has {workers}; "
+                "give num_workers as before, or take states by state_dict(batches)"
+            )
+            raise StateError(sentence, "other-stream", option="num_workers", given=workers)
+        self._first = self._made = self._resumed
+        self._resumed, self._workers = 0, workers
+        while (batch := self.loader.batch(number + max(1, workers) * self._made)) is not None:
             self._made += 1
             yield tensors(batch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         if batches is None:
-            return {"loader": self.loader.state_dict(), "made": self._made}
-        state = self.loader.state_dict()
-        return {"loader": state | {"position": self.loader.position_of(batches)}, "made": 0}
+            return {"loader": self.loader.state_dict(), "made": self._made, "workers": self._workers}
+        state = self.loader.state_dict() | {"position": self.loader.position_of(self._first + batches)}
+        return {"loader": state, "made": 0, "workers": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises StateError if the state belongs to another stream."""
+        """Raises StateError if the state belongs to another stream; the next iteration, if it has other workers."""
         self.loader.load_state_dict(state["loader"])
-        self._resumed = state["made"]
+        self._first = self._made = self._resumed = state["made"]
+        self._workers = state["workers"]

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
+from helpers import refuses
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
 from bertdata import Loader
+from bertdata.errors import StateError
 from bertdata.torch import BatchDataset, SampleDataset, tensors
 
 pytestmark = [
@@ -95,10 +97,28 @@ def test_a_stream_goes_on_from_every_batch(dataset, workers):
             next(taken)
         states = [stream.state_dict(count)] + [stream.state_dict()] * (workers == 0)
         for state in states:
-            restored = BatchDataset(loader_of(dataset))
-            restored.load_state_dict(json.loads(json.dumps(state)))
-            rest = list(DataLoader(restored, batch_size=None, num_workers=workers))
-            assert_same(rest, expected[count:])
+            restored = resumed(dataset, state)
+            assert resumed(dataset, restored.state_dict()).state_dict() == restored.state_dict()
+            taken = iter(DataLoader(restored, batch_size=None, num_workers=workers))
+            assert_same([batch for batch, _ in zip(taken, range(2), strict=False)], expected[count : count + 2])
+            again = resumed(dataset, restored.state_dict(2))  # a state after a state
+            rest = list(DataLoader(again, batch_size=None, num_workers=workers))
+            assert_same(rest, expected[count + 2 :])
+
+
+def resumed(dataset, state):
+    restored = BatchDataset(loader_of(dataset))
+    restored.load_state_dict(json.loads(json.dumps(state)))
+    return restored
+
+
+def test_a_count_of_one_worker_is_not_taken_for_that_of_others(dataset):
+    stream = BatchDataset(loader_of(dataset))
+    next(iter(stream))
+    state = stream.state_dict()
+    assert state["workers"] == 0
+    with refuses("other-stream", "num_workers", given=0, error=StateError):
+        next(iter(resumed(dataset, state | {"workers": 2})))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -110,7 +130,11 @@ def test_torchdata_keeps_the_state(dataset, workers):
     for _ in range(4):
         next(taken)
     other.load_state_dict(stateful.state_dict())
-    assert_same(list(other), expected_batches(dataset)[4:])
+    taken = iter(other)
+    assert_same([next(taken)], expected_batches(dataset)[4:5])
+    third = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
+    third.load_state_dict(other.state_dict())  # before each worker has made a batch of its own
+    assert_same(list(third), expected_batches(dataset)[5:])
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -133,6 +157,8 @@ def test_samples_by_number(dataset):
     for wrong in (len(samples), -len(samples) - 1):
         with pytest.raises(IndexError, match=f"sample {wrong} of"):
             samples[wrong]
+        with pytest.raises(IndexError, match=f"sample {wrong} of"):
+            samples.__getitems__([0, wrong])  # as DataLoader asks
 
 
 def test_pickled_datasets_are_small(dataset):
