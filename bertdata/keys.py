@@ -5,21 +5,36 @@ docs/determinism.md defines both.
 
 from __future__ import annotations
 
+from bertdata.errors import UsageError
+
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 def purpose(name: str) -> int:
-    """The word of a key that says what it is for: the ASCII bytes of the name, little-endian."""
+    """The word of a key that says what it is for: the bytes of the name, little-endian.
+
+    Raises UsageError for a name that is not 1 to 8 ASCII characters.
+    """
+    if not (name.isascii() and 1 <= len(name) <= 8):
+        sentence = f"the purpose of a key is {name!r}; give a name of 1 to 8 ASCII characters"
+        raise UsageError(sentence, "out-of-range", option="purpose_name", given=name)
     return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
 
 
 def key(seed: int, purpose_name: str, *words: int) -> int:
     """A 64-bit number from a seed, a purpose and other words. Use it where you need a seed of your own.
 
+    seed, words: from 0 to 2**64 - 1. purpose_name: 1 to 8 ASCII characters, which say what the key is for. Raises
+    UsageError for others.
+
     >>> key(1, "init", 0) == key(0, "init", 1)
     False
     """
+    for word in (seed, *words):
+        if not 0 <= word <= _MASK:
+            sentence = f"a key is made with {word}; give a seed and words from 0 to 2**64 - 1"
+            raise UsageError(sentence, "out-of-range", option="seed", given=word)
     return absorbed(seed, purpose(purpose_name), *words)
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from conftest import ROOT, write_dataset
-from helpers import shard_of
+from helpers import refuses, shard_of
 from reference import keys, rows
 
 import bertdata
@@ -19,6 +19,17 @@ from bertdata.write import kernels as build_kernels
 
 PAGE = (ROOT / "docs" / "determinism.md").read_text()
 VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "given"),
+    [((0, "augment-a"), "purpose_name", "augment-a"), ((0, ""), "purpose_name", ""), ((0, "é"), "purpose_name", "é"),
+     ((-1, "init"), "seed", -1), ((0, "init", 2**64), "seed", 2**64)],
+)  # fmt: skip
+def test_keys_that_would_be_equal_are_refused(words, option, given):
+    """Eight bytes of a name and 64 bits of a number make a key."""
+    with refuses("out-of-range", option, given=given):
+        bertdata.key(*words)
 
 
 def test_keys_and_draws():

@@ -169,7 +169,7 @@ class ReplacedTokens(Method):
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
         """The encoder of the discriminator, with random weights."""
         config, name = setting.config, self.options.discriminator
-        seed = bertdata.key(config.seed, NAME) >> 1
+        seed = bertdata.key(config.seed, "discrimi") >> 1
         try:
             model, _ = build.build(name, setting.shards.special_tokens, length=config.longest, seed=seed)
         except UsageError as error:

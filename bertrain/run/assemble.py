@@ -165,7 +165,7 @@ def learner(
     has_windows = precision != "fp32" and feed.has_kernel(ranks.device)
     if on_gpu or has_windows:
         attention.leave_out_masks(weights, in_windows=has_windows)
-    torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
+    torch.manual_seed(bertdata.key(config.seed, "objectiv") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)
     for method in methods:
