@@ -308,6 +308,11 @@ def test_no_credentials_are_one_sentence(files_of_aws, tmp_path, vocab, monkeypa
         build(url, tmp_path / "out", tokenizer=vocab)
 
 
+def test_a_name_like_that_of_the_credentials_is_a_name():
+    error = FileNotFoundError("Object at location data/api/token not found: HTTP error")
+    assert requests.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
+
+
 def test_the_files_of_the_aws_command_line_are_read(files_of_aws, tmp_path, vocab):
     credentials = "[default]\naws_access_key_id = k\naws_secret_access_key = s\n"
     url = files_of_aws(credentials=credentials, config="[default]\nregion = eu-central-1\n")

@@ -90,7 +90,10 @@ def as_remote_error(url: str, error: Exception) -> RemoteError:
     login = LOGIN[scheme_of(url)]
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
         return RemoteError(f"{shown}: there is no such bucket; check the name and the region", "bad-url", given=shown)
-    if any(word in text for word in ("169.254.169.254", "metadata.google", "Account must be specified", "/api/token")):
+    if any(
+        word in text
+        for word in ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
+    ):
         return RemoteError(f"{shown}: no credentials were found; {login}", "access-denied", given=shown)
     if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
         sentence = f"{shown}: the server refuses access ({status or 403}); {login}"
