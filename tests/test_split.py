@@ -149,13 +149,17 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     assert published(tmp_path / "parts") == published(tmp_path / "straight")
 
 
-def test_an_unfinished_build_by_another_rule_is_neither_continued_nor_finished(tmp_path, corpus, vocab):
+@pytest.mark.parametrize("change", [{"unit_rule": 1}, {"of_a_later_version": 1}])
+def test_an_unfinished_build_of_another_version_is_neither_continued_nor_finished_nor_lost(
+    tmp_path, corpus, vocab, change
+):
     options = {"tokenizer": vocab, "shard_size": 900}
     build(corpus, tmp_path / "out", part=(0, 1), **options)
     plan = tmp_path / "out" / ".build" / "plan.json"
-    plan.write_text(json.dumps(json.loads(plan.read_bytes()) | {"unit_rule": 1}))
+    plan.write_text(json.dumps(json.loads(plan.read_bytes()) | change))
+    before = sorted(tmp_path.rglob("*"))
     for call in (lambda: build(corpus, tmp_path / "out", **options), lambda: finish(tmp_path / "out")):
         with refuses("other-version", "out"):
             call()
-        assert not (tmp_path / "out" / "manifest.json").exists()
+        assert sorted(tmp_path.rglob("*")) == before
     assert build(corpus, tmp_path / "out", overwrite=True, **options)

@@ -367,7 +367,7 @@ def finish(out: str | Path) -> BuildReport:
         plan = BuildPlan.read(staging)
         if plan is None:
             path = staging / PLAN
-            sentence = f"{path} is missing or damaged; remove {staging}, and make the parts again"
+            sentence = f"{path} is missing; remove {staging}, and make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=path)
         plan.require_rule(directory)
         _publish(staging, units, load(str(staging)), plan)

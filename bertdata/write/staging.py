@@ -134,7 +134,12 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_
         gone = left.with_name(f"removed-{left.name}")
         os.replace(left, gone)  # at once, so that what still writes there fails
         shutil.rmtree(gone, ignore_errors=True)
-    old = BuildPlan.read(staging)
+    try:
+        old = BuildPlan.read(staging)
+    except BuildError:
+        if not overwrite:
+            raise
+        old = None
     if old is not None and old.as_json() == json.loads(json.dumps(plan.as_json())):
         if not start_over:
             return

@@ -36,12 +36,18 @@ class BuildPlan:
 
     @classmethod
     def read(cls, staging: Path) -> BuildPlan | None:
-        """That of an unfinished build; None if there is none, or none that can be read."""
+        """That of an unfinished build; None if there is none. Raises BuildError for one that cannot be read."""
         try:
             members = json.loads((staging / PLAN).read_bytes())
             return cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            sentence = (
+                f"{staging / PLAN} is damaged, or of another version of bertdata; finish the build with that version, "
+                "or use bertdata build --overwrite to discard it"
+            )
+            raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
 
     def write(self, staging: Path) -> None:
         write_file(staging / PLAN, json.dumps(self.as_json()).encode())
