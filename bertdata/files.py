@@ -98,7 +98,7 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Holds the lock file `path` until the context, or this process, ends.
 
     shared: other processes may share the lock. wait: until no other process holds it. Else raises BuildError with the

@@ -187,7 +187,7 @@ def _cached_copy(manifest: bytes) -> Path:
 
 def _filling(target: Path) -> AbstractContextManager[None]:
     """A context that one process at a time is in; the others wait."""
-    return locked(target.with_name(f"{target.name}.lock"), "", "", wait=True)
+    return locked(target.with_name(f"{target.name}.lock"), wait=True)
 
 
 @contextmanager

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bertdata.errors import BuildError, InputError, counted
-from bertdata.files import TEMPORARY, locked, make_directory, naming, open_plain, write_file
+from bertdata.files import TEMPORARY, locked, make_directory, naming, write_file
 from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
 from bertdata.tokenize.load import name_of
@@ -116,12 +115,9 @@ def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
 
-@contextmanager
-def planning(staging: Path) -> Iterator[None]:
+def planning(staging: Path) -> AbstractContextManager[None]:
     """A context that one process at a time is in; the others wait."""
-    with open_plain(staging / "planning.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locked(staging / "planning.lock", wait=True)
 
 
 def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_over: bool) -> None:
