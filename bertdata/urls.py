@@ -9,6 +9,7 @@ import urllib.parse
 from bertdata.errors import UsageError
 
 _URL = re.compile(r"(s3|gs|az|hf|https?)://")
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 LOGIN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of a service account, or GOOGLE_SKIP_SIGNATURE=true",
@@ -25,6 +26,19 @@ def is_url(name: str) -> bool:
 def is_remote(name: str) -> bool:
     """Whether a name is a URL, and no file here has it."""
     return is_url(name) and not os.path.lexists(name)
+
+
+def is_url_of_any_kind(name: str) -> bool:
+    """Whether a name is a URL, also of a kind that nothing here can read, and no file here has it."""
+    return _ANY_URL.match(name) is not None and not os.path.lexists(name)
+
+
+def require_local_output(name: str) -> None:
+    """Raises UsageError for an --out that is empty or a URL."""
+    if not name:
+        raise UsageError("--out is empty; give a directory", "missing", option="out")
+    if is_url_of_any_kind(name):
+        raise UsageError("--out is a URL; give a directory of this machine", "bad-url", option="out")
 
 
 def scheme_of(url: str) -> str:

@@ -425,6 +425,8 @@ def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
     for command, *arguments in (("build", "text", "--out", "hdfs://n:9/d/"), ("build", "--finish", "--out", "s3://b/x"),
                                 ("train-tokenizer", "text", "--out", "s3://bucket/x")):  # fmt: skip
         refused(main, command, *arguments, kind="bad-url", option="out")
+        refused(main, command, *arguments[:-1], "", kind="missing", option="out")  # not the directory one is in
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
     result = invoke(main, "build", "text", "--out", "https://u:secret@host/x?y=secret")
     assert result.exit_code == 2
     assert "secret" not in result.stderr

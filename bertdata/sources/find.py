@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING
 from bertdata.errors import InputError, UsageError, counted
 from bertdata.sources.inputs import KIND_OF, STANDARD_INPUT, Input, ending_of, local, of_remote
 from bertdata.sources.saved import INFO, SPLITS, STATE, files_of_saved
-from bertdata.urls import is_remote, is_url
+from bertdata.urls import is_remote, is_url, is_url_of_any_kind
 
 if TYPE_CHECKING:
     from bertdata.remote.reader import RemoteFile
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
 _LINK = "linked to a directory or to nothing"
 _SHOWN = 3  # names of files that a message lists
@@ -169,15 +167,9 @@ def _find_under(urls: list[str]) -> dict[str, dict[str, RemoteFile]]:
     return {url: find(url) for url in urls}
 
 
-def require_directory(name: str) -> None:
-    """Raises UsageError if the name of an output is a URL."""
-    if _URL.match(name) and not os.path.lexists(name):
-        raise UsageError("--out is a URL; give a directory of this machine", "bad-url", option="out")
-
-
 def _require_path(name: str) -> None:
     """Raises UsageError if an input is a URL of a kind that cannot be read, and no file has this name."""
-    if _URL.match(name) and not os.path.lexists(name):
+    if is_url_of_any_kind(name):
         scheme = name.partition(":")[0]
         sentence = f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
         if is_url(f"{scheme}://"):

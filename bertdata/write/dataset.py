@@ -26,7 +26,7 @@ from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import find_inputs, require_directory
+from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
@@ -34,7 +34,7 @@ from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.urls import is_remote
+from bertdata.urls import is_remote, require_local_output
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
 from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
@@ -195,10 +195,8 @@ class _Means:
 
     def require_out(self, out: str) -> None:
         """Raises UsageError for an output that cannot be, or not with these means."""
-        if not out:
-            raise UsageError("--out is empty; give a directory", "missing", option="out")
         if not is_remote(out):
-            require_directory(out)
+            require_local_output(out)
             return
         from bertdata.format.transfer import require_writable
 
@@ -341,7 +339,7 @@ def finish(out: str | Path) -> BuildReport:
 
     Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
     """
-    require_directory(str(out))
+    require_local_output(str(out))
     directory = Path(out)
     require_usable(directory, overwrite=False, is_new=False)
     staging = directory / STAGING

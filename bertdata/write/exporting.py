@@ -17,10 +17,10 @@ from bertdata.errors import BuildError, UsageError, damaged, require_known
 from bertdata.files import TEMPORARY, fsync_directory, make_directory, naming, open_plain
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
-from bertdata.sources.find import require_directory
 from bertdata.sources.idfile import in_blocks, slices_of
 from bertdata.sources.megatron import MEGATRON_DTYPES, MEGATRON_HEADER, MEGATRON_MAGIC
 from bertdata.sources.rows import write_parquet
+from bertdata.urls import require_local_output
 
 _PIECE = 1 << 20  # ids or offsets that are written at a time
 _SMALL_VOCABULARY = 65500  # below it Megatron stores uint16
@@ -43,7 +43,7 @@ def export(
 
     Raises UsageError if the dataset has no such split, BuildError if a file exists already, DatasetError for damage.
     """
-    require_directory(str(out))
+    require_local_output(str(out))
     require_known("format", format, EXPORT_FORMATS)
     if split not in dataset.splits:
         sentence = f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}"

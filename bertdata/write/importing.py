@@ -22,14 +22,13 @@ from bertdata.choices import IDS_DTYPES, IDS_FORMATS
 from bertdata.errors import InputError, UsageError, require_known, require_positive
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
-from bertdata.sources.find import require_directory
 from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.types import SpecialTokens
-from bertdata.urls import is_remote, without_secrets
+from bertdata.urls import is_remote, require_local_output, without_secrets
 from bertdata.write.kernels import count_special
 from bertdata.write.publish import COUNTS, file_digests, publish
 from bertdata.write.staging import (
@@ -73,7 +72,7 @@ def import_ids(
     shares = Shares(float(validation), float(test))
     require_positive("shard_size", shard_size)
     require_known("dtype", dtype, (None, *IDS_DTYPES))
-    require_directory(str(out))
+    require_local_output(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
         loaded = loaded.with_special_tokens()

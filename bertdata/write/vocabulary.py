@@ -14,13 +14,14 @@ from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import find_inputs, require_directory
+from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from bertdata.tokenize.train import TRAINERS
+from bertdata.urls import require_local_output
 from bertdata.write.publish import file_digests
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
@@ -115,7 +116,7 @@ def train_tokenizer(
     line is a document. include, exclude: patterns that select files of directories; see sources.find.find_inputs.
     Raises UsageError, InputError, or BuildError if `out` is a file or holds a tokenizer.
     """
-    require_directory(str(out))
+    require_local_output(str(out))
     vocabulary = Vocabulary(type=type, cased=cased, size=vocab_size)
     form, directory = form or TextFormat(documents="line"), Path(out)
     names = [inputs] if isinstance(inputs, str | Path) else inputs
