@@ -176,12 +176,14 @@ def require_known(option: str, value: str | None, choices: Iterable[str | None])
         raise UsageError(f"{option} is {value!r}; give one of {known}", "unknown", option=option, given=value)
 
 
-def require_positive(option: str, value: int | None, *, most: int = (1 << 62) - 1) -> None:
-    """Raises UsageError for a number below 1 or above `most`. None is no number."""
-    if value is not None and value < 1:
-        raise UsageError(f"{option} is {value}; give at least 1", "out-of-range", option=option, given=value)
-    if value is not None and value > most:
-        raise UsageError(f"{option} is {value:,}; give at most {most:,}", "out-of-range", option=option, given=value)
+def require_positive(option: str, value: Any, *, most: int = (1 << 62) - 1) -> int:
+    """An integer of Python. Raises UsageError for anything else, and for one below 1 or above `most`."""
+    number = require_integer(option, value)
+    if number < 1:
+        raise UsageError(f"{option} is {number}; give at least 1", "out-of-range", option=option, given=number)
+    if number > most:
+        raise UsageError(f"{option} is {number:,}; give at most {most:,}", "out-of-range", option=option, given=number)
+    return number
 
 
 def require_integer(option: str, value: Any) -> int:

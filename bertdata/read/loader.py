@@ -102,8 +102,8 @@ class Loader:
         self.rank, self.world_size = require_integer("rank", rank), require_integer("world_size", world_size)
         self.split, self.samples, self.short_seq_prob = split, samples, require_share("short_seq_prob", short_seq_prob)
         self.shuffle, self.masking, self.teacher_cache = shuffle, masking, teacher_cache
-        self.epochs = None if epochs is None else require_integer("epochs", epochs)
-        self.variants = None if variants is None else require_integer("variants", variants)
+        self.epochs = None if epochs is None else require_positive("epochs", epochs)
+        self.variants = None if variants is None else require_positive("variants", variants, most=(1 << 32) - 1)
         starts = starts if isinstance(starts, Iterable) else (starts,)
         self.starts = tuple(require_integer("starts", start) for start in starts)
         self._require_possible()
@@ -153,8 +153,6 @@ class Loader:
         if not 0 <= self.rank < self.world_size:
             sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
             raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
-        require_positive("epochs", self.epochs)
-        require_positive("variants", self.variants, most=(1 << 32) - 1)
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
         if not isinstance(self.masking, Masking | None):

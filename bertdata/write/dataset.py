@@ -128,7 +128,7 @@ def build(
         max_documents=max_documents,
         maps=tuple(map),
     )
-    shares = Shares(float(validation), float(test))  # 0 and 0.0 are one setting
+    shares = Shares(validation, test)
     recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
     vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
     means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
@@ -188,8 +188,9 @@ class _Means:
     overwrite: bool
 
     def __post_init__(self) -> None:
-        workers, part = self.workers, self.part
-        require_positive("workers", workers)
+        if self.workers is not None:
+            require_positive("workers", self.workers)
+        part = self.part
         if part is not None and not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
 

@@ -69,8 +69,7 @@ def import_ids(
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
     names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    shares = Shares(float(validation), float(test))
-    require_positive("shard_size", shard_size)
+    shares, shard_size = Shares(validation, test), require_positive("shard_size", shard_size)
     require_known("dtype", dtype, (None, *IDS_DTYPES))
     require_local_output(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require_share
 from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.origins import DTYPE
 from bertdata.format.shard import ShardWriter
@@ -226,6 +226,8 @@ class Shares:
     test: float
 
     def __post_init__(self) -> None:
+        for name in ("validation", "test"):  # 0 and 0.0 are one setting
+            object.__setattr__(self, name, require_share(name, getattr(self, name)))
         if not (min(self.validation, self.test) >= 0 and self.validation + self.test < 1):  # NaN is refused too
             option = "test" if 0 <= self.validation < 1 else "validation"
             sentence = (
