@@ -109,8 +109,8 @@ def build(
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
     out; they are applied in order. dedup: leave out documents whose text came before; the input is then read twice.
-    workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
-    every n-th unit and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
+    workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only every n-th section of units
+    (docs/format.md) and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
     that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
     many as it takes. say: called with one line at a time that says what happens.
 
