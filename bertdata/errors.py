@@ -127,6 +127,7 @@ class TextError(TokenizerError):
     """A tokenizer cannot store some texts. --on-error skip leaves them out."""
 
     documents: tuple[int, ...] = ()  # the numbers of the texts in their block, ascending
+    places: tuple[int, ...] = ()  # where they, or pieces of them, begin in the text that was given, if that is known
 
 
 class SpecialTextError(TextError):
@@ -136,7 +137,9 @@ class SpecialTextError(TextError):
 class LongTextError(TextError):
     """Texts have pieces that are too long for `tokenizers`, which takes much memory for each byte."""
 
-    places: tuple[int, ...] = ()  # where the pieces begin in the text that was given; empty: `documents` says which
+
+class FailedTextError(TextError):
+    """`tokenizers` fails on texts."""
 
 
 class BuildError(BertdataError):

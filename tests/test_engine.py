@@ -14,11 +14,12 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, code_points
 from families import fast
-from helpers import joined, plain
+from helpers import joined, plain, refuses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from bertdata.errors import FailedTextError
 from bertdata.tokenize import engine
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
@@ -410,6 +411,18 @@ def test_runs_that_the_library_has_encoded_are_not_given_to_it_again():
         given.clear()
         by_engine(tokenizer, *joined(runs), sentences=False)
         assert given == []
+
+
+def test_a_run_that_the_library_fails_on_is_named_by_its_document():
+    tokenizer = load(VOCABULARY)
+
+    def fail(texts, where):
+        error = FailedTextError("it fails", "tokenizer-failed")
+        error.documents = (texts.index("bb\u302e"),)
+        raise error
+
+    with mock.patch.object(tokenizer._engine, "_encode_hard", fail), refuses("tokenizer-failed", says="document 2: "):
+        by_engine(tokenizer, *joined(["a", "a\u302e b", "b bb\u302e", "bb\u302e"]), sentences=False)
 
 
 def test_words_of_one_set_are_learned_once(monkeypatch):

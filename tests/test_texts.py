@@ -18,6 +18,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
 from bertdata.errors import UsageError
+from bertdata.tokenize import added
+from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertdata.tokenize.train import TRAINERS
 
@@ -85,6 +87,16 @@ def test_calls_give_what_auto_tokenizer_gives(both, data, options):
     drawn = st.lists(TEXTS, min_size=count, max_size=count) if is_batch else TEXTS
     texts = [data.draw(drawn) for _ in range(1 + is_pair)]
     assert outcome(ours, *texts, **options) == outcome(theirs, *texts, **options)
+
+
+def test_kernels_get_no_text_without_the_bytes_that_they_read_behind_it(both, monkeypatch):
+    """A buffer of pyarrow may end with its text."""
+    search, seen = added.find_added, []
+    monkeypatch.setattr(added, "find_added", lambda text, *more: (seen.append(text.size), search(text, *more))[1])
+    texts = ["the don't café"]
+    assert both[1].encode_batch(pa.array(texts))[0].tolist() == both[1].encode_batch(texts)[0].tolist()
+    assert seen
+    assert min(seen) >= len(texts[0].encode()) + PADDING
 
 
 @pytest.mark.parametrize("tensors", [{}, {"return_tensors": "np"}])

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from sources import PACK, counting_reads
 from tokenizers import models, pre_tokenizers
 
+import bertdata
 from bertdata import Loader
 from bertdata.errors import TokenizerError
 from bertdata.format.records import read_record
@@ -193,10 +194,20 @@ def test_a_tokenizer_that_is_too_large_is_named_before_it_is_read(tmp_path):
             load(str(tmp_path / name))
 
 
-def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
+def test_text_that_a_tokenizer_fails_on_is_named_or_skipped(tmp_path):
+    """Its unknown token is none of its tokens, and only the library takes such a tokenizer."""
     ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
-    with refuses("tokenizer-failed"):
-        encode(ours, ["hello nobody"])
+    with refuses("tokenizer-failed", "tokenizer", says="document 1: "):
+        encode(ours, ["hello", "hello nobody", "nobody"])
+    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
+    with refuses("tokenizer-failed", "tokenizer", says="text 2: "):
+        bertdata.Tokenizer.load(tmp_path / "tokenizer.json").encode_batch(["hello", "hello", "nobody"], workers=2)
+    with refuses("tokenizer-failed", "tokenizer", says=f"{tmp_path / 'text'}, line 3: "):
+        text_dataset(tmp_path, "hello\n\nhello nobody\n\nhello\n\nnobody\n", ours)
+    options = {"tokenizer": str(tmp_path / "tokenizer.json"), "validation": 0, "on_error": "skip"}
+    report = build(tmp_path / "text", tmp_path / "skipped", **options)
+    assert [document.tolist() for document in report.dataset] == [[5], [5]]
+    assert report.dataset.manifest.counts["skipped_rows"] == 2
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is_not(monkeypatch):

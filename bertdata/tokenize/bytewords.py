@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by, padded
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_changes
@@ -100,7 +100,6 @@ class ByteWords(Engine):
     def encode(
         self, text: Text, left_out: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
-        text = padded(text, int(text.stops.max(initial=0)))
         changes = np.zeros(text.starts.size, np.bool_) if self._forms.is_identity else self._changes(text)
         if not changes.any():
             return super().encode(text, left_out)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.bytewords import ByteWords
-from bertdata.tokenize.engine import Engine, forbidden_ids
+from bertdata.tokenize.engine import Engine, forbidden_ids, padded
 from bertdata.tokenize.forms import Forms, library_tokenizer
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
@@ -57,11 +57,13 @@ class Encoder:
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
         """The ids of the pieces text[starts[i] : stops[i]], their offsets, and how many special ids were replaced.
 
-        text: valid UTF-8. tails: an id that is written after the ids of each piece, -1 for none. None: there is no
-        engine, or the text gives a special id and there is no unknown id to replace it.
+        text: valid UTF-8; it is copied if fewer than PADDING bytes follow the last piece. tails: an id that is written
+        after the ids of each piece, -1 for none. None: there is no engine, or the text gives a special id and there is
+        no unknown id to replace it.
         """
         if self.engine is None:
             return None
+        text = padded(text, int(stops.max(initial=0)))
         try:
             return self._encode(self.engine, text, starts, stops, tails)
         except (Unsupported, RecursionError) as refusal:  # only this text shows that the rules need too much

@@ -29,7 +29,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.errors import LongTextError, TokenizerError
+from bertdata.errors import FailedTextError, LongTextError
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
@@ -104,12 +104,10 @@ class Engine:
 
         left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
         data[start:stop] in their place. None if the text gives a special id, and there is no unknown id to replace it.
-        A text with too few bytes after the last piece is copied. Raises LongTextError for what `tokenizers` must encode
-        in one piece and is longer than LONGEST_PIECE.
+        PADDING bytes follow the last piece. Raises LongTextError for what `tokenizers` must encode in one piece and is
+        longer than LONGEST_PIECE, and FailedTextError.
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
-        size = int(max(text.stops.max(initial=0), left_out[:, 2].max(initial=0)))
-        text = padded(text, size)
         output = Output(
             ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),
@@ -177,7 +175,11 @@ class Engine:
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]
             numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
             of_row = [numbers[run] for run in spelled]
-            encoded = self._encode_hard([*map(bytes.decode, numbers)], where)
+            try:
+                encoded = self._encode_hard([*map(bytes.decode, numbers)], where)
+            except FailedTextError as error:
+                error.places = (int(rows[of_row.index(error.documents[0]), 0]),)
+                raise
             replaced = [int(self._special[ids].sum()) for ids in encoded]
             if any(replaced) and self._unk is None:
                 return False
@@ -233,7 +235,7 @@ def encoded_by(
 ) -> Iterator[tokenizers.Encoding]:
     """What the library gives for texts, one after the other. Keep none of them: each takes much memory.
 
-    with_places: also the places of tokens in the text, which takes longer. Raises TokenizerError if the library fails,
+    with_places: also the places of tokens in the text, which takes longer. Raises FailedTextError if the library fails,
     as for a panic of its Rust code, and LongTextError for a text that is longer than LONGEST_PIECE.
     """
     encode = library.encode_batch if with_places else library.encode_batch_fast
@@ -252,10 +254,32 @@ def encoded_by(
             except BaseException as error:
                 if not is_failure(error):
                     raise
-                raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
+                raise _failed(encode, texts, range(first, stop), error) from None
             yield from encodings
             del encodings
         first = stop
+
+
+def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseException) -> FailedTextError:
+    """The error for the first text that the library fails on; for the first of all, if it takes each by itself."""
+    first = numbers[0]
+    for number in numbers if len(numbers) > 1 else ():
+        try:
+            encode([texts[number]], add_special_tokens=False)
+        except BaseException as of_one:
+            if not is_failure(of_one):
+                raise
+            first, error = number, of_one
+            break
+    failed = FailedTextError(
+        f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out, or give "
+        "another --tokenizer",
+        "tokenizer-failed",
+        option="tokenizer",
+        given=str(error),
+    )
+    failed.documents = (first,)
+    return failed
 
 
 def is_failure(error: BaseException) -> bool:
@@ -287,11 +311,11 @@ def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int]
     return error
 
 
-def padded(text: Text, size: int) -> Text:
-    """The text, copied if there are too few bytes after its first `size`."""
-    if text.data.size >= size + records.PADDING:
+def padded(text: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """The text, copied if fewer than PADDING bytes follow its first `size`, as kernels read so far."""
+    if text.size >= size + records.PADDING:
         return text
-    return text._replace(data=np.concatenate([text.data[:size], np.zeros(records.PADDING, np.uint8)]))
+    return np.concatenate([text[:size], np.zeros(records.PADDING, np.uint8)])
 
 
 def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
 from bertdata.tokenize.rows import Part, Template, as_lists, padded, truncated
-from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import TOKENIZER, naming_texts
 from bertdata.tokenize.tokenizer import Tokenizer as Loaded
 
 Texts = Sequence[str] | Sequence[bytes] | Any
@@ -80,13 +80,15 @@ class Tokenizer:
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The ids of texts, uint16 or uint32 [N], and where those of each begin, int64 [num_texts + 1].
 
-        texts: str or bytes in UTF-8 each, or a pyarrow array of strings, which is not copied.
+        texts: str or bytes in UTF-8 each, or a pyarrow array of strings, which are copied only if they are alone in
+            their buffer.
         workers: threads, which share the texts.
         add_special_tokens: whether each text gets those around it that a model expects, such as [CLS] and [SEP].
         split_special_tokens: whether a special token that a text spells is text like any other. If not, it becomes the
             special token, as in transformers.
 
-        Raises UsageError for a text that is no text.
+        Raises UsageError for a text that is no text, and LongTextError or FailedTextError for one that `tokenizers`
+        would take too much memory for, or fails on.
         """
         if workers < 1:
             raise UsageError(
@@ -237,8 +239,9 @@ class Tokenizer:
 
         def part(first: int, stop: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
             bounds = offsets[first : stop + 1]
-            encoded = encoder.encode(data, bounds[:-1], bounds[1:], np.full(bounds.size - 1, -1))
-            return encoded[:2] if encoded else self._by_library(data, bounds, split)
+            with naming_texts(bounds, lambda number: f"text {first + number}"):
+                encoded = encoder.encode(data, bounds[:-1], bounds[1:], np.full(bounds.size - 1, -1))
+                return encoded[:2] if encoded else self._by_library(data, bounds, split)
 
         if workers == 1:
             ids, bounds = part(0, offsets.size - 1)

@@ -19,7 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import processors
 
-from bertdata.errors import LongTextError, SpecialTextError, TokenizerError, UsageError
+from bertdata.errors import FailedTextError, LongTextError, SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids, is_failure
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
@@ -256,10 +256,10 @@ class Tokenizer:
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
         line of its document. name: what an error calls a document. May be called from several threads at once; it
         releases the GIL for most of the time.
-        Raises TokenizerError for a text that the tokenizer cannot encode; SpecialTextError if it has no unknown token
-        for texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
+        Raises FailedTextError for a text on which `tokenizers` fails; SpecialTextError if it has no unknown token for
+        texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
-        with _naming(offsets, name):
+        with naming_texts(offsets, name, ", or use --on-error skip"):
             self.prepare()
             separator, encoder = self.special.separator, self._encoder
             if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
@@ -294,7 +294,7 @@ class Tokenizer:
         LongTextError as `encode` does. Takes the time of `tokenizers`, which gives the places of tokens, and of
         `word_splitter`.
         """
-        with _naming(offsets, name):
+        with naming_texts(offsets, name, ", or use --on-error skip"):
             texts = _texts(data, offsets)
             begins_word = np.ones(int(documents[-1]), np.bool_)
             encodings = encoded_by(self._tokenizer, texts, with_places=True)
@@ -382,14 +382,14 @@ def give_same_ids(first: bytes, second: bytes) -> bool:
 
 
 @contextmanager
-def _naming(offsets: NDArray[np.int64], name: Callable[[int], str]) -> Iterator[None]:
-    """Adds to a LongTextError which documents it is about. offsets, name: arguments of `Tokenizer.encode`."""
+def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice: str = "") -> Iterator[None]:
+    """Adds to an error which of some texts it is about, and advice. offsets: as `Tokenizer.encode` has them."""
     try:
         yield
-    except LongTextError as error:
+    except (FailedTextError, LongTextError) as error:
         numbers = np.searchsorted(offsets, error.places, side="right") - 1 if error.places else error.documents
         error.documents = tuple(np.unique(numbers).tolist())
-        error.args = (f"{name(error.documents[0])}: {error}, or use --on-error skip", *error.args[1:])
+        error.args = (f"{name(error.documents[0])}: {error}{advice}", *error.args[1:])
         raise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import LongTextError, TextError, require_known
+from bertdata.errors import FailedTextError, LongTextError, TextError, require_known
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
@@ -144,6 +144,8 @@ class TextEncoder:
                 raise
             if isinstance(error, LongTextError):
                 why = BadRow(f"{error.given:,} bytes of its text, such as one word, reach `tokenizers` in one piece")
+            elif isinstance(error, FailedTextError):
+                why = BadRow(f"`tokenizers` fails on its text: {error.given}")
             else:
                 why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
             gone = np.isin(np.arange(some.starts.size), error.documents)
