@@ -620,7 +620,7 @@ def train_tokenizer(
             say=_say,
             progress=progress,
         )
-    click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
+    click.echo(f"{out}: {trained.loaded.special.vocab_size:,} tokens")
 
 
 @main.command(

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from bertdata.errors import FailedTextError
 from bertdata.tokenize import engine
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.wordpiece import WordPiece
 from bertdata.tokenize.words import Words
 

@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 import bertdata
 from bertdata.tokenize.load import load
 from bertdata.tokenize.spelling import Spelling
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_unigram
 from bertrain.commands import evaluate, pairs
 from bertrain.models import checks, pretrained

@@ -34,7 +34,8 @@ from bertdata.sources.inputs import local
 from bertdata.tokenize import engine
 from bertdata.tokenize import load as loading
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_wordpiece
 from bertdata.write import build, train_tokenizer, vocabulary
 

@@ -45,7 +45,9 @@ def test_a_trained_tokenizer_is_exact_and_transformers_reads_it(kind, cased, tmp
     from transformers import AutoTokenizer
 
     (tmp_path / "text").write_text("\n".join(texts()))
-    trained = train_tokenizer([tmp_path / "text"], tmp_path / "t", type=kind, cased=cased, vocab_size=450)
+    usable = train_tokenizer([tmp_path / "text"], tmp_path / "t", type=kind, cased=cased, vocab_size=450)
+    assert usable.encode_batch(["the river"])[0].tolist() == ids_of(usable.loaded, ["the river"])[0]
+    trained = usable.loaded
     assert 200 < trained.special.vocab_size <= 450
     assert trained.special.roles() == ROLES
     assert trained.special.special_ids == (0, 1, 2, 3, 4)
@@ -101,7 +103,7 @@ def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
 def test_one_name_is_an_input(tmp_path, corpus):
     given = [str(corpus), corpus, [corpus]]
     first, *others = [bertdata.train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
-    assert all(each.files == first.files for each in others)
+    assert all(each.loaded.files == first.loaded.files for each in others)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("wordpiece", 10), ("bpe", 262), ("unigram", 10)])
@@ -169,7 +171,7 @@ def sequences():
 def test_ids_of_sequences_are_those_of_the_library_and_an_engine_gives_them(kind, tmp_path):
     from transformers import AutoTokenizer
 
-    made = train_tokenizer([], tmp_path / "t", type=kind)
+    made = train_tokenizer([], tmp_path / "t", type=kind).loaded
     again, theirs = load(str(tmp_path / "t")), AutoTokenizer.from_pretrained(str(tmp_path / "t"))
     assert (again.files, again.special) == (made.files, made.special)
     assert all(getattr(theirs, f"{role}_token_id") == number for role, number in made.special.roles().items())

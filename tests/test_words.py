@@ -25,7 +25,7 @@ from bertdata.tokenize.kernels.splits import cut_word
 from bertdata.tokenize.models import byte_letters, byte_symbols, trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
-from bertdata.tokenize.tokenizer import Tokenizer as Ours
+from bertdata.tokenize.tokenizer import LoadedTokenizer as Ours
 from bertdata.tokenize.words import GPT2_RULE
 
 cut_word, find_words, merge, merge_any = map(as_kernel, (cut_word, find_words, merge, merge_any))

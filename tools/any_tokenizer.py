@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 
 from bertdata.errors import TokenizerError
 from bertdata.tokenize.bytewords import LLAMA3_RULE
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.tokenize.words import GPT2_RULE
 
 WORDS = [
@@ -137,7 +137,7 @@ def made(draw: random.Random) -> str | None:
 
 def differences(spelled: str, texts: list[str]) -> Iterator[tuple[str, list[int], list[int]]]:
     """The texts for which our ids are others, with ours and those of the library."""
-    ours = Tokenizer(spelled)
+    ours = LoadedTokenizer(spelled)
     encoded = [text.encode() + b"\n" for text in texts]
     block = b"".join(encoded), np.append(0, np.cumsum([len(text) for text in encoded]))
     try:
@@ -177,7 +177,7 @@ def main(count: int, seed: int, texts: int) -> None:
         except TokenizerError:
             engines["the library fails"] += 1
             continue
-        ours = Tokenizer(spelled)
+        ours = LoadedTokenizer(spelled)
         ours.prepare()
         engines[ours.engine or "none"] += 1
         if found:

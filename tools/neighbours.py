@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Library
+from tokenizers import LoadedTokenizer as Library
 from tokenizers.models import BPE
 
 from bertdata.tokenize.forms import _cluster_rules
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 NEIGHBOURS = ["\u00a0", "²", "ﬁ", " ", "\n", "▁", "a", "é", "e\u0301", "\u1100\u1161", "🙂\u200d", "<x>"]
 CHUNK = 256  # code points of a text
@@ -56,7 +56,7 @@ def tokenizer_of(normalizer: normalizers.Normalizer) -> str:
     return library.to_str()
 
 
-def differ(tokenizer: Tokenizer, texts: list[str]) -> bool:
+def differ(tokenizer: LoadedTokenizer, texts: list[str]) -> bool:
     data = "".join(f"{text}\n" for text in texts).encode()
     offsets = np.append(0, np.cumsum([len(text.encode()) + 1 for text in texts])).astype(np.int64)
     ours = tokenizer.encode(data, offsets, sentences=False)
@@ -66,7 +66,7 @@ def differ(tokenizer: Tokenizer, texts: list[str]) -> bool:
 
 def check(name: str, content: str) -> bool:
     """Prints the code points of a tokenizer whose ids differ. Returns whether there are none."""
-    tokenizer = Tokenizer(content)
+    tokenizer = LoadedTokenizer(content)
     tokenizer.prepare()
     if not tokenizer.engine:
         print(f"{name}: no engine, {tokenizer.engine_refusal}")

@@ -26,7 +26,7 @@ from bertdata.read.loader import Loader
 from bertdata.read.pieces import PACKED_TOGETHER
 from bertdata.tokenize.load import load
 from bertdata.tokenize.spelling import spelled
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import Masking
 
 _COUNTED_TOKENS = 1 << 30  # of larger datasets, about so many evenly spaced tokens are counted
@@ -126,7 +126,7 @@ def _token_counts(dataset: Dataset) -> NDArray[np.int64]:
     return np.sum(parts, axis=0, dtype=np.int64)
 
 
-def _tokens(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
+def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
     """The most frequent tokens, the curve of frequency by rank, and how much of the vocabulary is used."""
     special = set(dataset.special_tokens.special_ids)
     order = np.argsort(-counts, kind="stable")
@@ -189,7 +189,7 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def _unknown(
-    dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64], inputs: Sequence[str | Path]
+    dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int64], inputs: Sequence[str | Path]
 ) -> dict[str, Any]:
     """How often the unknown token occurs, and what it stands for in the first documents that have it.
 
@@ -234,7 +234,7 @@ def _documents_with(dataset: Dataset, token: int) -> Iterator[int]:
             first_document += shard.num_documents
 
 
-def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: str) -> dict[str, Any]:
+def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
     """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
 
     spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).

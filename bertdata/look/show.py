@@ -28,9 +28,9 @@ def shown(
     Raises UsageError for a split or a position that does not exist.
     """
     from bertdata.tokenize.spelling import spelled
-    from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+    from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 
-    tokenizer = Tokenizer(dataset.tokenizer_file(TOKENIZER).decode(errors="replace"))
+    tokenizer = LoadedTokenizer(dataset.tokenizer_file(TOKENIZER).decode(errors="replace"))
     token_of = spelled(tokenizer)
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)

@@ -39,7 +39,7 @@ from bertdata.sources.maps import mapped
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import is_remote
 
 _SHOWN = 2000  # characters of a text that are printed
@@ -352,7 +352,7 @@ def _now(name: str) -> Input:
     return found
 
 
-def _has_ids(text: bytes, ids: NDArray[Any], tokenizer: Tokenizer) -> bool:
+def _has_ids(text: bytes, ids: NDArray[Any], tokenizer: LoadedTokenizer) -> bool:
     """Whether a text, with a newline after it, has the ids of a document."""
     encoded = tokenizer.encode(text + bytes(PADDING), np.array([0, len(text)]), sentences=False)
     return np.array_equal(encoded.ids[: encoded.ids.size - (tokenizer.special.separator is not None)], ids)

@@ -8,21 +8,21 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from bertdata.tokenize.load import SPECIALS, add_roles, esm_tokenizer
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 _NUM_BYTES = 256
 
 
-def residues() -> Tokenizer:
+def residues() -> LoadedTokenizer:
     """The tokenizer of ESM-2 (Lin et al., 2023): 33 tokens in its order, so that its weights can be used.
 
     A letter is a token: the 20 amino acids, B, O, U, X and Z, and `.` and `-` of alignments. White space is left out,
     as ESM's own tokenizer does. Every other character is <unk>, small letters too.
     """
-    return Tokenizer(esm_tokenizer().to_str())
+    return LoadedTokenizer(esm_tokenizer().to_str())
 
 
-def single_bytes() -> Tokenizer:
+def single_bytes() -> LoadedTokenizer:
     """A tokenizer of which each byte of the text is a token: 261 tokens, for DNA or for bytes of any kind.
 
     The first ids are those of the five special tokens; byte b has the id 5 + b. All text is kept, white space too, so
@@ -40,8 +40,8 @@ def single_bytes() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([characters, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     add_roles(tokenizer)
-    return Tokenizer(tokenizer.to_str())
+    return LoadedTokenizer(tokenizer.to_str())
 
 
-FIXED: dict[str, Callable[[], Tokenizer]] = {"residues": residues, "bytes": single_bytes}
+FIXED: dict[str, Callable[[], LoadedTokenizer]] = {"residues": residues, "bytes": single_bytes}
 """By type, one of choices.FIXED_TOKENIZERS."""

@@ -10,7 +10,14 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertdata.errors import TokenizerError, UsageError, install
-from bertdata.tokenize.tokenizer import ESM_ROLES, ROLE_SPELLINGS, SETTINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from bertdata.tokenize.tokenizer import (
+    ESM_ROLES,
+    ROLE_SPELLINGS,
+    SETTINGS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    LoadedTokenizer,
+)
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
@@ -19,7 +26,7 @@ MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
-def load(spec: str) -> Tokenizer:
+def load(spec: str) -> LoadedTokenizer:
     """Loads a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
 
     A directory with a SentencePiece model and neither of these, or that model, is converted by transformers.
@@ -65,7 +72,7 @@ def name_of(spec: str) -> str | None:
     return spec
 
 
-def _load_directory(path: Path) -> Tokenizer:
+def _load_directory(path: Path) -> LoadedTokenizer:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
         if (path / name).is_file():
@@ -91,7 +98,7 @@ def _load_directory(path: Path) -> Tokenizer:
     )
 
 
-def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
+def _load_file(path: Path, config: dict[str, Any]) -> LoadedTokenizer:
     """config: the content of tokenizer_config.json, if there is one."""
     if path.stat().st_size > MOST_BYTES:
         raise TokenizerError(
@@ -122,7 +129,7 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
         is_json = False
     try:
         if is_json:
-            return Tokenizer(text, roles, config.get("model_input_names"), settings)
+            return LoadedTokenizer(text, roles, config.get("model_input_names"), settings)
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         if "[UNK]" in lines and len(set(lines)) == len(lines):
             lower = config.get("do_lower_case")
@@ -130,9 +137,11 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
                 lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
             wordpiece = {token: number for number, token in enumerate(lines)}
             tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
-            return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"), settings)
+            return LoadedTokenizer(tokenizer.to_str(), roles, config.get("model_input_names"), settings)
         if lines == RESIDUES:
-            return Tokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"), settings)
+            return LoadedTokenizer(
+                esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"), settings
+            )
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     raise TokenizerError(
@@ -144,7 +153,7 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
     )
 
 
-def _load_hub(name: str) -> Tokenizer:
+def _load_hub(name: str) -> LoadedTokenizer:
     """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
 
     The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
@@ -184,7 +193,7 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
     return path
 
 
-def _convert(name: str) -> Tokenizer:
+def _convert(name: str) -> LoadedTokenizer:
     """A tokenizer whose directory or repository has neither file, as transformers converts it, as of SentencePiece."""
     try:
         from transformers import AutoTokenizer
@@ -216,7 +225,7 @@ def _convert(name: str) -> Tokenizer:
     roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
     present = {role: token for role, token in roles.items() if token}
     settings = {name: getattr(tokenizer, name) for name in SETTINGS}
-    return Tokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names, settings)
+    return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names, settings)
 
 
 def _require_on_hub(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -57,7 +57,7 @@ class Spelling:
         return " ".join(b"".join(parts).decode(errors="replace").split())
 
 
-def spelled(tokenizer: Tokenizer) -> Callable[[int], str]:
+def spelled(tokenizer: LoadedTokenizer) -> Callable[[int], str]:
     """A function: an id → its token as people read it."""
     spelling = Spelling(tokenizer.files[TOKENIZER])
     return lambda token: spelling.token(tokenizer.spell(token))

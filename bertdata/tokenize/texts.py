@@ -21,8 +21,7 @@ from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
 from bertdata.tokenize.rows import Part, Template, as_lists, padded, truncated
-from bertdata.tokenize.tokenizer import TOKENIZER, naming_texts
-from bertdata.tokenize.tokenizer import Tokenizer as Loaded
+from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer, naming_texts
 
 Texts = Sequence[str] | Sequence[bytes] | Any
 """Texts as str, as bytes in UTF-8, or as a pyarrow array of strings."""
@@ -39,8 +38,9 @@ class Tokenizer:
     May be used from several threads at once, and can be pickled.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+    def __init__(self, loaded: LoadedTokenizer) -> None:
+        self.loaded = loaded
+        """Its files, special tokens and settings."""
         self._lock = threading.Lock()
         self._encoders: dict[bool, Encoder] = {}  # split_special_tokens → encoder
         self._libraries: dict[bool, tokenizers.Tokenizer] = {}
@@ -57,7 +57,7 @@ class Tokenizer:
         return cls(load(str(path_or_name)))
 
     def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[Any, ...]]:
-        return _again, self._loaded.parts()
+        return _again, self.loaded.parts()
 
     @property
     def engine(self) -> str | None:
@@ -98,7 +98,7 @@ class Tokenizer:
         ids, bounds = self._encoded(data, offsets, workers, split_special_tokens)
         if add_special_tokens:
             template = self._template(is_pair=False, add_special_tokens=True)
-            ids, bounds, _ = template.rows([(ids, bounds)], self._loaded.token_dtype)
+            ids, bounds, _ = template.rows([(ids, bounds)], self.loaded.token_dtype)
         return ids, bounds
 
     def count(self, texts: Texts, *, workers: int = 1) -> NDArray[np.int64]:
@@ -127,12 +127,12 @@ class Tokenizer:
         parts = self._parts(text, text_pair)
         pads_to, cuts_to, strategy = self._limits(padding, truncation, max_length)
         template = self._template(is_pair=len(parts) == 2, add_special_tokens=add_special_tokens)
-        side = self._loaded.settings.get("truncation_side", "right")
+        side = self.loaded.settings.get("truncation_side", "right")
         if strategy:
             parts = truncated(parts, cuts_to - template.num_special, strategy, side)
         ids, bounds, kinds = template.rows(parts, np.int64)
         rows = {"input_ids": ids, "token_type_ids": kinds, "attention_mask": np.ones_like(ids)}
-        names = [name for name in rows if name in self._loaded.input_names]
+        names = [name for name in rows if name in self.loaded.input_names]
         widths = np.diff(bounds)
         if pads_to is not None:
             widths = np.maximum(widths, pads_to or widths.max(initial=0))
@@ -142,8 +142,8 @@ class Tokenizer:
                 "needs-option",
                 option="padding",
             )
-        fill = {"input_ids": self._loaded.special.pad or 0, "token_type_ids": 0, "attention_mask": 0}
-        left = self._loaded.settings.get("padding_side", "right") == "left"
+        fill = {"input_ids": self.loaded.special.pad or 0, "token_type_ids": 0, "attention_mask": 0}
+        left = self.loaded.settings.get("padding_side", "right") == "left"
         edges = np.append(0, np.cumsum(widths))
         flat = {name: padded(rows[name], bounds, edges, fill[name], left=left) for name in names}
         if return_tensors is None:
@@ -201,11 +201,11 @@ class Tokenizer:
                     option=option,
                     given=value,
                 )
-        limit = self._loaded.settings.get("model_max_length", _UNLIMITED + 1) if max_length is None else max_length
+        limit = self.loaded.settings.get("model_max_length", _UNLIMITED + 1) if max_length is None else max_length
         is_limited = limit <= _UNLIMITED
         if pads == "max_length" and not is_limited:
             pads = "do_not_pad"
-        if pads != "do_not_pad" and self._loaded.special.pad is None:
+        if pads != "do_not_pad" and self.loaded.special.pad is None:
             raise UsageError(
                 "the tokenizer has no token to pad with; leave padding out, or give a tokenizer that has one",
                 "unsupported",
@@ -218,10 +218,10 @@ class Tokenizer:
     def _encoder(self, split: bool) -> Encoder:  # noqa: FBT001
         with self._lock:
             if split not in self._encoders:
-                spelled = self._loaded.files[TOKENIZER].decode()
+                spelled = self.loaded.files[TOKENIZER].decode()
                 library = tokenizers.Tokenizer.from_str(spelled)
                 library.encode_special_tokens = split
-                allowing_all = replace(self._loaded.special, special_ids=())
+                allowing_all = replace(self.loaded.special, special_ids=())
                 self._libraries[split] = library
                 self._encoders[split] = Encoder(library, json.loads(spelled), allowing_all)
             return self._encoders[split]
@@ -262,7 +262,7 @@ class Tokenizer:
         encoded = ids_by(self._libraries[split], texts)
         bounds = np.append(0, np.cumsum([each.size for each in encoded], dtype=np.int64))
         ids = np.concatenate([np.zeros(0, np.int64), *encoded])
-        return ids.astype(self._loaded.token_dtype), bounds
+        return ids.astype(self.loaded.token_dtype), bounds
 
     def _template(self, *, is_pair: bool, add_special_tokens: bool) -> Template:
         key = is_pair, add_special_tokens
@@ -273,7 +273,7 @@ class Tokenizer:
 
 
 def _again(*parts: Any) -> Tokenizer:
-    return Tokenizer(Loaded(*parts))
+    return Tokenizer(LoadedTokenizer(*parts))
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -85,7 +85,7 @@ def _has_own_ids(added: list[dict[str, Any]] | None, tokenizer: tokenizers.Token
     return added is not None and taken == {token["content"]: token["id"] for token in added}
 
 
-class Tokenizer:
+class LoadedTokenizer:
     """A tokenizer whose special tokens have known roles."""
 
     files: dict[str, bytes]
@@ -183,7 +183,7 @@ class Tokenizer:
         """The roles of ROW_ROLES that no token has."""
         return [role for role in ROW_ROLES if role not in self._roles]
 
-    def with_special_tokens(self) -> Tokenizer:
+    def with_special_tokens(self) -> LoadedTokenizer:
         """This tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
 
         The new tokens get the ids after the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
@@ -208,7 +208,7 @@ class Tokenizer:
             template = json.loads(library.to_str())["post_processor"]
             content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        return Tokenizer(json.dumps(content), roles, self._given_names, self.settings)
+        return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.settings)
 
     @property
     def token_dtype(self) -> str:
@@ -383,7 +383,7 @@ def give_same_ids(first: bytes, second: bytes) -> bool:
 
 @contextmanager
 def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice: str = "") -> Iterator[None]:
-    """Adds to an error which of some texts it is about, and advice. offsets: as `Tokenizer.encode` has them."""
+    """Adds to an error which of some texts it is about, and advice. offsets: as `LoadedTokenizer.encode` has them."""
     try:
         yield
     except (FailedTextError, LongTextError) as error:
@@ -413,7 +413,7 @@ def _gives_type_ids(post_processor: dict[str, Any]) -> bool:
 
 
 def _texts(data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """The documents of `Tokenizer.encode`, each without the newline after it."""
+    """The documents of `LoadedTokenizer.encode`, each without the newline after it."""
     view = np.frombuffer(data, np.uint8).data
     return [str(view[start : stop - 1], "utf-8") for start, stop in pairwise(offsets.tolist())]
 

@@ -12,14 +12,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import UsageError
 from bertdata.tokenize.load import SPECIALS, add_roles, bert_tokenizer
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 _NUM_BYTES = 256
 _PENALTY = 1e-4  # the unigram trainer adds this to the score of one character after the other
 _DIGITS = 3  # of a unigram score, after the point
 
 
-def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """A tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
     cased: keep case and accents. The first ids are those of the five special tokens; the other tokens follow in the
@@ -43,10 +43,10 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
     blank.train_from_iterator(texts, trainer)
     learned = sorted(blank.get_vocab(with_added_tokens=False).keys() - set(SPECIALS), key=lambda token: token.encode())
     vocabulary = {token: number for number, token in enumerate([*SPECIALS, *learned])}
-    return Tokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str())
+    return LoadedTokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str())
 
 
-def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """A tokenizer like ModernBERT's: byte-level BPE (Radford et al., 2019) of at most `vocab_size` tokens.
 
     Text is put into the normal form NFC; not cased: and into lower case. Every text can be spelled, so [UNK] is never
@@ -70,10 +70,10 @@ def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Toke
     content["added_tokens"] = []  # added again, because [MASK] takes the space before it
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     add_roles(tokenizer, mask_takes_space=True)
-    return Tokenizer(tokenizer.to_str())
+    return LoadedTokenizer(tokenizer.to_str())
 
 
-def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """A tokenizer like those of ALBERT and XLM-R: a unigram language model (Kudo, 2018) of at most `vocab_size` tokens.
 
     Text is put into the normal form NFKC; not cased: without accents and in lower case. The first ids are those of the
@@ -110,10 +110,10 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     content["added_tokens"] = []
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     add_roles(tokenizer, mask_takes_space=True)
-    return Tokenizer(tokenizer.to_str())
+    return LoadedTokenizer(tokenizer.to_str())
 
 
-TRAINERS: dict[str, Callable[..., Tokenizer]] = {
+TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
     "wordpiece": train_wordpiece,
     "bpe": train_bpe,
     "unigram": train_unigram,

@@ -34,7 +34,7 @@ from bertdata.sources.inputs import Input
 from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.staging import ATTEMPTS
 from bertdata.write.state import FinishedUnits, UnitRecord, unit_name
@@ -102,7 +102,7 @@ def _cpus() -> int:
 
 
 def encode_on_cluster(
-    job: Job, tokenizer: Tokenizer, *, units: FinishedUnits, workers: int | None, progress: Callable[[int], None]
+    job: Job, tokenizer: LoadedTokenizer, *, units: FinishedUnits, workers: int | None, progress: Callable[[int], None]
 ) -> None:
     """Makes the units of a plan by tasks, in a `connected` context.
 
@@ -208,7 +208,7 @@ def _require_functions(job: Job) -> None:
 
 
 @lru_cache(maxsize=1)
-def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
+def _prepared(common: Any, attempts: Path) -> tuple[Job, LoadedTokenizer]:
     """What the tasks of a process share."""
     import ray
 
@@ -228,7 +228,7 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     return job, load(str(attempts))
 
 
-def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int]) -> dict[int, UnitRecord]:
+def _attempt(job: Job, tokenizer: LoadedTokenizer, attempts: Path, units: Sequence[int]) -> dict[int, UnitRecord]:
     paths = {unit: attempts / unit_name(unit) for unit in units}
     records = {unit: UnitRecord.read(path) for unit, path in paths.items() if path.exists()}
     plan = job.plan.narrowed(range(units[0], units[-1] + 1))

@@ -33,7 +33,7 @@ from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import is_remote, require_local_output
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
@@ -278,7 +278,7 @@ class _Work:
             _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
-    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> Tokenizer:
+    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
             continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
@@ -329,7 +329,7 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
     return f"{amount}; run the same command again to continue"
 
 
-def _publish(staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
+def _publish(staging: Path, units: FinishedUnits, tokenizer: LoadedTokenizer, plan: BuildPlan) -> None:
     """Raises InputError if there is no document."""
     counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
     publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))

@@ -20,7 +20,7 @@ from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
-from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
+from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally
@@ -72,7 +72,7 @@ class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self, tokenizer: Tokenizer, recipe: Recipe, plan: Plan, duplicates: NDArray[np.uint64] | None = None
+        self, tokenizer: LoadedTokenizer, recipe: Recipe, plan: Plan, duplicates: NDArray[np.uint64] | None = None
     ) -> None:
         """duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates

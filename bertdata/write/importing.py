@@ -26,7 +26,7 @@ from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.urls import is_remote, require_local_output, without_secrets
 from bertdata.write.kernels import count_special
@@ -134,7 +134,7 @@ def _format_of(names: Sequence[str], format: str) -> str:
     return formats.pop()
 
 
-def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None:
+def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int | None:
     """The id of the token that ends documents; None: the format says where they end, or litdata's items do."""
     if kind not in ("nanogpt", "litdata") and spelling is not None:
         sentence = f"--end-token is for nanogpt and litdata, and {kind} says itself where documents end; leave it out"
@@ -160,7 +160,7 @@ def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None
 class IdsEncoder:
     """Checks, counts and hashes ids. May be used by several threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
+    def __init__(self, tokenizer: LoadedTokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
         """shard_size: of a unit, in bytes of ids as they are stored."""
         self.files, self.shard_size = files, shard_size
         special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
@@ -227,7 +227,7 @@ class IdsEncoder:
         )
 
 
-def _counts(tally: Tally, tokenizer: Tokenizer, empty_sentences: int) -> tuple[SpecialTokens, dict[str, Any]]:
+def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> tuple[SpecialTokens, dict[str, Any]]:
     """The special tokens and the counts of an import.
 
     The separator is the special id with which every document ends, if there is one.

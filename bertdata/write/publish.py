@@ -18,7 +18,7 @@ from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_
 from bertdata.format.origins import NamedInput, prepare_directory, write_origins
 from bertdata.format.origins import array_name as origins_name
 from bertdata.format.table import DIGESTS, TABLE
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.write.staging import TOKENIZER_NAME, remove_staging
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
@@ -30,7 +30,7 @@ _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z0-9_
 _NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
 
 
-def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: Tokenizer, plan: BuildPlan) -> dict[str, Any]:
+def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokenizer, plan: BuildPlan) -> dict[str, Any]:
     """What the manifest of a build counts. splits: those that have documents."""
     names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
     return {
@@ -58,7 +58,7 @@ def publish(
     staging: Path,
     units: FinishedUnits,
     plan: BuildPlan,
-    tokenizer: Tokenizer,
+    tokenizer: LoadedTokenizer,
     special: SpecialTokens,
     counts: Mapping[str, Any],
     if_none: InputError,
@@ -154,6 +154,6 @@ def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, st
     yield from ((array_name(shard, "origins"), origins_name(shard)) for shard in origins)
 
 
-def file_digests(tokenizer: Tokenizer) -> dict[str, str]:
+def file_digests(tokenizer: LoadedTokenizer) -> dict[str, str]:
     """File name → SHA-256 in hex, of the files that a dataset publishes of its tokenizer."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}

@@ -16,7 +16,7 @@ from bertdata.files import TEMPORARY, locked, make_directory, naming, write_file
 from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
 from bertdata.tokenize.load import name_of
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 
 Progress = Callable[[int, int], None]
@@ -167,7 +167,7 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildErr
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def write_tokenizer(staging: Path, tokenizer: Tokenizer, spec: str | None, say: Callable[[str], None]) -> None:
+def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, spec: str | None, say: Callable[[str], None]) -> None:
     """Writes the files of a tokenizer and its name, and says which roles no token has.
 
     spec: as `load` takes it; None: the build trained it.

@@ -24,7 +24,7 @@ from bertdata.format.origins import DTYPE
 from bertdata.format.shard import ShardWriter
 from bertdata.format.table import shard_name
 from bertdata.sources.split import Task
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
 from bertdata.write.state import Tally, UnitRecord, unit_name
 from bertdata.write.threads import Crew, Share
@@ -187,7 +187,7 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     return dict(zip(SPLIT_COUNTS, counts.tolist(), strict=True))
 
 
-def by_spelling(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
+def by_spelling(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
     """Spelling → count of each special token that is there. counts: in the order of tokenizer.spellings."""
     return {tokenizer.spellings[number]: int(counts[number]) for number in counts.nonzero()[0].tolist()}
 

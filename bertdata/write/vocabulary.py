@@ -19,7 +19,8 @@ from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from bertdata.tokenize.texts import Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
 from bertdata.tokenize.train import TRAINERS
 from bertdata.urls import require_local_output
 from bertdata.write.publish import file_digests
@@ -49,7 +50,7 @@ class Vocabulary:
         require_known("type", self.type, (*TOKENIZER_TYPES, *FIXED_TOKENIZERS))
 
     @cached_property
-    def loaded(self) -> Tokenizer | None:
+    def loaded(self) -> LoadedTokenizer | None:
         """The tokenizer with the name, or the fixed one; None: it must be trained."""
         if self.name is None:
             return FIXED[self.type]() if self.type in FIXED else None
@@ -78,10 +79,10 @@ class Vocabulary:
         name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[self.type]
         return f"{'cased' if self.cased else 'lower-casing'} {name}"
 
-    def trained(self, sample: list[str]) -> Tokenizer:
+    def trained(self, sample: list[str]) -> LoadedTokenizer:
         return TRAINERS[self.type](sample, self.size, cased=self.cased)
 
-    def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> Tokenizer:
+    def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
         """The tokenizer of a build: the loaded one, that of an earlier, interrupted run, or one that is trained now."""
         if self.loaded:
             return self.loaded
@@ -135,7 +136,7 @@ def train_tokenizer(
     make_directory(directory)
     for name, content in made.files.items():
         write_file(directory / name, content)
-    return made
+    return Tokenizer(made)
 
 
 def _require_new(directory: Path) -> None:

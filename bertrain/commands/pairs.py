@@ -22,7 +22,7 @@ import bertdata
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.read.words import continuing
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertrain.commands import reading
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime.dist import World
@@ -79,7 +79,7 @@ def _draw(number: int) -> int:
     return bertdata.key(SEED, "pairs", number)
 
 
-def tokenizer_of(directory: Path, encoder: Encoder) -> Tokenizer:
+def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
     """The tokenizer of a checkpoint. Raises UsageError if there is none, or if it has not what rows are made of."""
     try:
         tokenizer = load_tokenizer(str(directory))
@@ -103,7 +103,9 @@ def tokenizer_of(directory: Path, encoder: Encoder) -> Tokenizer:
     return tokenizer
 
 
-def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, *, path: str, most: int) -> list[tuple[list[int], list[int]]]:
+def encode(
+    pairs: Sequence[Pair], tokenizer: LoadedTokenizer, *, path: str, most: int
+) -> list[tuple[list[int], list[int]]]:
     """The ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
 
     path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or of none.
@@ -132,7 +134,7 @@ def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, *, path: str, most: int)
 def log_likelihoods(
     encoder: Encoder,
     rows: Sequence[Sequence[int]],
-    tokenizer: Tokenizer,
+    tokenizer: LoadedTokenizer,
     ranks: World,
     *,
     score: str,
@@ -187,7 +189,7 @@ def evaluate(
     encoder: Encoder,
     pairs: Sequence[Pair],
     rows: Sequence[tuple[list[int], list[int]]],
-    tokenizer: Tokenizer,
+    tokenizer: LoadedTokenizer,
     ranks: World,
     *,
     score: str,

@@ -24,7 +24,7 @@ from bertdata.cli import OneSentence
 from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertrain.models import build, checks, pretrained
 from bertrain.models.families import family_of
 from bertrain.run import card, checkpoint, rundir
@@ -45,7 +45,7 @@ class Pieces(NamedTuple):
         return sum(not ids for ids in self.of_id)
 
 
-def pieces(old: Tokenizer, new: Tokenizer) -> Pieces:
+def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> Pieces:
     """The old ids that each new token is made of.
 
     A special token is the old one of the same role. A token is the old one that adds the same text. Any other is cut
@@ -69,7 +69,7 @@ def pieces(old: Tokenizer, new: Tokenizer) -> Pieces:
     return Pieces(of_id, copied)
 
 
-def _texts(tokenizer: Tokenizer) -> list[bytes]:
+def _texts(tokenizer: LoadedTokenizer) -> list[bytes]:
     """What each id adds to a text."""
     spelling = Spelling(tokenizer.files[TOKENIZER])
     return [spelling.text_of(tokenizer.spell(number)) for number in range(tokenizer.special.vocab_size)]
@@ -88,7 +88,7 @@ def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
     return ids
 
 
-def transplanted(directory: Path, new: Tokenizer, made_of: Pieces, *, seed: int) -> PreTrainedModel:
+def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed: int) -> PreTrainedModel:
     """The model of a checkpoint with the vocabulary of a tokenizer. Rows at random are those of a new model.
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
