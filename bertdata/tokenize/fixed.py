@@ -8,9 +8,8 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from bertdata.tokenize.load import SPECIALS, add_roles, esm_tokenizer
+from bertdata.tokenize.models import byte_letters
 from bertdata.tokenize.tokenizer import LoadedTokenizer
-
-_NUM_BYTES = 256
 
 
 def residues() -> LoadedTokenizer:
@@ -28,11 +27,7 @@ def single_bytes() -> LoadedTokenizer:
     The first ids are those of the five special tokens; byte b has the id 5 + b. All text is kept, white space too, so
     [UNK] is never given. Caduceus and HyenaDNA also have a token for each base, in a vocabulary of their own.
     """
-    # The library spells a byte as the character of that code point, or, where none is seen, as one after U+00FF.
-    spellings = set(pre_tokenizers.ByteLevel.alphabet())
-    others = iter(sorted(spelling for spelling in spellings if ord(spelling) >= _NUM_BYTES))
-    of_byte = [chr(byte) if chr(byte) in spellings else next(others) for byte in range(_NUM_BYTES)]
-    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *of_byte])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *byte_letters()])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     # Each character is a word of its own, because nothing else would cut a chromosome into words.
     characters = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 
+from bertdata.tokenize.models import byte_letters
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHER_BYTES)}
+_BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 """A character in the tokens of a byte-level tokenizer → the byte that it stands for, as in GPT-2: "Ġ" is a space."""
 
 
