@@ -23,14 +23,22 @@ from tokenizers import pre_tokenizers
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
 from bertdata.tokenize.forms import SPACE, Forms, flat, library_tokenizer
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
+from bertdata.tokenize.kernels.records import (
+    EACH_PIECE,
+    EACH_WORD,
+    FIRST_PIECE,
+    NEVER,
+    Output,
+    RunTables,
+    Text,
+    WordTables,
+)
 from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import byte_letters, model_tables, read_only
 from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
 from bertdata.types import SpecialTokens
 
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)  # when a prefix is put before text
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LETTERS_OF_BYTES = byte_letters()
 FORM_BYTES = 12  # that an entry has room for

@@ -35,6 +35,8 @@ ENDED = np.uint16(0x8000)  # a word ends before the character
 #   BLANK        is removed at the ends of a piece
 #   PREFIXED     has a normal form that begins with the prefix
 MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED = (np.uint64(1 << n) for n in range(24, 30))
+# WordTables.prefix_when: before which pieces, words or text a prefix is put
+NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)
 # WordTables.model
 BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
 # Output.hard, last column: where a hard run stands (LATER_PIECE: a whole piece, but not the one that begins the text),
@@ -93,7 +95,7 @@ class WordTables(NamedTuple):
     strips: int  # the ends of a piece at which blank characters are removed: STRIPS_LEFT, ...
     prefix: Any  # uint8 [k]: text put before a piece
     prefix_class: int  # class of the prefix
-    prefix_when: int  # 0: never; 1: before each piece; 2: before the piece that begins a document; 3: before each word
+    prefix_when: int  # NEVER, EACH_PIECE, FIRST_PIECE or EACH_WORD
     prefix_always: int  # 1: also before a piece that begins with it, else 0
     collapses: int  # 1: of several spaces one is left, else 0
     model: int  # BYTE_BPE, ...

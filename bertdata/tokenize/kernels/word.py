@@ -8,7 +8,7 @@ from bertdata.bits import store64
 from bertdata.jit import part
 from bertdata.tokenize.kernels.bits import decoded
 from bertdata.tokenize.kernels.merges import character_ids, merge_any
-from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, SPACE_FORM, UNIGRAM, WORD_PIECE
+from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, EACH_WORD, SPACE_FORM, UNIGRAM, WORD_PIECE
 from bertdata.tokenize.kernels.tries import whole_word
 from bertdata.tokenize.kernels.unigram import most_probable
 from bertdata.tokenize.kernels.wordpiece import longest_matches
@@ -47,7 +47,7 @@ def _normal_form(text, start, stop, prefixed, tables, word):
         store64(word, size + 8, entry >> uint64(32))
         size += length
         num_chars += int64((entry >> uint64(16)) & uint64(255))
-    if prefixed and tables.prefix_when == 3:
+    if prefixed and tables.prefix_when == EACH_WORD:
         width = tables.prefix.size
         has_it = size == width or size >= 2 * width
         for k in range(width, min(2 * width, size)):

@@ -15,8 +15,11 @@ from bertdata.tokenize.kernels.records import (
     CLASSES,
     CODE_POINT,
     DONE,
+    EACH_PIECE,
+    EACH_WORD,
     EMPTY,
     ENDED,
+    FIRST_PIECE,
     GAP,
     GIVES_SPECIAL,
     HARD_STEP,
@@ -263,7 +266,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
         if code == UNKNOWN_CODE_POINT:
             return code
         if code == MAY_DIFFER and has_begun == 0:
-            where = AT_BEGIN if begins or tables.prefix_when != 2 else LATER_PIECE
+            where = AT_BEGIN if begins or tables.prefix_when != FIRST_PIECE else LATER_PIECE
             state[NUM_HARD] = _put_hard(hard, num_hard, begin, pieces.stops[piece], p, where)
             return DONE
         i, code = max(i, start), DONE
@@ -271,13 +274,15 @@ def _encode_piece(pieces, piece, tables, runs, output):
         if num_hard == hard.shape[0]:
             code = TOO_MANY_HARD
             break
-        automaton, prefixed, is_first, word_stop = first_state, tables.prefix_when == 3, False, int64(-1)
-        if has_begun == 0 and (tables.prefix_when == 1 or (tables.prefix_when == 2 and begins)):
+        automaton, prefixed, is_first, word_stop = first_state, tables.prefix_when == EACH_WORD, False, int64(-1)
+        if has_begun == 0 and (tables.prefix_when == EACH_PIECE or (tables.prefix_when == FIRST_PIECE and begins)):
             i, entry = _after_silent(text, i, end, points, state)
             if entry == uint64(0):
                 code = UNKNOWN_CODE_POINT
                 break
-            if tables.prefix_when == 2 and i > begin:  # what begins the text has no normal form; is there a prefix?
+            if (
+                tables.prefix_when == FIRST_PIECE and i > begin
+            ):  # what begins the text has no normal form; is there a prefix?
                 num_hard = _put_hard(hard, num_hard, begin, end, p, AT_BEGIN)
                 break
             if entry & SILENT_FORM != uint64(0):
@@ -330,7 +335,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
 
 @jit(_nrt=False)
 def encode_words(pieces, tables, runs, output):
-    """Encodes pieces of text by the rules and the model of `tables`. Returns one of the codes above.
+    """Encodes pieces of text by the rules and the model of `tables`. Returns one of the codes of records.py.
 
     pieces: Text. tables: WordTables. runs: RunTables. output: Output. After a code other than DONE the caller supplies
     what is missing and calls the kernel again; it continues from output.state. After GIVES_SPECIAL it gives up.
