@@ -81,7 +81,7 @@ os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tes
 # Which test is the first to need a kernel is chance, and so is whose build would say that it compiles.
 of_a_build.announcing_compilation = lambda say: contextlib.nullcontext()
 # Tables that fill up often, and that a small build makes quickly.
-engine.NEAR_SETS = engine.FAR_SETS = 1 << 9
+engine.NEAR_LINES = engine.FAR_LINES = 1 << 9
 engine.HARD_RUNS = 4
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

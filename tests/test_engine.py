@@ -389,8 +389,8 @@ def test_what_no_engine_takes_is_left_to_the_library(edit):
 
 
 def test_tables_that_fill_up_are_begun_anew(monkeypatch):
-    monkeypatch.setattr(engine, "NEAR_SETS", 8)
-    monkeypatch.setattr(engine, "FAR_SETS", 8)
+    monkeypatch.setattr(engine, "NEAR_LINES", 8)
+    monkeypatch.setattr(engine, "FAR_LINES", 8)
     monkeypatch.setattr(engine, "POOLED_IDS", 128)
     tokenizer = load(VOCABULARY)
     texts = [" ".join(random_words(seed, 300)) for seed in range(10)]
@@ -427,7 +427,7 @@ def test_a_run_that_the_library_fails_on_is_named_by_its_document():
 
 def test_words_of_one_set_are_learned_once(monkeypatch):
     """A set has four slots in two lines; `encode_wordpiece` looks for most words in the first line alone."""
-    monkeypatch.setattr(engine, "NEAR_SETS", 1)
+    monkeypatch.setattr(engine, "NEAR_LINES", 1)
     tokenizer = load(VOCABULARY)
     lines = tokenizer._engine.near_factor  # which are one set of four slots
     assert lines == 2
@@ -443,7 +443,7 @@ def test_words_of_one_set_are_learned_once(monkeypatch):
 def test_there_are_more_runs_than_slots():
     tokenizer = load(VOCABULARY)
     words = random_words(7, 6000, alphabet="abcdqz", longest=16)
-    assert len(set(words)) > 2 * tokenizer._engine.near_factor * engine.NEAR_SETS
+    assert len(set(words)) > 2 * tokenizer._engine.near_factor * engine.NEAR_LINES
     check(tokenizer, [" ".join(words)])
     check(tokenizer, [" ".join(words[:1000])])
 
@@ -474,8 +474,8 @@ def require_exact_in_threads(vocabulary, texts, turns):
 
 
 def test_many_threads_give_what_one_gives(monkeypatch):
-    monkeypatch.setattr(engine, "NEAR_SETS", 128)
-    monkeypatch.setattr(engine, "FAR_SETS", 32)
+    monkeypatch.setattr(engine, "NEAR_LINES", 128)
+    monkeypatch.setattr(engine, "FAR_LINES", 32)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

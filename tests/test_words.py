@@ -406,7 +406,7 @@ def test_words_of_any_length(kinds, name):
 
 
 def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
-    for table in ("NEAR_SETS", "FAR_SETS"):
+    for table in ("NEAR_LINES", "FAR_LINES"):
         monkeypatch.setattr(engine, table, 8)
     monkeypatch.setattr(engine, "POOLED_IDS", 64)
     monkeypatch.setattr(engine, "SPELLED_BYTES", 256)
@@ -431,7 +431,7 @@ def test_merges(pairs, ids):
     table, results = np.full(128, records.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
     add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
     tables = MergeTables(table, results)
-    found, runs = np.array(ids), engine.new_runs(engine.NEAR_SETS)
+    found, runs = np.array(ids), engine.new_runs(engine.NEAR_LINES)
     runs.ids[: found.size] = found
     assert runs.ids[: merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
     ranks = np.full(found.size + 1, -7)

@@ -39,7 +39,7 @@ from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs, in lines of 64 bytes, two to a set
+NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # of 64 bytes in the tables of runs; two make a set
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
@@ -56,7 +56,7 @@ class Engine:
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
     near_factor = 1
-    """How many times NEAR_SETS lines its table of runs has."""
+    """How many times NEAR_LINES lines its table of runs has."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         self._tokenizer, self._special, self._unk = tokenizer, forbidden_ids(special), special.unk
@@ -144,7 +144,7 @@ class Engine:
         """What belongs to this thread: .tables and .runs."""
         thread = self._of_thread
         if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = self._new_tables(), new_runs(self.near_factor * NEAR_SETS)
+            thread.tables, thread.runs = self._new_tables(), new_runs(self.near_factor * NEAR_LINES)
         return thread
 
     def _page(self, number: int) -> NDArray[Any]:
@@ -325,12 +325,12 @@ def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
     return read_only(forbidden)
 
 
-def new_runs(near_sets: int) -> RunTables:
+def new_runs(near_lines: int) -> RunTables:
     """Empty tables of runs, for one thread."""
-    memory = _huge_pages(64 * (near_sets + FAR_SETS))
+    memory = _huge_pages(64 * (near_lines + FAR_LINES))
     return RunTables(
-        near=memory[: 8 * near_sets],
-        far=memory[8 * near_sets :][: 8 * FAR_SETS],
+        near=memory[: 8 * near_lines],
+        far=memory[8 * near_lines :][: 8 * FAR_LINES],
         used=np.zeros(2, np.int64),
         spelled=np.empty(SPELLED_BYTES, np.uint8),
         pool=np.empty(POOLED_IDS, np.uint32),
