@@ -15,7 +15,9 @@ from bertdata.format import answers
 from bertdata.format.arrays import HEADER_BYTES
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
+from bertdata.tokenize.forms import flat
 from bertdata.tokenize.load import load
+from bertdata.tokenize.models import kind_of
 from bertdata.tokenize.tokenizer import TOKENIZER
 
 _BAR = 40  # columns of the longest bar of the histogram
@@ -104,13 +106,11 @@ def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
 
 def _steps(content: dict[str, Any]) -> list[str]:
     """A tokenizer's model, normalizers and pre-tokenizers, as `tokenizers` names them. content: its JSON."""
-    parts = [content.get(part) or {} for part in ("normalizer", "pre_tokenizer")]
-    steps = [step for part in parts for step in (part.get("normalizers") or part.get("pretokenizers") or [part])]
+    steps = flat(content.get("normalizer"), "normalizers") + flat(content.get("pre_tokenizer"), "pretokenizers")
     names = {"ByteLevel": "byte-level", "BertPreTokenizer": ""}
-    model = content["model"]
-    named = [model.get("type") or ("BPE" if "merges" in model else "")]
+    named = [kind_of(content["model"])]
     for step in steps:
-        name = step.get("type", "")
+        name = step["type"]
         if name == "BertNormalizer":
             name = "lower-case" if step.get("lowercase") else "cased"
         named.append(names.get(name, name))

@@ -37,7 +37,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     Raises Unsupported for options that the kernel does not know.
     """
     require_small_ids(vocabulary)
-    kind = _kind_of(model)
+    kind = kind_of(model)
     fields: dict[str, Any] = {
         "byte_ids": np.full((2, 256), -1, np.int64),
         "pairs": np.full(1, records.EMPTY),
@@ -69,8 +69,8 @@ def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str,
     Raises Unsupported if kernels.splits cannot cut words for it.
     """
     require_small_ids(vocabulary)
-    if _kind_of(model) != "BPE":
-        raise Unsupported(f"it gives the bytes of words to a {_kind_of(model)} model")
+    if kind_of(model) != "BPE":
+        raise Unsupported(f"it gives the bytes of words to a {kind_of(model)} model")
     pairs, merged = _merges(model, vocabulary)
     if model.get("end_of_word_suffix"):
         raise Unsupported("its model marks the ends of words")
@@ -108,7 +108,8 @@ def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str,
     return {"pairs": table, "merged": merged, "symbols": symbols, "ids": ids.astype(np.int32), "trie": trie}
 
 
-def _kind_of(model: dict[str, Any]) -> str:
+def kind_of(model: dict[str, Any]) -> str:
+    """What kind a model is, given as JSON; files of older versions do not say it."""
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
     return model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
 
