@@ -162,7 +162,7 @@ def test_a_dataset_without_rows_has_a_page_that_says_so(tmp_path):
     succeeds(main, "import", tmp_path / "ids.bin", *arguments)
     data = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))
     assert data["samples"] is None
-    assert any("bertdata import --special-tokens adds them" in line for line in data["warnings"])
+    assert any("--special-tokens" in line for line in data["warnings"])
     assert data["flow"]["text"] == ["Ids of 200 bytes were imported."]
 
 

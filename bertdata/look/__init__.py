@@ -1,1 +1,1 @@
-"""What inspect, show and bench print: facts, samples, speed."""
+"""What is shown of a dataset and of a run: facts, samples, texts, pages, speed."""

@@ -298,7 +298,7 @@ def _warnings(data: dict[str, Any]) -> list[str]:
     if data["samples"] is None:
         found.append(
             "The tokenizer has no [CLS] or no [SEP], so a model cannot be trained on rows of this dataset; "
-            "bertdata import --special-tokens adds them."
+            "make it again with --special-tokens, which adds them."
         )
     if unknown["count"] > 0.001 * tokens["counted"]:
         found.append(

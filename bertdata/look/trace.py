@@ -345,7 +345,7 @@ def _is_below(name: str, directories: Sequence[str | Path]) -> bool:
 
 
 def _now(name: str) -> Input:
-    """An input by its name. Raises InputError or RemoteError if it cannot be read."""
+    """An input by its name. Raises InputError, DatasetError or RemoteError if it cannot be read."""
     found = find_inputs([name]).files[0] if is_remote(name) else local(name)
     if name == STANDARD_INPUT or found.is_stream:
         raise DatasetError(f"{name} was a pipe, which can be read only once", "read-once", given=name)

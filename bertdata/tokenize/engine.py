@@ -66,7 +66,7 @@ class Engine:
         self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
 
     def _new_tables(self) -> Any:
-        """The kernel's tables with the constant fields shared, and a new `points` in which no code point is known."""
+        """The kernel's tables with the constant fields shared, and new entries, in which no code point is known."""
         raise NotImplementedError
 
     def _with_page(self, tables: Any, number: int) -> Any:
@@ -76,7 +76,7 @@ class Engine:
         return tables
 
     def _entries(self, first: int) -> NDArray[Any]:
-        """Asks the tokenizer about the page of code points that begins with `first`. Returns its part of `points`."""
+        """Asks the tokenizer about the page of code points that begins with `first`. Returns its entries."""
         raise NotImplementedError
 
     def _is_stable(self, before: int, point: int) -> bool:

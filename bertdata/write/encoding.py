@@ -53,9 +53,9 @@ class Recipe:
 
     @property
     def published(self) -> dict[str, Any]:
-        """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
+        """The settings that the manifest has; words, map, dedup and encoding only where they are no default."""
         form = self.form
-        later = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
+        rare = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
         return {
             "documents": form.documents,
             "sentences": self.sentences,
@@ -63,7 +63,7 @@ class Recipe:
             "test": self.shares.test,
             "shard_size": form.shard_size,
             "max_documents": form.max_documents,
-            **{name: value for name, value in later.items() if value},
+            **{name: value for name, value in rare.items() if value},
             **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
         }
 

@@ -7,7 +7,7 @@ from numba import int64, uint64
 
 from bertdata.jit import jit, part
 
-NO_BYTE = np.uint64(256)  # of an entry of a trie; see `_child`
+NO_BYTE = np.uint64(256)  # of an entry of a trie; see `child_of`
 OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
 
 
