@@ -197,7 +197,7 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
         if name == CACHE and len(header["units"]) != num_units(header):
             raise ValueError("units")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        sentence = f"{path} is damaged: {type(error).__name__} {error}"
+        sentence = f"{path} is damaged: {type(error).__name__} {error}; copy or make it again"
         raise DatasetError(sentence, "damaged", given=path) from None
     return header
 

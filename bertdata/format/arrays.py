@@ -121,9 +121,11 @@ class Unmapped:
         try:
             end = offset + read_at(self._fd, rest, offset)
         except OSError as error:
-            raise DatasetError(f"{self.path} cannot be read: {error.strerror}", "unreadable") from None
+            sentence = f"{self.path} cannot be read: {error.strerror}; run the same again when it can be read"
+            raise DatasetError(sentence, "unreadable") from None
         if end < offset + len(rest):
-            raise DatasetError(f"{self.path} ends at byte {end}: it was cut short", "damaged", given=end)
+            sentence = f"{self.path} ends at byte {end}: it was cut short; copy or make it again"
+            raise DatasetError(sentence, "damaged", given=end)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -157,10 +159,10 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
         with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
-                sentence = f"{path} has {size:,} bytes and should have {expected:,}: it was cut short or replaced"
+                sentence = f"{path} has {size:,} bytes and should have {expected:,}; copy or make it again"
                 raise DatasetError(sentence, "damaged", given=size)
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                sentence = f"{path}: its first {HEADER_BYTES} bytes are not the header of {length} numbers of {dtype}"
+                sentence = f"{path} has no header of {length} numbers of {dtype} at its start; copy or make it again"
                 raise DatasetError(sentence, "damaged")
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -172,7 +174,8 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
         raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:
         if error.errno != errno.EMFILE:
-            raise DatasetError(f"{path} cannot be opened: {error.strerror}", "unreadable", given=path) from None
+            sentence = f"{path} cannot be opened: {error.strerror}; run the same again when it can be opened"
+            raise DatasetError(sentence, "unreadable", given=path) from None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

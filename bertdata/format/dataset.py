@@ -142,7 +142,7 @@ class Dataset:
         if not start < stop <= num_tokens:
             shard = split.shards[number].name
             path = array_path(self.path, shard, "documents")
-            sentence = f"{path} is damaged: document {local} runs from {start} to {stop}"
+            sentence = f"{path} is damaged: document {local} runs from {start} to {stop}; copy or make it again"
             raise DatasetError(sentence, "damaged", given=path)
         has_separator = self.special_tokens.separator is not None
         return self._array(name, number, "tokens")[start : stop - has_separator]
@@ -184,9 +184,10 @@ class Dataset:
             with open_plain(path, "rb") as file:
                 content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
+            sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
+            raise DatasetError(sentence, "unreadable", given=path) from None
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
-            sentence = f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build"
+            sentence = f"{path} is not the file that {MANIFEST} names; if a build replaced it, open the dataset again"
             raise DatasetError(sentence, "damaged", given=path)
         return content
 

@@ -188,10 +188,11 @@ def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Man
         manifest = _parse(record, open_table)
         dataset_id = manifest.dataset_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        sentence = f"{path} is damaged: {type(error).__name__} {error}"
+        sentence = f"{path} is damaged: {type(error).__name__} {error}; copy or make it again"
         raise DatasetError(sentence, "damaged", given=path) from None
     if dataset_id != record.get("dataset_id"):
-        raise DatasetError(f"{path} is damaged: its contents do not match its dataset_id", "damaged", given=path)
+        sentence = f"{path} is damaged: its contents do not match its dataset_id; copy or make it again"
+        raise DatasetError(sentence, "damaged", given=path)
     return manifest
 
 

@@ -46,21 +46,24 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
+        sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
+        raise DatasetError(sentence, "unreadable", given=path) from None
 
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """As `read_record`, from the bytes of a file. name: what an error calls it."""
     if len(content) > MAX_RECORD_BYTES:
-        raise DatasetError(f"{name} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes", "damaged", given=name)
+        sentence = f"{name} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes; copy or make it again"
+        raise DatasetError(sentence, "damaged", given=name)
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            raise DatasetError(f"{name} is damaged: its contents do not match its checksum", "damaged", given=name)
+            sentence = f"{name} is damaged: its contents do not match its checksum; copy or make it again"
+            raise DatasetError(sentence, "damaged", given=name)
         version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sentence = f"{name} is damaged: it is not a JSON object with a checksum"
+        sentence = f"{name} is damaged: it is not a JSON object with a checksum; copy or make it again"
         raise DatasetError(sentence, "damaged", given=name) from None
     if version not in versions:
         known = " and ".join(map(str, versions))

@@ -95,7 +95,8 @@ def open_one(directory: Path, shard: Shard, name: str) -> Any:
         array = array[:]
     if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
         sentence = (
-            f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
+            f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to "
+            f"{shard.num_tokens}; copy or make it again"
         )
         raise DatasetError(sentence, "damaged", given=path)
     return array

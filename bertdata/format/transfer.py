@@ -445,7 +445,10 @@ def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
 def _require_own_id(manifest: Manifest) -> None:
     """Raises DatasetError if a dataset gives itself the id of another, which `local_copy` would then take it for."""
     if manifest.computed_id() != manifest.dataset_id:
-        sentence = f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays"
+        sentence = (
+            f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays; make the "
+            "dataset again, and push it to another URL"
+        )
         raise DatasetError(sentence, "damaged", given=manifest.dataset_id)
 
 

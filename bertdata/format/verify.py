@@ -104,7 +104,8 @@ def require_own_tokens(directory: Path, manifest: Manifest) -> None:
         raise DatasetError(sentence, "damaged", given=files[0]) from None
     if replace(found, separator=special.separator) != special:
         sentence = (
-            f"{directory / MANIFEST} is damaged: its vocab_size or its special ids are not those of {files[0].name}"
+            f"{directory / MANIFEST} is damaged: its vocab_size or its special ids are not those of "
+            f"{files[0].name}; copy or make both again"
         )
         raise DatasetError(sentence, "damaged", given=directory / MANIFEST)
 
@@ -115,13 +116,16 @@ def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list
     record = read_record(path)
     try:
         if record["split"] != split:
-            raise DatasetError(f"{path} and the manifest disagree about the split", "damaged", given=record["split"])
+            sentence = f"{path} and the manifest disagree about the split; copy or make both again"
+            raise DatasetError(sentence, "damaged", given=record["split"])
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                raise DatasetError(f"{path} and the manifest disagree about array {array}", "damaged", given=array)
+                sentence = f"{path} and the manifest disagree about array {array}; copy or make both again"
+                raise DatasetError(sentence, "damaged", given=array)
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
-        raise DatasetError(f"{path} is damaged: it is not the record of this shard", "damaged") from None
+        sentence = f"{path} is damaged: it is not the record of this shard; copy or make it again"
+        raise DatasetError(sentence, "damaged") from None
 
 
 def _array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Masker:
             ordinary[special.unk] = False
         if not ordinary.any():
             raise UsageError(
-                "the vocabulary has only special tokens, so there is nothing to mask or to draw",
+                "the vocabulary has only special tokens, so there is nothing to mask or to draw; give another dataset",
                 "unsupported",
                 option="masking",
             )
