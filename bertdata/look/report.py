@@ -21,9 +21,8 @@ from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import BertdataError
 from bertdata.format.dataset import Dataset
 from bertdata.look import facts, page, trace
-from bertdata.read.kernels import pieces as kernels
 from bertdata.read.loader import Loader
-from bertdata.read.pieces import PACKED_TOGETHER
+from bertdata.read.pieces import borders, packed, pieces_of
 from bertdata.tokenize.load import load
 from bertdata.tokenize.spelling import spelled
 from bertdata.tokenize.tokenizer import LoadedTokenizer
@@ -165,16 +164,11 @@ def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
 
     sizes int64 [n]: tokens of documents.
     """
-    most = length - 2
-    counts = -(-sizes // most)  # pieces of each document
-    document = np.repeat(np.arange(sizes.size), counts)
-    number = np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    pieces = np.minimum(most, sizes[document] - most * number) + 2  # with [CLS] and [SEP]
-    area, num_rows = np.cumsum(pieces) // PACKED_TOGETHER, 0
-    for some in np.split(pieces, np.flatnonzero(np.diff(area)) + 1):
-        num_rows += kernels.pack(some, np.argsort(-some, kind="stable"), length, np.empty(some.size, np.int64))
-    filled = float(pieces.sum()) / length
-    return {"length": length, "documents": 1 - filled / pieces.size, "packed": 1 - filled / num_rows}
+    document, before, lengths = pieces_of(sizes, length - 2)
+    places, starts = lengths + 2, (np.cumsum(sizes) - sizes)[document] + before
+    num_rows = sum(packed(some, length)[0] for some in np.split(places, borders(starts)))
+    filled = float(places.sum()) / length
+    return {"length": length, "documents": 1 - filled / places.size, "packed": 1 - filled / num_rows}
 
 
 def _sizes(dataset: Dataset) -> NDArray[np.int64]:

@@ -85,12 +85,8 @@ class Pieces:
             sizes = np.diff(offsets) - stream.separator
             if sizes.min() < 0 or offsets[0] < 0 or offsets[-1] > stream.shards[number].num_tokens:
                 raise damaged(stream.dataset.path)
-            counts = -(-sizes // max_tokens)  # pieces of each document
-            document = np.repeat(np.arange(sizes.size), counts)  # the document of each piece
-            number_in_document = np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts)
-            before = max_tokens * number_in_document
-            starts = stream.starts[number] + offsets[document] + before
-            yield kernels.pack_pieces(starts, np.minimum(max_tokens, sizes[document] - before))
+            document, before, lengths = pieces_of(sizes, max_tokens)
+            yield kernels.pack_pieces(stream.starts[number] + offsets[document] + before, lengths)
 
     def _write_pieces(self, append: Append) -> dict[str, Any]:
         """Makes the index of `documents`."""
@@ -107,15 +103,13 @@ class Pieces:
         waiting = np.zeros(0, np.uint64)
         for more in itertools.chain(self._all_pieces(), [None]):  # None: there are no more
             together = waiting if more is None else np.concatenate([waiting, more])
-            area = kernels.piece_start(together) // np.uint64(PACKED_TOGETHER)
-            cuts = [0, *(np.flatnonzero(np.diff(area)) + 1).tolist()]
+            cuts = [0, *borders(kernels.piece_start(together)).tolist()]
             if more is None:
                 cuts.append(together.size)
             for start, stop in zip(cuts, cuts[1:], strict=False):
                 pieces = together[start:stop]
                 sizes = kernels.piece_length(pieces).astype(np.int64) + 2
-                order, row_of = np.argsort(-sizes, kind="stable"), np.empty(sizes.size, np.int64)
-                rows_here = kernels.pack(sizes, order, self.stream.length, row_of)
+                rows_here, order, row_of = packed(sizes, self.stream.length)
                 append("pieces", pieces[order[np.argsort(row_of[order], kind="stable")]])
                 pieces_of_row = np.bincount(row_of, minlength=rows_here)
                 append("rows", num_pieces + np.cumsum(pieces_of_row))
@@ -125,3 +119,28 @@ class Pieces:
             waiting = together[cuts[-1] :]
         pad_share = 1 - num_places / max(1, num_rows * self.stream.length)
         return {"pad_share": pad_share, "crop_share": 0.0, "max_pieces": max_pieces}
+
+
+def pieces_of(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cuts documents of so many tokens into pieces of at most `most`.
+
+    Of each piece: the number of its document, the tokens of the document before it, and its own. int64 [num_pieces].
+    """
+    counts = -(-sizes // most)
+    document = np.repeat(np.arange(sizes.size), counts)
+    before = most * (np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts))
+    return document, before, np.minimum(most, sizes[document] - before)
+
+
+def borders(starts: NDArray[Any]) -> NDArray[np.int64]:
+    """The pieces that share no row with the piece before them. starts: where each begins in the stream."""
+    return np.flatnonzero(np.diff(starts // starts.dtype.type(PACKED_TOGETHER))) + 1
+
+
+def packed(sizes: NDArray[np.int64], length: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Puts pieces that may share rows into rows. sizes: their places, [CLS] and [SEP] counted.
+
+    Returns the number of rows, the order in which the pieces were put in, and the row of each.
+    """
+    order, row_of = np.argsort(-sizes, kind="stable"), np.empty(sizes.size, np.int64)
+    return kernels.pack(sizes, order, length, row_of), order, row_of
