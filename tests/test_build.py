@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds, write_all
+from helpers import assert_goes_on_after_any_failure, failing, published, refuses, write_all
 from reference import documents as reference
 from reference import keys
 from sources import build_parts, stop_after_units, stopped, write
 
 import bertdata
-from bertdata.cli import main
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
 from bertdata.files import make_directory
 from bertdata.format.verify import verify
@@ -33,6 +32,8 @@ from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
+
+pytestmark = pytest.mark.usefixtures("dataset")  # so that kernels are compiled before calls are counted
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 
@@ -254,7 +255,6 @@ def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, voca
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("dataset")
 def test_an_overwriting_build_stopped_anywhere_keeps_the_old_or_continues(tmp_path, text, vocab, monkeypatch):
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.01)  # nobody goes on with the publication meanwhile
     options = {"shard_size": 900, "tokenizer": vocab, "overwrite": True}
@@ -278,7 +278,6 @@ def test_an_overwriting_build_stopped_anywhere_keeps_the_old_or_continues(tmp_pa
     assert kept > len(calls) // 4
 
 
-@pytest.mark.usefixtures("dataset")
 def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(tmp_path, text, vocab, monkeypatch):
     options = {"shard_size": 900, "tokenizer": vocab, "overwrite": True}
     assert stopped(text, tmp_path / "left", 2, **options)
@@ -315,7 +314,6 @@ def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, v
     assert verify(tmp_path / "out") == []
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
     """An array of an older dataset with its name is not taken for it."""
     options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
@@ -329,7 +327,6 @@ def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tm
     assert published(tmp_path / "out") == published(tmp_path / "complete")
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(
     tmp_path, text, vocab, bad
 ):
@@ -345,7 +342,6 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
     assert published(tmp_path / "out") == expected
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, vocab):
     options = {"tokenizer": vocab, "shard_size": 900}
     expected = published(build(text, tmp_path / "complete", **options).dataset.path)
@@ -357,7 +353,6 @@ def test_a_finish_that_was_killed_while_it_moved_files_goes_on(tmp_path, text, v
     assert published(tmp_path / "out") == expected
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_finish_after_one_that_has_published_says_that_the_dataset_is_there(tmp_path, text, vocab):
     """Also where that one was killed while it removed its directory."""
     for number in range(2):
@@ -372,7 +367,6 @@ def test_a_finish_after_one_that_has_published_says_that_the_dataset_is_there(tm
     assert verify(tmp_path / "out") == []
 
 
-@pytest.mark.usefixtures("dataset")
 @pytest.mark.parametrize("parallel", ["true", None])
 def test_a_build_leaves_nothing_behind_in_the_process(tmp_path, text, vocab, monkeypatch, parallel):
     """No memory of its readers, and `tokenizers` as it was."""
@@ -393,7 +387,6 @@ def test_a_build_leaves_nothing_behind_in_the_process(tmp_path, text, vocab, mon
     assert os.environ.get("TOKENIZERS_PARALLELISM") == parallel
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_build_in_place_of_another_removes_every_array_that_a_shard_may_have(tmp_path, text, vocab):
     old = build(text, tmp_path / "out", tokenizer=vocab).dataset.path / "train-00009.array-2.npy"
     old.touch()
@@ -401,7 +394,6 @@ def test_a_build_in_place_of_another_removes_every_array_that_a_shard_may_have(t
     assert not old.exists()
 
 
-@pytest.mark.usefixtures("dataset")
 def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
     unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
 
@@ -418,7 +410,6 @@ def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path,
     assert verify(tmp_path / "out") == []
 
 
-@pytest.mark.usefixtures("dataset")
 def test_a_pull_that_begins_before_a_build_has_its_lock_goes_on_alone(tmp_path, text, vocab):
     def make(directory):
         make_directory(directory.parent)
@@ -442,6 +433,7 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
         ({"documents": "line"}, ("blank", "line")),
         ({"max_documents": 5}, ("None", "5")),
         ({"strict": True}, ("False", "True")),
+        ({"encoding": "latin-1"}, ("None", "iso8859-1")),
         ({"tokenizer": str(bert)}, ("SHA-256", "SHA-256")),
         ({"tokenizer": None}, ("SHA-256", "trained, 30522")),
     ):
@@ -560,14 +552,32 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         ({"shard_size": 1e9}, "out-of-range", "shard_size"),
         ({"shard_size": 0}, "out-of-range", "shard_size"),
         ({"shard_size": 1 << 62}, "out-of-range", "shard_size"),
-        ({"max_documents": 0}, "out-of-range", "max_documents"),
+        *(({"max_documents": number}, "out-of-range", "max_documents") for number in (0, -1)),
+        ({"on_error": "stop"}, "unknown", "on_error"),
+        *(({"encoding": name}, "unknown", "encoding") for name in ("latin-99", "base64", "rot13", "", "utf-8\0")),
+        *(({"part": part}, "out-of-range", "part") for part in ((3, 3), (-1, 3), (0, 0))),
+        *(({"part": (0, 3), "inputs": name}, "conflict", "part") for name in ("pipe", "-")),
+        ({"part": (0, 3), "overwrite": True}, "conflict", "part"),
+        ({"part": (0, 3), "max_documents": 5}, "conflict", "part"),
+        ({"dedup": True, "part": (0, 2)}, "conflict", "dedup"),
+        ({"dedup": True, "ray": "local"}, "conflict", "dedup"),
+        ({"dedup": True, "inputs": "pipe"}, "conflict", "dedup"),
+        ({"out": "s3://bucket/name", "part": (0, 2)}, "conflict", "part"),
+        ({"out": "s3://bucket/name", "overwrite": True}, "conflict", "overwrite"),
+        *(({"tokenizer": None, "inputs": name}, "needs-option", "tokenizer") for name in ("pipe", "-")),
+        *(({"format": "parquet", "inputs": name}, "read-once", "inputs") for name in ("pipe", "-")),
     ],
+    ids=str,
 )
-def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, corpus, vocab, wrong, kind, option):
-    with refuses(kind, option, error=UsageError) as caught:
-        build([corpus], tmp_path / "out", tokenizer=vocab, **wrong)
-    assert str(caught.value.given) == str(wrong[option])
-    assert not (tmp_path / "out").exists()
+def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, monkeypatch, vocab, wrong, kind, option):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("text").write_text("the stone")
+    with refuses(kind, option, error=InputError if kind == "read-once" else UsageError) as caught:
+        build(**{"inputs": "text", "out": "out", "tokenizer": vocab} | wrong)
+    given = wrong["inputs" if kind == "needs-option" else option]
+    assert kind == "conflict" or str(caught.value.given) == str(given)
+    assert sorted(os.listdir()) == ["pipe", "text"]
 
 
 def test_the_first_invalid_byte_is_reported(tmp_path, vocab):
@@ -592,22 +602,6 @@ def test_nothing_is_written_outside_the_output(tmp_path, corpus, vocab):
     subprocess.run(command, env=environment, cwd=corpus.parent, check=True)
     assert [list(directory.iterdir()) for directory in elsewhere.values()] == [[], []]
     assert {path: path.stat().st_mtime_ns for path in corpus.parent.rglob("*")} == beside
-
-
-def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, vocab, full_disk):
-    """No file may grow above 9,000 bytes: the tokenizer fits and a shard of 8,000 bytes of text does not."""
-    out, long = tmp_path / "out", write(tmp_path / "long", make_text(150).replace("\n\n", "\n"))
-    arguments = [long, "--out", out, "--tokenizer", vocab, "--shard-size", "8000"]
-    with full_disk(9000):
-        done = invoke(main, "build", *arguments)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"Error: {out}")
-    assert done.stderr.count("\n") == 1
-    assert os.strerror(errno.EFBIG) in done.stderr
-    assert ".tmp" not in done.stderr
-    assert not (out / "manifest.json").exists()
-    succeeds(main, "build", *arguments)
-    assert verify(out) == []
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path, corpus, vocab):

@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 from sources import (
     BYTES,
     COMPRESSED,
-    CONTENTS,
     ENDING,
     FEW,
     MAKE,
@@ -243,14 +242,6 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
     stdin = io.TextIOWrapper(io.BufferedReader(OneByOne(PACK[ending](b"the stone\n\nriver"))))
     with patch.object(sys, "stdin", stdin):
         assert texts_of(Path("-")) == [b"the stone", b"river"]
-
-
-def test_standard_input_and_pipes_need_a_tokenizer(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("-", tmp_path / "pipe"):
-        with refuses("needs-option", "tokenizer", given=str(name)):
-            build(name, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
@@ -478,8 +469,9 @@ def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding
     assert verify(other.path) == []
 
 
-def test_utf8_by_any_name_is_the_default():
+def test_an_encoding_is_one_by_any_name_and_utf8_the_default():
     assert TextFormat(encoding="utf-8") == TextFormat(encoding="UTF8") == TextFormat(encoding="u8") == TextFormat()
+    assert TextFormat(encoding="latin-1") == TextFormat(encoding="iso-8859-1") != TextFormat()
 
 
 def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, vocab):
@@ -502,17 +494,6 @@ def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
         assert f" {count} " in stderr
         assert ("--encoding" in stderr) == (name == "german")
         assert "--strict" in stderr
-
-
-def test_an_interrupted_build_of_another_encoding_is_not_continued_as_utf8(tmp_path, vocab):
-    path = write(tmp_path / "text", as_text(ROWS))
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    build(path, tmp_path / "straight", encoding="latin-1", **options)
-    assert len(stopped(path, tmp_path / "out", 2, encoding="latin-1", **options)) == 2
-    with refuses("other-settings", "out", says="iso8859-1"):
-        build(path, tmp_path / "out", **options)
-    assert build(path, tmp_path / "out", encoding="iso-8859-1", **options).reused_units == 2
-    assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
 # ------------------------------------------------------------------------------------------- damaged compressed files
@@ -723,34 +704,24 @@ def test_a_reader_that_begins_in_a_long_document_keeps_nothing_of_it(folder, kin
 
 
 @FEW
-@given(CONTENTS, st.sampled_from(["blank", "line", "file"]), BLOCKS, SIZES, WANTED)
-@example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, lambda unit: unit in (1, 6))
-@example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, lambda unit: unit == 1)
-@example([b" \n" * 9 + b"a"], "line", 3, 4, lambda unit: unit == 4)
-def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_bytes, shard_size, wanted):
+@given(st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3), st.sampled_from(["blank", "line", "file"]), BLOCKS,
+       SIZES, WANTED, st.one_of(st.none(), st.integers(1, 20)))  # fmt: skip
+@example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, lambda unit: unit in (1, 6), None)
+@example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, lambda unit: unit == 1, None)
+@example([b" \n" * 9 + b"a"], "line", 3, 4, lambda unit: unit == 4, None)
+@example([b"a\nb\nc\nd\n"], "line", 1 << 20, 2, lambda unit: unit % 2 == 1, None)
+@example([b"a\nb\nc\n", b"d\ne\n"], "line", 1 << 20, 100, lambda unit: True, 3)
+@example([b"a\nb\nc\n", b"d\ne\n"], "line", 1 << 20, 2, lambda unit: True, 4)
+def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_bytes, shard_size, wanted, limit):
+    """Also if max_documents, which counts those of units that are not wanted, ends the reading."""
     for ending, pack in ((".txt", bytes), (".txt.gz", gzip.compress)):
         paths = [write(folder / f"{n}{ending}", pack(content)) for n, content in enumerate(contents)]
         form = {"documents": kind, "shard_size": shard_size}
         with patch.object(documents, "BLOCK_BYTES", block_bytes):
-            assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
+            some, every = read(paths, wanted, max_documents=limit, **form), read(paths, **form)[:limit]
+            assert some == [each for each in every if wanted(each[0])]
             every = first_replaced(paths, **form)
             assert first_replaced(paths, wanted, **form) == {u: first for u, first in every.items() if wanted(u)}
-
-
-@FEW
-@given(st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3), BLOCKS, SIZES, WANTED,
-       st.one_of(st.none(), st.integers(1, 20)))  # fmt: skip
-@example([b"a\nb\nc\nd\n"], 1 << 20, 2, lambda unit: unit % 2 == 1, None)
-@example([b"a\nb\nc\n", b"d\ne\n"], 1 << 20, 100, lambda unit: True, 3)
-@example([b"a\nb\nc\n", b"d\ne\n"], 1 << 20, 2, lambda unit: True, 4)
-def test_max_documents_counts_those_of_units_that_are_not_wanted(
-    folder, contents, block_bytes, shard_size, wanted, limit
-):
-    paths = [write(folder / f"{n}.txt", content) for n, content in enumerate(contents)]
-    form = {"documents": "line", "shard_size": shard_size}
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
-        some = read(paths, wanted, max_documents=limit, **form)
-        assert some == [each for each in read(paths, **form)[:limit] if wanted(each[0])]
 
 
 def test_valid_lines_are_never_decoded(folder):
@@ -930,25 +901,6 @@ def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "kind", "option"),
-    [
-        ("pipe", {}, "conflict", "part"),
-        ("-", {}, "conflict", "part"),
-        ("text", {"overwrite": True}, "conflict", "part"),
-        ("text", {"max_documents": 5}, "conflict", "part"),
-        *(("text", {"part": part}, "out-of-range", "part") for part in ((3, 3), (-1, 3), (0, 0))),
-    ],
-)
-def test_parts_that_cannot_be_are_refused(tmp_path, monkeypatch, vocab, name, options, kind, option):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    write(Path("text"), as_text(ROWS))
-    with refuses(kind, option):
-        build(name, "out", **{"tokenizer": vocab, "part": (0, 3)} | options)
-    assert not Path("out").exists()
-
-
 def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, corpus, vocab):
     out = tmp_path / "out"
     for arguments in ([corpus, "--finish"], ["--part", "1/2", "--finish"], [], ["--finish", "--overwrite"],
@@ -1091,11 +1043,6 @@ def test_every_kind_of_string_column_is_read(folder, kind, name):
 
 
 def test_parquet_is_read_from_plain_files_only(tmp_path, vocab):
-    os.mkfifo(tmp_path / "pipe")
-    with standard_input(write(tmp_path / "a", as_parquet(ROWS))):
-        for name in ("-", tmp_path / "pipe"):
-            with refuses("read-once", "inputs"):
-                build(name, tmp_path / "out", tokenizer=vocab, format="parquet")
     path = write(tmp_path / "a.parquet.gz", gzip.compress(as_parquet(ROWS)))
     with refuses("unsupported", "inputs"):
         build(path, tmp_path / "out", tokenizer=vocab)

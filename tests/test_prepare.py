@@ -1,7 +1,6 @@
 """Functions on the text of documents: bertdata.prepare and --map."""
 
 import json
-import os
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -187,15 +186,6 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
     places = {each.place for each in documents_of(loader, np.arange(loader.num_samples))}
     assert max(places) < path.stat().st_size / 2
-
-
-@pytest.mark.parametrize("options", [{"part": (0, 2)}, {"ray": "local"}, {}], ids=["part", "ray", "pipe"])
-def test_what_does_not_go_with_dedup_is_refused(tmp_path, corpus, vocab, options):
-    os.mkfifo(tmp_path / "pipe")
-    path = corpus if options else tmp_path / "pipe"
-    with refuses("conflict", "dedup"):
-        build(path, tmp_path / "out", tokenizer=vocab, dedup=True, **options)
-    assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------------ functions that are none

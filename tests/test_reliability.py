@@ -165,6 +165,7 @@ def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_pa
         except OSError as error:
             failed += 1
             assert (error.errno, error.filename is not None) == (number, True)  # noqa: PT017
+            assert ".tmp" not in str(error.filename)  # noqa: PT017
         assert not (out / "manifest.json").exists()
         build([tmp_path / "text"], out, **arguments)
         assert published(out) == published(small)

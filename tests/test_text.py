@@ -399,16 +399,6 @@ def test_inputs_that_no_build_could_read(folder, tmp_path):
     assert [file.size for file in find_inputs([empty, text_file]).files] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "value"),  # those of others test_build.py gives to a build
-    [("unknown", "on_error", "stop"), ("out-of-range", "max_documents", -1),
-     *(("unknown", "encoding", name) for name in ("latin-99", "base64", "rot13", "", "utf-8\0"))],
-)  # fmt: skip
-def test_wrong_formats_are_named(kind, option, value):
-    with refuses(kind, option, given=value):
-        TextFormat(**{option: value})
-
-
 def test_documents_of_a_column_have_64_bit_numbers_and_need_no_kernel_that_was_not_loaded():
     column = pa.array([b"a", b"b\xff", b"c"], pa.large_binary())
     made = Documents.of_column(column, np.arange(1, 4))

@@ -504,12 +504,6 @@ def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpu
     assert not [path for path in (cache / "outgoing").iterdir() if path.is_dir()]
 
 
-def test_what_does_not_go_with_a_url_is_refused(corpus, vocab):
-    arguments = ["build", corpus, "--out", "s3://bucket/name", "--tokenizer", vocab]
-    for option, *value in (["part", "1/2"], ["overwrite"]):
-        refused(main, *arguments, f"--{option}", *value, kind="conflict", option=option)
-
-
 SERVER = multiprocessing.get_context("forkserver")  # obstore does not work in a fork of a process that used it
 SERVER.set_forkserver_preload(["bertdata.cli", "bertdata.write.dataset", "bertdata.format.transfer"])
 
