@@ -343,7 +343,6 @@ def test_a_damaged_part_is_made_again(interrupted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(augment, "TEXTS", 32)
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))

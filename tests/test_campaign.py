@@ -26,7 +26,6 @@ TOOL = ROOT / "tools" / "campaign.py"
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
     command = [sys.executable, str(TOOL), "--count", "20", "--minutes", "0.7", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

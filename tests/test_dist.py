@@ -31,8 +31,6 @@ from training import (
 from bertrain.commands import evaluate
 from bertrain.run import rundir
 
-pytestmark = pytest.mark.dist
-
 
 @pytest.fixture(scope="module")
 def two(dataset, once):

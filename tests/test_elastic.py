@@ -242,7 +242,6 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path, trained, configs):
     options = RUN | {"model": configs["bert"], "micro_batch_size": 2}
     assert_near(train(dataset.path, tmp_path / "two", ranks=2, **options), entries(trained), rel=1e-4)

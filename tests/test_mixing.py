@@ -159,7 +159,6 @@ def test_another_mix_does_not_resume(mix, finished):
     assert change["changed"] == {"weights": [[0.7, 0.3], [7, 3]]}
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
     for ours, theirs in zip(entries(mixed), train(mix, tmp_path / "two", ranks=2, **STEPS), strict=True):

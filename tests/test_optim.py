@@ -182,7 +182,6 @@ def test_a_run_with_another_optimizer_resumes_to_the_same_bits(dataset, tmp_path
     refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="optimizer")
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "options"),

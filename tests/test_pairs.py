@@ -126,7 +126,6 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_two_ranks_give_the_result_of_one(bert_like, file):
     arguments = ["--checkpoint", bert_like, "--pairs", file, "--json"]
     said, _ = on_ranks(2, "bertrain.commands.evaluate", arguments)

@@ -121,7 +121,6 @@ def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp
     choice.check()
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
     options = {"model": write(tmp_path / "config.json", json.dumps(DROPOUT)), "eval_every": 0}
@@ -267,7 +266,6 @@ def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, mon
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset, tmp_path):
     options = {"objective": "nsp", "model": "bert-tiny", "steps": 3, "eval_every": 0, "micro_batch_size": 2}

@@ -457,7 +457,6 @@ def has_saved_its_last_step(run):
     return last_checkpoint(run).name == f"step-{entries(run)[-1]['step']:08d}"
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
     ranks = training.start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
@@ -469,7 +468,6 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
     assert has_saved_its_last_step(tmp_path / "run")
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
@@ -565,7 +563,6 @@ def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path,
     assert not list((tmp_path / "run").glob("*step*"))
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_path):
     out, options = tmp_path / "run", QUIET | {"steps": 6, "save_every": 2}
@@ -578,7 +575,6 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_
     assert sorted(path.name for path in out.glob("*step*")) == [f"step-{step:08d}" for step in (2, 4, 6)]
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dataset, tmp_path, step):

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

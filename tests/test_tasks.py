@@ -597,7 +597,6 @@ def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
     common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
     alone = tuned(*common, "--out", tmp_path / "one")
@@ -609,7 +608,6 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
 def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
     common = arguments(bert_run, tmp_path, *wrong, "--out", tmp_path / "out")

@@ -609,7 +609,6 @@ def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in own.parameters())
 
 
-@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"distil": "relations"}, {"distil": "hidden"}, {"cached": True}])
 def test_two_ranks_are_taught_as_one_is(dataset, big, caches, tmp_path, options):
