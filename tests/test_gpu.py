@@ -21,7 +21,7 @@ import torch.nn.attention.varlen
 from conftest import built, make_text
 from families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
 from helpers import json_of, succeeds, write_labelled
-from training import ALONE, CPU, entries, flags, launch, learner, train
+from training import ALONE, CPU, entries, flags, launch, learner, steps_of, train
 from transformers import CONFIG_MAPPING
 
 from bertrain.commands import doctor, evaluate
@@ -65,11 +65,6 @@ def big(dataset, configs, tmp_path_factory):
     out = tmp_path_factory.mktemp("gpu") / "big"
     train(dataset.path, out, model=configs["bert"], steps=4, precision="fp32", compile="off", **QUIET)
     return out
-
-
-def steps_of(data, out, **options):
-    """The entries of the log that are of steps, not of evaluations."""
-    return [entry for entry in train(data, out, **options) if "lr" in entry]
 
 
 def step(config, dataset, device, precision, *, samples=None):
@@ -156,7 +151,8 @@ def on_cpu(monkeypatch, data, out, **options):
     """A run in float32 on the CPU, not compiled."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
-        return steps_of(data, out, **options | {"precision": "fp32", "compile": "off", "gradient_checkpointing": False})
+        options |= {"precision": "fp32", "compile": "off", "gradient_checkpointing": False}
+        return steps_of(train(data, out, **options))
 
 
 STEPS = 12
@@ -213,7 +209,7 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
         patch.setattr(Run, "update", updated)
         patch.setattr(feed, "micro_batches", recorded)
         try:
-            *_, entry = steps_of(data, tmp_path / "run", **options)
+            *_, entry = steps_of(train(data, tmp_path / "run", **options))
         finally:
             if ON_GPU:
                 torch.cuda.set_sync_debug_mode("default")
@@ -232,9 +228,9 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
 def test_a_resumed_run_goes_on_as_it_would_have(dataset, tmp_path, more):
     """Not to the bit, as gradients are added with atomic operations; the first loss is that of the same weights."""
     options = {"model": "bert-tiny", "steps": 6, "save_every": 3, "eval_every": 3, **more}
-    straight = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
+    straight = [entry["loss"] for entry in steps_of(train(dataset.path, tmp_path / "run", **options))]
     shutil.rmtree(tmp_path / "run" / "step-00000006")
-    again = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
+    again = [entry["loss"] for entry in steps_of(train(dataset.path, tmp_path / "run", **options))]
     assert again[:4] == pytest.approx(straight[:4], rel=1e-5)
     assert again[4:] == pytest.approx(straight[4:], rel=2e-3)
 
@@ -243,7 +239,7 @@ def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
     """Steps change nothing until the scale is small enough; those have no loss in the log."""
     monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**24))
     options = {"model": "bert-tiny", "precision": "fp16", "compile": "off", "steps": 14, **QUIET, "log_every": 1}
-    log = steps_of(dataset.path, tmp_path / "run", **options)
+    log = steps_of(train(dataset.path, tmp_path / "run", **options))
     passed_over = [entry["loss"] is None for entry in log]
     assert passed_over[0]
     assert passed_over == sorted(passed_over, reverse=True)
@@ -268,8 +264,8 @@ def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
             process.kill()
             raise
     assert process.returncode == 0, err
-    steps_of(dataset.path, tmp_path / "alone", **options)
-    logs = ((entry for entry in entries(tmp_path / out) if "lr" in entry) for out in ("ranks", "alone"))
+    train(dataset.path, tmp_path / "alone", **options)
+    logs = (steps_of(entries(tmp_path / out)) for out in ("ranks", "alone"))
     together, alone = ([(entry["loss"], entry["grad_norm"]) for entry in log] for log in logs)
     assert len(together) == 3
     np.testing.assert_allclose(together, alone, rtol=1e-4)
@@ -315,7 +311,7 @@ def test_a_teacher_teaches_what_it_would_on_the_cpu(configs, dataset, big, metho
 def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_path):
     succeeds(teacher.main, "--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32,
              "--max-samples", 12, "--top-k", 20)  # fmt: skip
-    log = steps_of(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache"))
+    log = steps_of(train(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache")))
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["distil_loss"] < 5 for entry in log)
 

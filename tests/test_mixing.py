@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import built, make_text
-from helpers import invoke, json_of, refused, refuses, succeeds
+from helpers import invoke, json_of, refused, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import changing, entries, flags, losses, mixing, remove_after, train
+from training import changing, entries, flags, losses, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
@@ -235,15 +235,4 @@ def test_weights_are_in_the_order_of_the_datasets():
         words = ["--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3"]
         succeeds(command(run), *words)
     assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
-
-
-def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
-    with refuses("conflict", "teacher_cache"):
-        Config.of(**mixing(mix), teacher_cache="answers")
-    for data in (3, [["a", 1]], {"a": 1}):
-        with refuses("malformed", "data"):
-            Config.of(data=data)
-    for weights in (3, {"a": 1}, [1, "b"]):
-        with refuses("malformed", "weights"):
-            Config.of(data=["a", "b"], weights=weights)
     assert Config.of(data="a").paths == Config.of(data=["a"]).paths == ("a",)

@@ -17,7 +17,19 @@ import torch
 from conftest import built
 from helpers import invoke, json_of, refuses, succeeds, waited, write
 from tqdm import tqdm
-from training import QUIET, assert_near, changing, entries, flags, learner_of, on_ranks, refused_run, seal, train
+from training import (
+    QUIET,
+    assert_near,
+    at_step,
+    changing,
+    entries,
+    flags,
+    learner_of,
+    on_ranks,
+    refused_run,
+    seal,
+    train,
+)
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
@@ -29,28 +41,12 @@ from bertrain.models import build as models
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
 from bertrain.options.config import Config
-from bertrain.options.flags import read_options
 from bertrain.run import assemble, checkpoint, rundir
 from bertrain.run import evaluate as evaluation
-from bertrain.run.run import Run
-from bertrain.run.validation import Validation
 from bertrain.runtime import stop
 
 DROPOUT = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
            "intermediate_size": 64, "hidden_dropout_prob": 0.3}  # fmt: skip
-
-
-def at_step(monkeypatch, name, step, action):
-    """Calls `action` before method `name` of a run, or its evaluation, at a step."""
-    owner = Validation if name == "evaluate" else Run
-    method = getattr(owner, name)
-
-    def called(self, *arguments, **options):
-        if (self if owner is Run else self._run).step == step:
-            action()
-        return method(self, *arguments, **options)
-
-    monkeypatch.setattr(owner, name, called)
 
 
 def interrupt(number=signal.SIGINT):
@@ -273,20 +269,6 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
     out, _ = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **options))
     assert "unigram" not in out.split("step 3/3")[1]  # no loss of tokens
     assert_near(entries(tmp_path / "two"), alone, rel=1e-5)
-
-
-def test_options_of_another_type_or_name_are_one_sentence():
-    malformed = [("objective", "mlm+mlm"), ("lr", None), ("objective", None), ("steps", 5.5), ("isolate_documents", 1)]
-    for option, value in [*malformed, ("seed", True), ("objective", "half")]:
-        with refuses("unknown" if value == "half" else "malformed", option):
-            assemble.check_names(Config.of(data="x", **{option: value}))
-
-
-def test_what_is_no_run_json_is_one_sentence(tmp_path):
-    for content in (b"[]", b"\xff", b'{"config": null}', b"[" * 100_000):
-        (tmp_path / "run.json").write_bytes(content)
-        with refuses("not-a-run", "config"):
-            read_options(tmp_path / "run.json")
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -89,13 +90,30 @@ def test_a_file_of_options_is_read_alone(options_of, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "option"),
-    [("lr = ", "malformed", "config"), ("lrr = 1", "other-version", "config"), ('lr = "x"', "malformed", "lr"),
-     ("\xff", "not-a-run", "config")],
-)  # fmt: skip
-def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, content, kind, option):
-    (tmp_path / "mine.toml").write_bytes(content.encode("latin-1"))
-    refused(command(print), "--data", "d", "--config", tmp_path / "mine.toml", kind=kind, option=option)
+    ("name", "content", "kind", "option"),
+    [
+        ("run.toml", b"lr = ", "malformed", "config"),
+        ("run.toml", b"lrr = 1", "other-version", "config"),
+        ("run.toml", b'lr = "x"', "malformed", "lr"),
+        ("run.toml", b"\xff", "not-a-run", "config"),
+        ("run.toml", None, "too-large", "config"),
+        ("run.json", b'{"config": {"steps": "three"}}', "malformed", "steps"),
+        ("run.json", b'{"config": {"log": "tensorboard"}}', "other-version", "config"),
+        ("run.json", b"[]", "not-a-run", "config"),
+        ("run.json", b"\xff", "not-a-run", "config"),
+        ("run.json", b'{"config": null}', "not-a-run", "config"),
+        pytest.param("run.json", b"[" * 100_000, "not-a-run", "config", id="nested"),
+        ("run.json", None, "too-large", "config"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kind, option):
+    """One that is too large is named before it is parsed."""
+    file = tmp_path / name
+    file.write_bytes(content or b"")
+    if content is None:
+        os.truncate(file, 1 << 40)
+    given = str(file) if kind == "too-large" else ...
+    refused(command(print), "--data", "d", "--config", file, kind=kind, option=option, given=given)
 
 
 def test_a_recipe_is_named_alone_and_by_its_name(tmp_path):

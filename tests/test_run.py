@@ -22,12 +22,14 @@ from training import (
     QUIET,
     SMALL,
     TINY,
+    at_step,
     changing,
     entries,
     flags,
     last_checkpoint,
     losses,
     remove_after,
+    steps_of,
     train,
     train_twice,
 )
@@ -57,11 +59,6 @@ from bertrain.run import run as runs
 from bertrain.run.run import Run
 from bertrain.run.schedule import Plan
 from bertrain.runtime import clock, dist, feed, stop
-
-
-def steps_of(log):
-    """The entries of a log about training steps."""
-    return [entry for entry in log if "lr" in entry]
 
 
 def loader_state(run):
@@ -285,6 +282,16 @@ REFUSED = [
     ("conflict", "gradient_checkpointing", ELASTIC | {"gradient_checkpointing": True}),
     ("conflict", "compile", ELASTIC | {"compile": "on"}),
     ("conflict", "distil_layers", ELASTIC | {"teacher": "t", "distil": "hidden"}),
+    ("conflict", "teacher_cache", {"data": ["a", "b"], "weights": "0.7,0.3", "teacher_cache": "answers"}),
+    ("malformed", "data", *({"data": data} for data in (3, [["a", 1]], {"a": 1}))),
+    ("malformed", "weights", *({"data": ["a", "b"], "weights": weights} for weights in (3, {"a": 1}, [1, "b"]))),
+    ("malformed", "save_at", *({"save_at": [text]} for text in ("tokens", "tokens=", "rows=3", "words=1M,x"))),
+    ("malformed", "objective", {"objective": "mlm+mlm"}, {"objective": None}),
+    ("unknown", "objective", {"objective": "half"}),
+    ("malformed", "lr", {"lr": None}),
+    ("malformed", "steps", {"steps": 5.5}),
+    ("malformed", "isolate_documents", {"isolate_documents": 1}),
+    ("malformed", "seed", {"seed": True}),
 ]
 
 
@@ -292,8 +299,9 @@ REFUSED = [
     ("kind", "option", "given"), [(kind, option, given) for kind, option, *each in REFUSED for given in each], ids=str
 )
 def test_options_that_do_not_go_together_are_named(kind, option, given):
-    with refuses(kind, option, error=UsageError):
-        Config.of(**{"data": "x", "length": 32} | given)
+    with refuses(kind, option, error=UsageError) as caught:
+        assemble.check_names(Config.of(**{"data": "x", "length": 32} | given))
+    assert option not in ("lr_scale", "save_at") or given[option] == [caught.value.given]
 
 
 def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
@@ -374,13 +382,6 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
         assert each.loader.position == 6
     training.save(run)
     assert start().loader.state_dict() == run.loader.state_dict()
-
-
-def test_flags_beside_a_configuration_turn_things_off_too(dataset, tmp_path):
-    content = {"config": SMALL | QUIET | {"data": str(dataset.path), "steps": 1, "isolate_documents": True}}
-    (tmp_path / "run.json").write_text(json.dumps(content))
-    succeeds(pretrain.main, "--config", tmp_path / "run.json", "--out", tmp_path / "b", "--no-isolate-documents")
-    assert json.loads((tmp_path / "b" / "run.json").read_text())["config"]["isolate_documents"] is False
 
 
 def test_without_out_a_run_has_a_directory_of_its_model_and_day(dataset, tmp_path, monkeypatch):
@@ -498,26 +499,18 @@ class Held:
         monkeypatch.setattr(checkpoint, "write_file", held)
 
 
-def before_batch(monkeypatch, action):
-    """Calls action(run) before each batch."""
-    next_batch = Run.next_batch
-    monkeypatch.setattr(Run, "next_batch", lambda run: (action(run), next_batch(run))[1])
-
-
 def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(dataset, tmp_path, monkeypatch):
     options = QUIET | {"steps": 6, "save_every": 3}
     complete = train(dataset.path, tmp_path / "complete", **options)
     saved = []
 
-    def look(run):
-        if run.step in (4, 5):
-            assert held.begun.wait(120)
-            saved.append((tmp_path / "run" / "step-00000003").exists())
-        if run.step == 5:
-            held.go.set()
+    def look():
+        assert held.begun.wait(120)
+        saved.append((tmp_path / "run" / "step-00000003").exists())
 
     held = Held(monkeypatch)
-    before_batch(monkeypatch, look)
+    at_step(monkeypatch, "next_batch", 4, look)
+    at_step(monkeypatch, "next_batch", 5, lambda: (look(), held.go.set()))
     assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete)
     assert saved == [False, False]
     for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
@@ -543,19 +536,18 @@ def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path,
     leave = writer.Writer.__exit__
     held = Held(monkeypatch)
 
-    def interrupt_twice(run):
-        if run.step == 3:
-            assert held.begun.wait(120)
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
+    def interrupt_twice():
+        assert held.begun.wait(120)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
 
     def left(self, *exception):
         threading.Thread(target=lambda: (self.leaving.wait(120), held.go.set())).start()
         leave(self, *exception)
 
     monkeypatch.setattr(writer.Writer, "__exit__", left)
-    before_batch(monkeypatch, interrupt_twice)
+    at_step(monkeypatch, "next_batch", 3, interrupt_twice)
     with pytest.raises(SystemExit) as ended:
         train(dataset.path, tmp_path / "run", steps=9, **QUIET | {"save_every": 2})
     assert ended.value.code == 130
@@ -747,11 +739,6 @@ def memory_of(model="bert", *, rows=999, nproc=1, passes=1, **options):
     shape = Plan.of(config, OF_100, world_size=1)
     verdict, estimate = doctor._memory(config, shape, weights, nproc, passes, compiled=compiled)
     return verdict, float(re.search(r"([\d.]+) GB", estimate)[1])
-
-
-def test_the_doctor_counts_the_memory_of_each_sub_network():
-    needed = [memory_of(passes=passes)[1] for passes in (1, 2, 3)]
-    assert needed[1:] == pytest.approx([2 * needed[0], 3 * needed[0]], rel=0.01)
 
 
 def as_on_gpus(monkeypatch, *free, bf16=True):

@@ -27,6 +27,7 @@ from bertrain.pretrain import main, pretrain
 from bertrain.run import assemble, checkpoint, rundir
 from bertrain.run.records import Records
 from bertrain.run.run import Run
+from bertrain.run.validation import Validation
 from bertrain.runtime.dist import World
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
@@ -199,6 +200,11 @@ def entries(out):
     return [entry for entry in log if "stream" not in entry]
 
 
+def steps_of(log):
+    """The entries of a log about training steps."""
+    return [entry for entry in log if "lr" in entry]
+
+
 def losses(log):
     """Step and loss of every entry, training and validation, exactly as logged."""
     return [(entry["step"], entry.get("loss"), entry.get("validation_loss"), entry.get("grad_norm")) for entry in log]
@@ -210,6 +216,19 @@ def assert_near(one, other, *names, rel):
     logs = ([{name: e[name] for name in names if e.get(name) is not None} for e in log] for log in (one, other))
     for ours, theirs in zip(*logs, strict=True):
         assert ours == pytest.approx(theirs, rel=rel)
+
+
+def at_step(monkeypatch, name, step, action):
+    """Calls `action` before method `name` of a run, or its evaluation, at a step."""
+    owner = Validation if name == "evaluate" else Run
+    method = getattr(owner, name)
+
+    def called(self, *arguments, **options):
+        if (self if owner is Run else self._run).step == step:
+            action()
+        return method(self, *arguments, **options)
+
+    monkeypatch.setattr(owner, name, called)
 
 
 def last_checkpoint(run):
