@@ -436,3 +436,8 @@ GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wi
 def write_labelled(path, *, repeat=1, header=()):
     """A table of the texts of GOOD and BAD with labels 1 and 0, between tabs."""
     return write(path, *header, *[f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD] * repeat)
+
+
+def tuning(run, data, out, *more):
+    """The arguments of a fine-tuning on a table, of one seed and one epoch. more: others, which win over these."""
+    return ["--checkpoint", run, "--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1, *more]

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from families import fast, model_of
-from helpers import json_of, refused, refuses, succeeds, write_labelled
+from helpers import json_of, refused, refuses, succeeds, tuning, write_labelled
 from peft import PeftModel
 from safetensors.torch import load_file
 from training import (
@@ -201,9 +201,9 @@ def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path):
 @pytest.mark.parametrize("name", fast(["bert", "modernbert"], among=["modernbert"]))
 def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     start, data = last_checkpoint(runs(name)[0]), write_labelled(tmp_path / "train.tsv", repeat=4)
-    command = [finetune.main, "--checkpoint", start, "--train", data, "--dev", data, "--out", tmp_path / "out", "--lr",
-               2e-2, "--batch-size", 4, "--epochs", 10, "--lora", "r=4,alpha=8"]  # fmt: skip
-    result = json_of(*command, "--seeds", 1)
+    options = ["--lr", 2e-2, "--batch-size", 4, "--epochs", 10, "--lora", "r=4,alpha=8"]
+    command = [finetune.main, *tuning(start, data, tmp_path / "out", *options)]
+    result = json_of(*command)
     assert result["lora"] == "r=4,alpha=8"
     assert result["dev_accuracy"]["min"] == 1.0
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succeeds, write, write_labelled
+from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succeeds, tuning, write, write_labelled
 from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -438,23 +438,22 @@ def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- teachers
 
 
-TUNING = ["--seeds", 1, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
+TUNING = ["--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
 
 
 @pytest.fixture(scope="module")
 def teacher(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
     data = write_labelled(folder / "a.tsv", repeat=4)
-    options = ["--out", folder / "tuned", *TUNING]
-    result = json_of(finetune.main, "--checkpoint", checkpoint, "--train", data, "--dev", data, *options)
+    result = json_of(finetune.main, *tuning(checkpoint, data, folder / "tuned", *TUNING))
     assert result["dev_accuracy"]["min"] == 1.0
     return folder / "tuned" / "seed-0"
 
 
 def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, teacher, tmp_path):
     data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 4)
-    files = ["--train", data, "--dev", write_labelled(tmp_path / "dev.tsv"), "--out", tmp_path / "out"]
-    result = json_of(finetune.main, "--checkpoint", checkpoint, "--teacher", teacher, *files, *TUNING)
+    more = ["--dev", write_labelled(tmp_path / "dev.tsv"), "--teacher", teacher]
+    result = json_of(finetune.main, *tuning(checkpoint, data, tmp_path / "out", *more, *TUNING))
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)
 
@@ -473,7 +472,7 @@ def test_a_teacher_that_is_sure_is_worth_its_labels(name):
 
 def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
     data = write(tmp_path / "a.tsv", "river\tyes", "salt\tno")
-    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / "out", "--teacher"]
+    common = tuning(checkpoint, data, tmp_path / "out", "--teacher")
     for more, kind in (
         ([teacher], "unsupported"),
         ([teacher, "--task", "token"], "conflict"),
@@ -487,10 +486,9 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
 def test_a_teacher_of_another_kind_of_task_is_refused(checkpoint, tmp_path, is_seed):
     """Its labels have the same names."""
     data, several = write_labelled(tmp_path / "a.tsv"), tmp_path / "several"
-    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1, "--out"]
-    succeeds(finetune.main, *common, several, "--task", "multilabel")
+    succeeds(finetune.main, *tuning(checkpoint, data, several, "--task", "multilabel"))
     if not is_seed:
         (several / "seed-0" / "seed.json").unlink()
-    refused(finetune.main, *common, tmp_path / "out", "--teacher", several / "seed-0", kind="unsupported",
-            option="teacher", says="was fine-tuned for ")  # fmt: skip
-    succeeds(finetune.main, *common, tmp_path / "same", "--task", "multilabel", "--teacher", several / "seed-0")
+    common = tuning(checkpoint, data, tmp_path / "out", "--teacher", several / "seed-0")
+    refused(finetune.main, *common, kind="unsupported", option="teacher", says="was fine-tuned for ")
+    succeeds(finetune.main, *common, "--task", "multilabel")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from helpers import succeeds
+from helpers import succeeds, tuning
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from training import TINY, changing, train
@@ -173,10 +173,8 @@ def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     lines = [f"{word} {number}\t{word == 'good'}" for number in range(8) for word in ("good", "bad")]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
 
-    def tuned(**more):
-        options = {"train": tmp_path / "train.tsv", "dev": tmp_path / "train.tsv", "checkpoint": trained, "seeds": 1,
-                   "out": tmp_path / "tuned", "epochs": 1} | more  # fmt: skip
-        succeeds(finetune.main, *(word for name, value in options.items() for word in (f"--{name}", value)))
+    def tuned():
+        succeeds(finetune.main, *tuning(trained, tmp_path / "train.tsv", tmp_path / "tuned"))
         (run,) = json.loads((tmp_path / "tuned" / "result.json").read_bytes())["runs"]
         return run, tmp_path / "tuned" / "seed-0" / "README.md"
 

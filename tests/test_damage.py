@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import invoke, json_of, members, refused, refuses, succeeds, with_member, write_labelled
+from helpers import invoke, json_of, members, refused, refuses, succeeds, tuning, with_member, write_labelled
 from training import QUIET, cannot_read, flags, seal, train, weights_in
 
 from bertdata.format.records import read_record, write_record
@@ -139,14 +139,13 @@ def model(bert_run, tmp_path):
 def commands(model, dataset, out):
     """Commands that read a model: arguments."""
     data = write_labelled(out.parent / "data.tsv")
-    tuning = ["--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1]
     few = ["--length", 32, "--steps", 1, "--global-batch-size", 6]
     return {
         "init": ["pretrain", "--data", dataset.path, "--out", out, "--init", model, *few],
         "pretrain": ["pretrain", "--data", dataset.path, "--out", out, "--model", model, *few],
         "doctor": ["doctor", "--data", dataset.path, "--out", out, "--init", model, *few],
         "evaluate": ["evaluate", "--checkpoint", model, "--data", dataset.path, "--max-samples", 6],
-        "finetune": ["finetune", "--checkpoint", model, *tuning],
+        "finetune": ["finetune", *tuning(model, data, out)],
         "augment": ["augment", "--checkpoint", model, "--train", data, "--out", out.with_suffix(".tsv")],
         "teacher": ["teacher", "--model", model, "--data", dataset.path, "--out", out, "--max-samples", 6],
         "merge": ["merge", model, f"{model}/../second", "--out", out],

@@ -12,7 +12,7 @@ import transformers
 from conftest import ROOT
 from families import EVERY, LENGTHS, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from families import model_of as built
-from helpers import json_of, refuses, succeeds, write, write_labelled
+from helpers import json_of, refuses, succeeds, tuning, write, write_labelled
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
@@ -452,9 +452,7 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, na
     options = {"init": str(run), "teacher_cache": str(tmp_path / "logits"), "steps": 1, "eval_every": 0}
     taught = train(dataset.path, tmp_path / "taught", **options)
     assert taught[0]["distil_loss"] == pytest.approx(0, abs=1e-3)  # it begins as its teacher is
-    data = write_labelled(tmp_path / "train.tsv")
-    labelled = ("--train", data, "--dev", data, "--out", tmp_path / "tuned")
-    succeeds(finetune.main, "--checkpoint", run, *labelled, "--seeds", 1, "--epochs", 1)
+    succeeds(finetune.main, *tuning(run, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"))
 
 
 def test_a_loaded_roformer_does_not_train_its_sines(configs, dataset, tmp_path):

@@ -6,13 +6,14 @@ import shutil
 import signal
 import statistics
 
+import helpers
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from helpers import BAD, GOOD, contents, failing, json_of, recorded, refused, refuses, succeeds, write, write_labelled
+from helpers import BAD, GOOD, contents, failing, json_of, refused, refuses, succeeds, tuning, write, write_labelled
 from safetensors.torch import save_file
 from training import FORKS, cannot_read, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
@@ -43,26 +44,35 @@ class Follows(TASKS["pairs"]):
 
 
 @pytest.fixture
-def follows(tmp_path, monkeypatch):
+def follows(bert_run, tmp_path, monkeypatch):
+    """A fine-tuning for this task into tmp_path/out."""
     monkeypatch.setitem(TASKS, "follows", Follows)
     data = write(tmp_path / "data.tsv", *["the river\tthe stone\tyes", "a wind\tthe stone\tno"] * 8)
-    return ["--train", data, "--dev", data, "--out", tmp_path / "out", "--epochs", 1, "--seeds", 1]
+    return tuning(bert_run, data, tmp_path / "out", "--task", "follows")
 
 
-def test_a_task_from_outside_is_trained_and_has_a_card(bert_run, follows, tmp_path):
-    succeeds(finetune.main, "--checkpoint", bert_run, "--task", "follows", *follows)
+def test_a_task_from_outside_is_trained_and_has_a_card(follows, tmp_path):
+    succeeds(finetune.main, *follows)
     AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "out" / "seed-0")
     card = (tmp_path / "out" / "seed-0" / "README.md").read_text()
     assert "AutoModelForNextSentencePrediction" in card
     assert "pipeline_tag" not in card
-    given = ["--checkpoint", bert_run, "--task", "precedes", *follows]
-    assert refused(finetune.main, *given, kind="unknown", option="task").given == "precedes"
+    refused(finetune.main, *follows, "--task", "precedes", kind="unknown", option="task", given="precedes")
 
 
-def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monkeypatch):
-    monkeypatch.setattr(Follows, "loss", lambda self, logits, labels: logits.sum() * float("nan"))
-    given = ["--checkpoint", bert_run, "--task", "follows", *follows]
-    assert refused(finetune.main, *given, kind="not-finite", option="lr").given == 5e-5
+@pytest.mark.parametrize("when", ["in a loss", "in the last step"])
+def test_a_seed_that_diverges_ends(follows, tmp_path, monkeypatch, when):
+    score = finetune._score
+
+    def diverged(reader, data):
+        next(reader.model.parameters()).fill_(float("nan"))
+        return score(reader, data)
+
+    if when == "in a loss":
+        monkeypatch.setattr(Follows, "loss", lambda self, logits, labels: logits.sum() * float("nan"))
+    else:
+        monkeypatch.setattr(finetune, "_score", torch.no_grad()(diverged))
+    refused(finetune.main, *follows, kind="not-finite", option="lr", given=5e-5)
     assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
@@ -73,24 +83,10 @@ def test_long_rows_are_scored_fewer_at_a_time(monkeypatch, length, sizes):
     assert [*heads.Reader(None, None, None).all_logits(rows)] == sizes
 
 
-def test_a_seed_that_diverges_in_its_last_step_ends(bert_run, follows, tmp_path, monkeypatch):
-    score = finetune._score
-
-    def diverged(reader, data):
-        next(reader.model.parameters()).fill_(float("nan"))
-        return score(reader, data)
-
-    monkeypatch.setattr(finetune, "_score", torch.no_grad()(diverged))
-    given = ["--checkpoint", bert_run, "--task", "follows", *follows]
-    assert refused(finetune.main, *given, kind="not-finite", option="lr").given == 5e-5
-    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
-
-
 def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
-    files = ["--train", data, "--dev", data, "--test", data, "--out", tmp_path / "out"]
-    options = ["--checkpoint", bert_run, "--seeds", 2, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
-    done = succeeds(finetune.main, *files, *options, "--json")
+    options = ["--test", data, "--seeds", 2, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
+    done = succeeds(finetune.main, *tuning(bert_run, data, tmp_path / "out", *options), "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert "37 of 39" in done.stderr  # tensors of the encoder
     assert result["length"] == 128
@@ -111,9 +107,8 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
 
 def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=3)
-    common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
     for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
-        succeeds(finetune.main, *common, "--out", tmp_path / out, "--precision", precision)
+        succeeds(finetune.main, *tuning(bert_run, data, tmp_path / out, "--precision", precision))
     one, same, other = (weights_in(tmp_path / out / "seed-0") for out in ("a", "b", "c"))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
@@ -144,8 +139,7 @@ def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
 
 def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     data, out = write_labelled(tmp_path / "train.tsv", repeat=4), tmp_path / "out"
-    given = ["--checkpoint", source, "--train", data, "--dev", data, "--seeds", 1, "--lr", 2e-2, "--batch-size", 4]
-    given += ["--epochs", 4, "--out", out, "--freeze", "all"]
+    given = tuning(source, data, out, "--lr", 2e-2, "--batch-size", 4, "--epochs", 4, "--freeze", "all")
     succeeds(finetune.main, *given)
     curve = json.loads((out / "result.json").read_text())["runs"][0]["curve"]
     assert curve[-1]["train_loss"] < 0.9 * curve[0]["train_loss"]
@@ -170,8 +164,7 @@ def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name)
 def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
     data, tuned = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"
-    files = ["--train", data, "--dev", data, "--out", tuned]
-    succeeds(finetune.main, "--checkpoint", bert_run, *files, "--seeds", 1, "--epochs", 1)
+    succeeds(finetune.main, *tuning(bert_run, data, tuned))
     saved = weights_in(tuned / "seed-0")
     same, _ = heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
     other, loaded = heads.load(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
@@ -189,14 +182,12 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
         heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
 
 
-def test_a_full_disk_is_one_sentence(bert_run, tmp_path, full_disk):
-    data, out = write_labelled(tmp_path / "train.tsv"), tmp_path / "out"
-    arguments = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1]
+def test_a_full_disk_is_one_sentence(command, tmp_path, full_disk):
+    seed = tmp_path / "out" / "seed-0"
     with full_disk(100_000):
-        refusal = refused(finetune.main, *arguments, kind="unwritable", option="out")
-    assert refusal.given == str(out / "seed-0")
-    assert not (out / "seed-0" / "seed.json").exists()
-    succeeds(finetune.main, *arguments)
+        refused(finetune.main, *command, kind="unwritable", option="out", given=str(seed))
+    assert not (seed / "seed.json").exists()
+    succeeds(finetune.main, *command)
 
 
 def test_a_tokenizer_that_cannot_be_written_is_one_sentence(command, tmp_path, monkeypatch):
@@ -216,14 +207,11 @@ def test_a_tokenizer_that_cannot_be_written_is_one_sentence(command, tmp_path, m
 @pytest.fixture
 def command(bert_run, tmp_path):
     """A fine-tuning of one seed into tmp_path/out."""
-    data, files = write_labelled(tmp_path / "train.tsv"), []
-    for name, value in {"checkpoint": bert_run, "train": data, "dev": data, "out": tmp_path / "out"}.items():
-        files += [f"--{name}", value]
-    return [*files, "--seeds", 1, "--epochs", 1]
+    return tuning(bert_run, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
 
 
 def test_a_seed_survives_a_loss_of_power(command, tmp_path):
-    with recorded(tmp_path) as disk:
+    with helpers.recorded(tmp_path) as disk:
         succeeds(finetune.main, *command)
     seed = tmp_path / "out" / "seed-0"
     files = [path for path in seed.rglob("*") if path.is_file()]
@@ -314,8 +302,7 @@ def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
         (broken / name).write_bytes((source / name).read_bytes())
     weights = weights_in(source)
     save_file({k: v for k, v in weights.items() if "layer.1." not in k}, broken / "model.safetensors", {"format": "pt"})
-    data = write_labelled(tmp_path / "train.tsv")
-    arguments = ["--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out"]
+    arguments = tuning(broken, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
     refused(finetune.main, *arguments, kind="weights-missing", option="checkpoint", says="bert.encoder.layer.1.")
     (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
     refused(finetune.main, *arguments, kind="model-unreadable", option="checkpoint")
@@ -325,11 +312,11 @@ def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
 
 
 def test_a_tokenizer_that_cannot_pad_is_refused(source, tmp_path):
-    bare, data = tmp_path / "bare", write_labelled(tmp_path / "train.tsv")
+    bare = tmp_path / "bare"
     shutil.copytree(source, bare, ignore=shutil.ignore_patterns("checkpoint.json"))
     settings = json.loads((bare / "tokenizer_config.json").read_text())
     (bare / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
-    arguments = ["--checkpoint", bare, "--train", data, "--dev", data, "--out", tmp_path / "out"]
+    arguments = tuning(bare, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
     refused(finetune.main, *arguments, kind="tokenizer-lacks-token", option="checkpoint", given=str(bare))
 
 
@@ -338,9 +325,8 @@ def test_regression(bert_run, tmp_path):
             for text in GOOD + BAD for other in GOOD]  # fmt: skip
     path = write(tmp_path / "pairs.jsonl", *map(json.dumps, rows))
     columns = ["--task", "regression", "--text", "a", "--other", "b", "--label", "score"]
-    options = ["--checkpoint", bert_run, "--seeds", 1, "--epochs", 8, "--lr", 2e-3, "--batch-size", 6]
-    files = ["--train", path, "--dev", path, "--out", tmp_path / "out"]
-    result = json_of(finetune.main, *files, *columns, *options)
+    options = ["--epochs", 8, "--lr", 2e-3, "--batch-size", 6]
+    result = json_of(finetune.main, *tuning(bert_run, path, tmp_path / "out", *columns, *options))
     assert result["dev_pearson"]["median"] > 0.5
     assert result["dev_spearman"]["median"] > 0.5
 
@@ -436,7 +422,7 @@ def test_a_column_without_a_name_is_one_sentence(tmp_path):
 def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", header=["sentence\tlabel"])
     other, gone, none = write(tmp_path / "dev.tsv", "light\t7"), tmp_path / "gone", tmp_path / "none.tsv"
-    arguments = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--out", tmp_path / "out"]
+    arguments = tuning(bert_run, data, tmp_path / "out")
     for more, kind, option, value in (
         (["--text", "body"], "no-column", "text", "body"),
         (["--text", "7"], "no-column", "text", "7"),
@@ -455,8 +441,8 @@ def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
 
 
 def test_a_checkpoint_that_does_not_exist_is_refused_without_the_words_of_the_hub(tmp_path):
-    arguments = ["--train", write_labelled(tmp_path / "train.tsv"), "--dev", tmp_path / "train.tsv", "--out", tmp_path]
+    data = write_labelled(tmp_path / "train.tsv")
     for gone in ("nothere/", "./nothere", "a/b/nothere"):
-        error = refused(finetune.main, "--checkpoint", gone, *arguments, kind="model-not-found", option="checkpoint")
+        error = refused(finetune.main, *tuning(gone, data, tmp_path), kind="model-not-found", option="checkpoint")
         assert error.given == gone
         assert "Repo id" not in str(error)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.attention.varlen
 from conftest import built, make_text
 from families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
-from helpers import json_of, succeeds, write_labelled
+from helpers import json_of, succeeds, tuning, write_labelled
 from training import ALONE, CPU, entries, flags, launch, learner, steps_of, train
 from transformers import CONFIG_MAPPING
 
@@ -295,8 +295,8 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
 
 def test_a_task_is_learned(big, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
-    result = json_of(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
-                        "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4)  # fmt: skip
+    options = ["--epochs", 12, "--lr", 3e-3, "--batch-size", 4]
+    result = json_of(finetune.main, *tuning(big, data, tmp_path / "out", *options))
     assert result["dev_accuracy"]["min"] == 1.0
 
 

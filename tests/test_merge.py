@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import failing, invoke, json_of, recorded, refused, succeeds, write, write_labelled
+from helpers import failing, invoke, json_of, recorded, refused, succeeds, tuning, write, write_labelled
 from huggingface_hub import ModelCard
 from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
@@ -136,8 +136,7 @@ def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_p
     (other / "tokenizer.json").unlink()
     refuse(first, other, kind="tokenizer-not-found", option="tokenizer")
     data = write_labelled(tmp_path / "train.tsv")
-    tuned = ["--checkpoint", runs[0], "--train", data, "--dev", data, "--out", tmp_path / "tuned", "--length", 16]
-    succeeds(finetune.main, *tuned, "--seeds", 2, "--epochs", 1)
+    succeeds(finetune.main, *tuning(runs[0], data, tmp_path / "tuned", "--length", 16, "--seeds", 2))
     seeds = [tmp_path / "tuned" / f"seed-{seed}" for seed in (0, 1)]
     refuse(*seeds, kind="weights-missing", option=None)
     assert not (tmp_path / "none").exists()

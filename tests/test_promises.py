@@ -14,22 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import training
 from conftest import built
-from helpers import invoke, json_of, refuses, succeeds, waited, write
+from helpers import invoke, json_of, refuses, succeeds, tuning, waited, write
 from tqdm import tqdm
-from training import (
-    QUIET,
-    assert_near,
-    at_step,
-    changing,
-    entries,
-    flags,
-    learner_of,
-    on_ranks,
-    refused_run,
-    seal,
-    train,
-)
+from training import QUIET, assert_near, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
@@ -200,9 +189,7 @@ def write_examples(path, rows):
 
 
 def tune(run, tmp_path, data, *more):
-    arguments = ["--checkpoint", run, "--train", data, "--dev", data, "--out", tmp_path / "out", "--seeds", 1]
-    arguments += ["--epochs", 1, *more]
-    return invoke(finetune.main, *arguments)
+    return invoke(finetune.main, *tuning(run, data, tmp_path / "out", *more))
 
 
 def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_path):
@@ -293,7 +280,7 @@ def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, bert_run, tm
     path = out / "step-00000001" / checkpoint.BESIDE
     tensors = torch.load(path, weights_only=True)
     torch.save({name.replace("projection", "map"): tensor for name, tensor in tensors.items()}, path)
-    seal(path.parent)
+    training.seal(path.parent)
     refused_run(dataset.path, out, steps=2, kind="other-settings", option="objective", **options)
 
 

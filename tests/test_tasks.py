@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from helpers import BAD, GOOD, json_of, refuses, write, write_labelled
+from helpers import BAD, GOOD, json_of, refuses, tuning, write, write_labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import entities as slow
@@ -37,8 +37,7 @@ tuned = partial(json_of, finetune.main)
 
 def learned(run, tmp_path, data, name, *more):
     """The result of a fine-tuning of one seed on small batches."""
-    options = ["--task", name, "--seeds", 1, "--lr", 3e-3, "--batch-size", 3, *more]
-    return tuned("--checkpoint", run, "--train", data, "--dev", data, "--out", tmp_path / "out", *options)
+    return tuned(*tuning(run, data, tmp_path / "out", "--task", name, "--lr", 3e-3, "--batch-size", 3, *more))
 
 
 def task(name, text="0", other="", label="-1", **more):
@@ -129,9 +128,8 @@ def test_answers_are_compared_as_squad_does():
 
 def test_pairs_are_classification_of_two_texts(bert_run, tmp_path):
     data = write(tmp_path / "a.tsv", *(f"{a}\t{b}\t{int(a in GOOD)}" for a in GOOD + BAD for b in GOOD))
-    common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
-    one = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
-    same = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
+    one = tuned(*tuning(bert_run, data, tmp_path / "pairs", "--task", "pairs"))
+    same = tuned(*tuning(bert_run, data, tmp_path / "classes", "--other", 1))
     assert one["dev_accuracy"] == same["dev_accuracy"]
     one, same = (weights_in(tmp_path / out / "seed-0") for out in ("pairs", "classes"))
     assert all(torch.equal(one[name], same[name]) for name in one)
@@ -243,8 +241,7 @@ def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, t
 def test_the_tags_choose_the_measure_of_a_seed(bert_run, tmp_path):
     for number, (tag, measure) in enumerate((("B-X", "entity_f1"), ("NOUN", "accuracy"))):
         data, out = write(tmp_path / "a.txt", f"river {tag}", "the O", "", f"salt {tag}"), tmp_path / f"{number}"
-        files = ["--train", data, "--dev", data, "--out", out, "--task", "token", "--text", 0]
-        helpers.succeeds(finetune.main, "--checkpoint", bert_run, *files, "--seeds", 1, "--epochs", 1)
+        tuned(*tuning(bert_run, data, out, "--task", "token", "--text", 0))
         assert json.loads((out / "seed-0" / "seed.json").read_bytes())["of"]["the measure"] == measure
 
 
@@ -385,9 +382,7 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     examples, _ = task("choice").read(str(tmp_path / "d-train.json"))
     expected = [("男：水\n女：light", "what", 0), ("river", "what", 1)]
     assert [(q.text, q.question, q.answer) for q in examples] == expected
-    path = tmp_path / "d-train.json"
-    common = ["--task", "choice", "--checkpoint", bert_run, "--train", path, "--dev", path, "--seeds", 1,
-              "--epochs", 1, "--out", tmp_path / "out"]  # fmt: skip
+    common = tuning(bert_run, tmp_path / "d-train.json", tmp_path / "out", "--task", "choice")
     tuned(*common)
     other = tmp_path / "m-train.json"
     other.write_text(other.read_text().replace("river", "wind"))
@@ -541,15 +536,14 @@ def test_a_table_of_pronouns_needs_their_places(tmp_path):
 
 
 def arguments(run, tmp_path, *more):
-    data = write_labelled(tmp_path / "a.tsv")
-    return ["--checkpoint", run, "--train", data, "--dev", data, "--epochs", 2, *more]
+    return tuning(run, write_labelled(tmp_path / "a.tsv"), tmp_path / "out", "--epochs", 2, *more)
 
 
 def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp_path, monkeypatch):
     seeds, run = [], finetune.train_seed
     monkeypatch.setattr(finetune, "train_seed", lambda work, seed: seeds.append(seed) or run(work, seed))
-    common = arguments(bert_run, tmp_path, "--out", tmp_path / "out")
-    tuned(*common, "--seeds", 1)
+    common = arguments(bert_run, tmp_path)
+    tuned(*common)
     result = tuned(*common, "--seeds", 2)
     assert seeds == [0, 1]
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
@@ -574,12 +568,12 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
         assert all(str(value) in refusal.sentence for value in [first, *values])
     assert all(path.read_bytes() == content for path, content in files.items())
     (first / "seed.json").write_text("{}")  # not complete
-    tuned(*common, "--seeds", 1)
+    tuned(*common)
     assert seeds == [0, 1, 0]
 
 
 def test_results_of_another_command_or_process_are_kept(bert_run, tmp_path):
-    common = arguments(bert_run, tmp_path, "--out", tmp_path / "out", "--seeds", 1)
+    common = arguments(bert_run, tmp_path)
     (tmp_path / "out").mkdir()
     kept = json.dumps({"suite": "glue", "tasks": {}})
     (tmp_path / "out" / "result.json").write_text(kept)
@@ -590,8 +584,7 @@ def test_results_of_another_command_or_process_are_kept(bert_run, tmp_path):
 
 
 def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
-    common = arguments(bert_run, tmp_path, "--seeds", 1, "--epochs", 9, "--lr", 1e-9)
-    tuned(*common, "--out", tmp_path / "out", "--patience", 2)
+    tuned(*arguments(bert_run, tmp_path, "--epochs", 9, "--lr", 1e-9, "--patience", 2))
     (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
 
@@ -610,7 +603,7 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
 def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
-    common = arguments(bert_run, tmp_path, *wrong, "--out", tmp_path / "out")
+    common = arguments(bert_run, tmp_path, "--seeds", 2, *wrong)
     _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
     assert err.count("Error: ") == 1, err
 
