@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.attention.varlen
 import transformers
 from conftest import ROOT
-from families import EVERY, LENGTHS, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
+from dry import give_cpus_the_kernel
+from families import EVERY, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from families import model_of as built
 from helpers import json_of, refuses, succeeds, tuning, write, write_labelled
-from torch.nn import functional as F
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 from training import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -276,30 +276,16 @@ def test_packed_documents_are_what_they_are_apart(configs, dataset, name):
     assert (leaking - apart).abs().max() > 1e-4
 
 
-def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
-    """What torch's kernel of this name computes, on CPUs; it too refuses float32 and dtypes that differ."""
-    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
-    assert cu_seq_q.dtype == torch.int32
-    assert max_q == max_k == sum(LENGTHS)
-    rows = torch.arange(query.shape[0])
-    document, distance = torch.bucketize(rows, cu_seq_q[1:], right=True), (rows[:, None] - rows).abs()
-    mask = (document[:, None] == document) & ((window_size[0] < 0) | (distance <= window_size[0]))
-    q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
-
-
 @pytest.mark.parametrize("name", fast([name for name in SMALL if FAMILIES[name].isolation == "kernel"], "ultrabert"))
-def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, monkeypatch, name):
-    calls = []
-    monkeypatch.setattr(
-        torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or varlen_attn(*a, **k)
-    )
+def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, name):
+    give_cpus_the_kernel()
+    before = counters["dry"]["calls"]
     weights = learner(built(configs[name], dataset).eval(), isolate=True)
     ids, positions = packed_rows()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         states = weights.encode(ids, position_ids=positions, cu_seqlens=feed.cu_seqlens_of(positions)).float()
         expected = weights.encode(ids, position_ids=positions).float()
-    assert len(calls) == 2
+    assert counters["dry"]["calls"] == before + 2
     assert (states - expected).norm() < 0.01 * expected.norm()
 
 

@@ -52,23 +52,20 @@ def test_permute_equals_its_reference(seed, num_samples, positions):
     assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
 
 
-def is_permutation(ids):
-    return (np.bincount(ids, minlength=ids.size) == 1).all()
-
-
-def test_every_epoch_is_a_permutation_for_small_sizes():
-    """All up to 600, and more; for the smallest several keys."""
-    for num_samples in (*range(1, 601), *range(601, 4097, 37)):
-        seeds = [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150)
-        assert all(is_permutation(np.array(permutation(num_samples, *seed))) for seed in seeds)
-
-
-@pytest.mark.parametrize("bits", [*range(1, 20), pytest.param(22, marks=pytest.mark.slow)])
-def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
-    for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
-        _, ids = order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=bits)
-        assert ids.min() == 0
-        assert is_permutation(ids)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [*range(1, 601), *range(601, 4097, 37)],
+        [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)],
+        pytest.param([2**22 - 1, 2**22, 2**22 + 1], marks=pytest.mark.slow),
+    ],
+    ids=["small", "around powers of two", "large"],
+)
+def test_every_epoch_is_a_permutation(sizes):
+    """For the smallest sizes with several keys."""
+    for num_samples in sizes:
+        for seed in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
+            assert (np.bincount(permutation(num_samples, *seed), minlength=num_samples) == 1).all()
 
 
 @given(SEEDS, st.one_of(st.integers(2**24, 2**40 + 1), st.sampled_from([2**40 - 1, 2**40, 2**40 + 1])), st.data())

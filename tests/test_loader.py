@@ -39,7 +39,7 @@ def reference_row(dataset, position, *, length, seed, masking, split="train"):
 
 
 def assert_equals_reference(dataset, batch, positions, *, length, seed, masking):
-    special = dataset.special_tokens
+    special, masks = dataset.special_tokens, []
     for b, position in enumerate(positions):
         row, places, targets, sample_id = reference_row(dataset, position, length=length, seed=seed, masking=masking)
         unused = batch.targets.shape[1] - len(places)
@@ -47,10 +47,9 @@ def assert_equals_reference(dataset, batch, positions, *, length, seed, masking)
         assert batch.masked_positions[b].tolist() == places + [0] * unused
         assert batch.targets[b].tolist() == targets + [IGNORE_INDEX] * unused
         assert batch.sample_ids[b] == sample_id
-        if batch.attention_mask is not None:
-            assert batch.attention_mask[b].tolist() == [1] * len(row) + [0] * (length - len(row))
-        else:
-            assert len(row) == length
+        masks.append([1] * len(row) + [0] * (length - len(row)))
+    assert (batch.attention_mask is not None) == any(0 in mask for mask in masks)
+    assert batch.attention_mask is None or batch.attention_mask.tolist() == masks
 
 
 # ------------------------------------------------------------------------------------------------------------ values
@@ -124,26 +123,16 @@ def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, b
 # -------------------------------------------------------------------------------------------------------- invariance
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 1), (1, 5), (1, 64), (1, 1000), (3, 13), (8, 13)])
 @pytest.mark.parametrize("masking", POLICIES)
-def test_ranks_share_the_global_batches(dataset, world_size, masking):
-    options = {"length": 16, "global_batch_size": 13, "seed": 4, "masking": masking}
-    one = Loader(dataset, **options)
+def test_ranks_share_the_batches_of_one_stream(dataset, world_size, batch_size, masking):
+    options = {"length": 16, "seed": 4, "masking": masking, "global_batch_size": batch_size}
     ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
-    for _ in range(one.num_samples // 13 + 3):
-        whole, parts = next(one), [next(rank) for rank in ranks]
-        sizes = [part.input_ids.shape[0] for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-        assert_joined(whole, parts)
-
-
-@pytest.mark.parametrize("batch_size", [1, 5, 64, 1000])
-@pytest.mark.parametrize("masking", POLICIES)
-def test_batch_size_does_not_change_the_stream(dataset, batch_size, masking):
-    loader = Loader(dataset, length=16, masking=masking, global_batch_size=batch_size)
-    batches = [next(loader) for _ in range(1000 // batch_size)]
-    whole = Loader(dataset, length=16, masking=masking).read(np.arange(1000 // batch_size * batch_size))
-    assert_joined(whole, batches)
+    num_batches = ranks[0].num_samples // batch_size + 3
+    parts = [next(rank) for _ in range(num_batches) for rank in ranks]
+    sizes = [part.input_ids.shape[0] for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert_joined(Loader(dataset, **options).read(np.arange(num_batches * batch_size)), parts)
 
 
 def test_reading_elsewhere_does_not_move_the_stream(dataset):
@@ -216,10 +205,17 @@ def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
 
 
 def test_numbers_may_be_those_of_numpy(dataset):
-    options = {"length": 16, "global_batch_size": 10, "seed": 2**63, "rank": 1, "world_size": 3}
-    loader = Loader(dataset, **{name: np.uint64(value) for name, value in options.items()})
-    assert_same(next(loader), next(Loader(dataset, **options)))
-    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+    """The state is JSON, at the end of the stream too."""
+    options = {"length": 16, "global_batch_size": 1000, "seed": 2**63, "rank": 1, "world_size": 3, "epochs": 1,
+               "variants": 2}  # fmt: skip
+    masking = Masking(probability=np.float32(0.25), min_targets=np.int8(1), max_targets=np.int64(20))
+    plain = Loader(dataset, masking=Masking(probability=0.25, min_targets=1, max_targets=20), **options)
+    loader = Loader(dataset, masking=masking, **{name: np.uint64(value) for name, value in options.items()})
+    assert_same(next(loader), next(plain))
+    for _ in (0, [*loader]):
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state == loader.state_dict()
+        plain.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -306,19 +302,6 @@ def test_labels_agree_with_positions_and_targets(dataset):
     assert (plain.labels == IGNORE_INDEX).all()
 
 
-def test_only_the_last_sample_is_padded(dataset):
-    loader = Loader(dataset, length=64, global_batch_size=1, epochs=2)
-    text_places = (dataset.splits["train"].num_tokens - 1) % 62 + 1
-    assert text_places < 62
-    for batch in loader:
-        last = batch.sample_ids[0] == loader.num_samples - 1
-        assert (batch.attention_mask is not None) == last
-        if last:
-            assert batch.attention_mask.tolist() == [[1] * (text_places + 2) + [0] * (62 - text_places)]
-            assert (batch.input_ids[0, text_places + 2 :] == SPECIAL.pad).all()
-            assert (batch.labels[0, text_places + 1 :] == IGNORE_INDEX).all()
-
-
 def test_epochs_end_the_stream(dataset):
     n = Loader(dataset, length=64).num_samples
     for batch_size in (1, 7, n, n + 1, 3 * n):
@@ -375,14 +358,6 @@ def test_positions_are_integers_of_any_width(dataset, samples):
     for wrong in (positions.astype(float), positions[None], np.array("0")):
         with refuses("malformed", "positions", error=UsageError):
             loader.read(wrong)
-
-
-def test_numbers_of_numpy_are_taken_and_their_state_is_json(dataset):
-    masking = Masking(probability=np.float32(0.25), min_targets=np.int8(1), max_targets=np.int64(20))
-    loader = Loader(dataset, epochs=np.int64(1), variants=np.int64(2), masking=masking, global_batch_size=1000)
-    assert [*loader]
-    state = json.loads(json.dumps(loader.state_dict()))
-    Loader(dataset, epochs=1, variants=2, masking=masking).load_state_dict(state)
 
 
 def test_nothing_comes_before_the_first_sample(dataset):

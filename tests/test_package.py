@@ -83,16 +83,6 @@ def test_an_unknown_command_is_wrong_usage():
     assert "'pretain'" in result.stderr
 
 
-def test_interrupted_while_a_command_is_imported(monkeypatch):
-    def interrupted(name):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(importlib, "import_module", interrupted)
-    done = invoke(main, "pretrain", "--data", "shards")
-    assert (done.exit_code, done.output.count("\n")) == (130, 1)
-    assert len(done.output.split()) > 3  # what to do now
-
-
 def completed(program, *words, **more):
     """What a shell gets for the last of the words."""
     module = {"bertdata": "bertdata.cli", "bertrain": "bertrain.__main__"}[program]

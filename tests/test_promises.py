@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -282,19 +281,6 @@ def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, bert_run, tm
     torch.save({name.replace("projection", "map"): tensor for name, tensor in tensors.items()}, path)
     training.seal(path.parent)
     refused_run(dataset.path, out, steps=2, kind="other-settings", option="objective", **options)
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_ctrl_c_while_a_run_imports_is_one_line_of_the_first_rank(tmp_path, rank):
-    """A package that is imported on the way types it."""
-    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    environment = os.environ | {"RANK": rank, "PYTHONPATH": f"{tmp_path}:{Path(pretrain.__file__).parent.parent}"}
-    command = [sys.executable, "-m", "bertrain.pretrain", "--data", "x"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode in (130, -signal.SIGINT)
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == (rank == "0")
-    assert "Traceback" not in done.stderr
 
 
 def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path):
