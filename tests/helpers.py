@@ -78,16 +78,14 @@ def refused(command, *arguments, kind, option=None, given=..., says="", **option
     return refusal
 
 
-def refusal_of(error):
-    if isinstance(error, BertdataError):
-        return Refusal(error.kind, error.option, error.given, str(error))
-    kind = next(kind for fits, kind in CLICK_KINDS.items() if isinstance(error, fits))
-    option = error.param.name if getattr(error, "param", None) else getattr(error, "option_name", None)
-    return Refusal(kind, option, None, error.format_message())
-
-
 def checked(error, kind, option, given, says):
-    refusal = refusal_of(error)
+    """The Refusal that an error is, which must be this one."""
+    if isinstance(error, BertdataError):
+        refusal = Refusal(error.kind, error.option, error.given, str(error))
+    else:
+        nearest = next(kind for fits, kind in CLICK_KINDS.items() if isinstance(error, fits))
+        name = error.param.name if getattr(error, "param", None) else getattr(error, "option_name", None)
+        refusal = Refusal(nearest, name, None, error.format_message())
     assert (refusal.kind, refusal.option) == (kind, option), refusal
     assert given is ... or refusal.given == given, refusal
     assert says in refusal.sentence, refusal
@@ -260,6 +258,13 @@ def stop_after(blocks):
 def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json."""
     return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
+
+
+def flip(path, at):
+    """Flips a bit of a byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
 
 def contents(folder):

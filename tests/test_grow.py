@@ -41,15 +41,12 @@ def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
     module = learner(pretrained.load(path))
-    optimizer = optimizers.build(module, Config.of(data="x", out="y", **options_of(out)))
+    of_run = json.loads((out / "run.json").read_bytes())["config"]
+    options = {name: of_run[name] for name in ("optimizer", "lr_scale")}
+    optimizer = optimizers.build(module, Config.of(data="x", out="y", **options))
     checkpoint.read_optimizer(path, optimizer, module)
     return {name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
             for name, weight in module.named_parameters()}  # fmt: skip
-
-
-def options_of(out):
-    run = json.loads((out / "run.json").read_bytes())["config"]
-    return {name: run[name] for name in ("optimizer", "lr_scale")}
 
 
 def layer_of(name, prefix):

@@ -202,11 +202,6 @@ def test_a_url_stands_for_a_directory(bucket, tmp_path, vocab, format):
 # -------------------------------------------------------------------------------------------------- what is refused
 
 
-def changed(files, *path, to):
-    """The files with another value in the index: path leads to it."""
-    return files | {"index.json": json.dumps(with_member(json.loads(files["index.json"]), path, to)).encode()}
-
-
 MDS = reference.mds(DOCUMENTS, "ndarray:uint16", hashes=["sha1"])
 PACKED = reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd)
 LITDATA = reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16")
@@ -288,9 +283,10 @@ CONTENTS = [  # kind of error, files, the name of one, changes of its content
     ("bad-row", LITDATA, "chunk-0-0.bin", at(8, 23)),
 ]  # fmt: skip
 WRONG = [
-    pytest.param(changed(files, *path, to=value), kind, id=f"{'.'.join(map(str, path))}: {ascii(value)}")
+    pytest.param(files | {"index.json": json.dumps(index).encode()}, kind, id=f"{'.'.join(map(str, path))}: {value!a}")
     for kind, files, path, *values in MEMBERS
     for value in values
+    for index in [with_member(json.loads(files["index.json"]), path, value)]
 ]
 WRONG += [
     pytest.param(files | {name: change(files[name])}, kind, id=f"{name}, change {number}")

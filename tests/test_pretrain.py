@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SPECIALS, built
 from families import fast
-from helpers import contents, invoke, json_of, refused, refuses, succeeds, write
+from helpers import contents, flip, invoke, json_of, refused, refuses, succeeds, write
 from training import (
     QUIET,
     TINY,
@@ -106,9 +106,8 @@ def test_entries_over_several_steps_are_the_same_after_a_stop_between_them(datas
 
 def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finished, dataset, copied, capsys):
     weights = copied / "step-00000006" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(content)
+    flip(weights, -1)
+    content = weights.read_bytes()
     (copied / "step-00000005" / "optimizer.pt").unlink()
     (copied / "step-00000004" / "checkpoint.json").write_text("{")
     (copied / "step-00000003" / "trainer.json").rename(copied / "elsewhere")

@@ -17,7 +17,7 @@ import pytest
 import torch
 import training
 from conftest import write_dataset
-from helpers import invoke, json_of, refuses, succeeds, waited
+from helpers import flip, invoke, json_of, refuses, succeeds, waited
 from training import (
     QUIET,
     SMALL,
@@ -712,9 +712,7 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
     code, lines = examine(tmp_path / "nothing", tmp_path / "run")
     assert (code, list(lines)) == (1, ["shards"])
     damaged = write_dataset(tmp_path / "damaged", [([7, 3], [2], None)])
-    with open(damaged / "train-00000.tokens.npy", "r+b") as file:
-        file.seek(128)
-        file.write(b"\x09")
+    flip(damaged / "train-00000.tokens.npy", 128)
     code, lines = examine(damaged, tmp_path / "run")
     assert (code, lines["shards"][:4]) == (1, "FAIL")
     access = os.access

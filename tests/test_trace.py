@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import WORDS, make_text
-from helpers import published, refuses, succeeds, without_origins
+from helpers import flip, published, refuses, succeeds, without_origins
 from sources import as_arrow_file, as_jsonl, as_parquet, as_tsv, build_parts, zstd
 
 import bertdata
@@ -276,7 +276,7 @@ def test_verify_finds_damaged_origins(tmp_path, vocab, corpus):
     folder = dataset.path / "origins"
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        flip(path, -1)
         (fault,) = verify(dataset.path)
         assert str(path) in fault
         path.unlink()

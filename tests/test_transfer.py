@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import built
-from helpers import Handler, published, recorded, refused, refuses, serving, succeeds, without_origins, write
+from helpers import Handler, flip, published, recorded, refused, refuses, serving, succeeds, without_origins, write
 
 import bertdata
 from bertdata.cli import main
@@ -350,9 +350,7 @@ def test_a_second_pull_checks_every_byte_of_what_is_there(pushed, tmp_path):
     pull(pushed, tmp_path / "copy")
     pull(pushed, tmp_path / "copy")
     path = tmp_path / "copy" / "train-00000.tokens.npy"
-    content = bytearray(path.read_bytes())
-    content[200] ^= 1
-    path.write_bytes(content)
+    flip(path, 200)
     with refuses("damaged", given=path):
         pull(pushed, tmp_path / "copy")
 
