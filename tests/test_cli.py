@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import invoke, refused, succeeds, waited, write, write_all
+from helpers import flip, invoke, refused, succeeds, waited, write, write_all
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -31,18 +31,21 @@ from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 
 COMMANDS = sorted(main.commands)
+GROUPS = {"bertdata": main, "bertrain": trainer}
+EVERY = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for name in TRAINER)]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_every_option_has_help(name):
-    command, shown = main.commands[name], succeeds(main, name, "--help").stdout
+@pytest.mark.parametrize(("program", "name"), EVERY)
+def test_every_command_and_every_option_has_help(program, name):
+    group = GROUPS[program]
+    command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "--help").stdout
     for option in command.params:
-        if option.param_type_name == "option":
+        if option.param_type_name == "option" and not option.hidden:
             assert option.help, option.name
             assert re.search(rf"^  (-h, )?{option.opts[0]}\b", shown, re.MULTILINE), option.name
     assert command.help
-    assert f"bertdata {name} " in shown or name == "demo"  # an example
-    listed = [option for options in command.headings.values() for option in options]
+    assert f"{program} {name} " in shown or name == "demo"  # an example
+    listed = [option for options in getattr(command, "headings", {}).values() for option in options]
     assert len(listed) == len(set(listed))
     assert {*listed} <= {option.name for option in command.params}
 
@@ -72,17 +75,6 @@ def test_build_prints_what_it_did(tmp_path, corpus, vocab):
     assert f": {dataset.num_documents} documents, {dataset.num_tokens:,} tokens\n" in result.stdout
     assert result.stdout.endswith(f"{dataset.dataset_id}\n")
     assert dataset.manifest.settings["shard_size"] == 8192
-
-
-def test_without_a_tokenizer_one_is_trained(tmp_path, corpus):
-    result = built(corpus, "--out", tmp_path / "shards", "--vocab-size", 150)
-    again = succeeds(main, "train-tokenizer", corpus, "--vocab-size", 150, "--out", tmp_path / "tokenizer")
-    assert "150" in result.stderr
-    assert "150" in again.stderr
-    assert bertdata.open(tmp_path / "shards").special_tokens.vocab_size == 150
-    trained, published = (tmp_path / name / "tokenizer.json" for name in ("tokenizer", "shards"))
-    assert trained.read_bytes() == published.read_bytes()
-    refused(main, "train-tokenizer", corpus, "--out", tmp_path / "tokenizer", kind="out-exists", option="out")
 
 
 def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
@@ -133,13 +125,6 @@ def test_options_that_make_no_sense(tmp_path, corpus, options, kind):
     option = last.removeprefix("--").replace("-", "_")
     refused(main, "build", corpus, "--out", tmp_path / "shards", *words, kind=kind, option=option)
     assert not (tmp_path / "shards").exists()
-
-
-def test_without_an_input_or_a_finished_part_an_error_says_what_is_missing(tmp_path, corpus):
-    refused(main, "build", corpus, "--finish", "--out", tmp_path / "shards", kind="conflict", option="inputs")
-    refused(main, "build", "--out", tmp_path / "shards", kind="missing", option="inputs")
-    refused(main, "build", "--finish", "--out", tmp_path / "shards", kind="parts-missing", option="out")
-    refused(main, "build", "--finish", "--out", tmp_path / "x", "--seed", 1, kind="unknown", option="--seed")
 
 
 def test_a_path_that_is_not_a_dataset(tmp_path):
@@ -329,9 +314,7 @@ def test_verify_names_the_damage(dataset, tmp_path):
     succeeds(main, "verify", dataset.path)
     shutil.copytree(dataset.path, tmp_path / "shards")
     path = next((tmp_path / "shards").glob("train-*.tokens.npy"))
-    content = bytearray(path.read_bytes())
-    content[200] ^= 4
-    path.write_bytes(content)
+    flip(path, 200)
     result = invoke(main, "verify", tmp_path / "shards")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"Error: {path}: ")
@@ -422,20 +405,24 @@ def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):
 @pytest.mark.parametrize(
     ("command", "path"),
     [
-        ("inspect SHARDS --html OUT/page.html", "page.html"),
-        ("train-tokenizer TEXT --vocab-size 120 --out OUT/vocabulary", "vocabulary/tokenizer.json"),
-        ("export SHARDS --format megatron --out OUT/ids", "ids.bin"),
-        ("export SHARDS --format parquet --out OUT/ids", "ids/train-00000.parquet"),
-        ("build TEXT --vocab-size 120 --out OUT/shards", "shards/.build/tokenizer.json"),
+        ("bertdata inspect SHARDS --html OUT/page.html", "page.html"),
+        ("bertdata train-tokenizer TEXT --vocab-size 120 --out OUT/vocabulary", "vocabulary/tokenizer.json"),
+        ("bertdata export SHARDS --format megatron --out OUT/ids", "ids.bin"),
+        ("bertdata export SHARDS --format parquet --out OUT/ids", "ids/train-00000.parquet"),
+        ("bertdata build TEXT --vocab-size 120 --out OUT/shards", "shards/.build/tokenizer.json"),
+        ("bertrain plot RUN --html OUT/x.html", "x.html"),
+        ("bertrain plot RUN --out OUT/x.png", "x.png"),
     ],
 )
-def test_a_full_disk_is_named_with_the_file(dataset, corpus, tmp_path, full_disk, command, path):
-    for name, place in (("SHARDS", dataset.path), ("TEXT", corpus), ("OUT", tmp_path)):
+def test_a_full_disk_is_named_with_the_file(dataset, corpus, finished, tmp_path, full_disk, command, path):
+    for name, place in (("SHARDS", dataset.path), ("TEXT", corpus), ("RUN", finished), ("OUT", tmp_path)):
         command = command.replace(name, str(place))
+    program, *words = command.split()
     with full_disk(1000):
-        done = invoke(main, *command.split())
+        done = invoke(GROUPS[program], *words)
     assert done.exit_code == 1
     assert f"Error: {tmp_path / path}: {os.strerror(errno.EFBIG)}" in done.output
+    assert not (tmp_path / path).exists()
 
 
 def test_an_error_does_not_name_a_temporary_file(dataset, tmp_path):
@@ -452,12 +439,7 @@ def test_inspect_writes_one_of_a_thing_without_the_s_of_several(tmp_path):
     assert " 1 documents" not in shown
 
 
-GROUPS = {"bertdata": main, "bertrain": trainer}
-EXAMPLES = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for name in TRAINER)]
-EXAMPLES = [pair for pair in EXAMPLES if pair[1] != "demo"]
-
-
-@pytest.mark.parametrize(("program", "name"), EXAMPLES)
+@pytest.mark.parametrize(("program", "name"), [pair for pair in EVERY if pair[1] != "demo"])
 def test_the_examples_of_a_help_are_command_lines(program, name):
     command = GROUPS[program].get_command(click.Context(main), name)
     heading, *examples = command.epilog.removeprefix("\b\n").splitlines()

@@ -39,11 +39,10 @@ from bertrain.lab.elastic import extract, search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import Elastic, _mean
-from bertrain.methods import methods_of
 from bertrain.models import build, pretrained
 from bertrain.objectives.losses import LossSum
 from bertrain.options.config import Config
-from bertrain.run import assemble, rundir
+from bertrain.run import rundir
 
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -206,13 +205,6 @@ def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
         for text in texts:
             with refuses(error, "elastic", given=text):
                 Space(text, config)
-
-
-def test_sub_networks_are_not_compiled():
-    config = Config.of(data="x", out="y", elastic=SPACE, sub_networks=3)
-    (method,) = methods_of(config)
-    assert not assemble.compiles(config, [method], on_gpu=True)
-    assert method.passes() == 3
 
 
 def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(dataset, tmp_path, configs):

@@ -628,24 +628,18 @@ def test_the_first_bad_row_of_a_later_file_is_named(tmp_path, vocab):
     assert report.dataset.manifest.counts["skipped_rows"] == 2
 
 
-@pytest.fixture(scope="module")
-def skipping(tmp_path_factory, vocab):
-    """Options and inputs of a build in small units with many bad rows, complete units of them too, and its report."""
-    folder = tmp_path_factory.mktemp("skipping")
+def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vocab):
+    """In small units, of which some are complete units of bad rows."""
     content, count = bad_jsonl(BAD)
     desert = b'{"body": "nothing at all"}\n' * 250
-    paths = [write(folder / "a.jsonl", content + desert + content), write(folder / "b.jsonl.gz", gzip.compress(desert))]
     rows = [*ROWS[:9], *[None] * 300, *ROWS[9:]]
-    paths += [write(folder / "c.parquet", as_parquet(rows)), write(folder / "d.arrow.zst", zstd(as_arrow(ROWS)))]
+    contents = {"a.jsonl": content + desert + content, "b.jsonl.gz": gzip.compress(desert),
+                "c.parquet": as_parquet(rows), "d.arrow.zst": zstd(as_arrow(ROWS))}  # fmt: skip
+    paths = [write(tmp_path / name, content) for name, content in contents.items()]
     options = SPLIT | {"tokenizer": vocab, "shard_size": 3000, "on_error": "skip"}
-    report = build(paths, folder / "out", **options)
-    assert report.dataset.manifest.counts["skipped_rows"] == 2 * count + 500 + 300
-    assert report.first_skipped.startswith(f"{paths[0]}, line 4: ")
-    return paths, options, report
-
-
-def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, skipping):
-    paths, options, expected = skipping
+    expected = build(paths, tmp_path / "straight", **options)
+    assert expected.dataset.manifest.counts["skipped_rows"] == 2 * count + 500 + 300
+    assert expected.first_skipped.startswith(f"{paths[0]}, line 4: ")
     assert 0 < len(stopped(paths, tmp_path / "out", 1, **options)) <= 1
     assert len(stopped(paths, tmp_path / "out", 5, **options)) > 1
     build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
@@ -903,10 +897,18 @@ def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
 
 def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, corpus, vocab):
     out = tmp_path / "out"
-    for arguments in ([corpus, "--finish"], ["--part", "1/2", "--finish"], [], ["--finish", "--overwrite"],
-                      ["--finish", "--max-documents", "3"], ["--finish", "--tokenizer", vocab]):  # fmt: skip
-        assert invoke(main, "build", *arguments, "--out", out).exit_code == 2, arguments
-    assert not out.exists()
+    for arguments, kind, option in (
+        ([corpus, "--finish"], "conflict", "inputs"),
+        (["--part", "1/2", "--finish"], "conflict", "part"),
+        ([], "missing", "inputs"),
+        (["--finish", "--overwrite"], "conflict", "overwrite"),
+        (["--finish", "--max-documents", "3"], "conflict", "max_documents"),
+        (["--finish", "--tokenizer", vocab], "conflict", "tokenizer"),
+        (["--finish", "--seed", 1], "unknown", "--seed"),
+        (["--finish"], "parts-missing", "out"),
+    ):
+        refused(main, "build", *arguments, "--out", out, kind=kind, option=option)
+        assert not out.exists()
 
 
 def test_parts_have_the_same_settings_and_inputs(tmp_path, corpus, vocab):

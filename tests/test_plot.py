@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import data_of, invoke, refused, succeeds
+from helpers import data_of, refused, succeeds
 from training import train
 
 from bertrain.commands import plot, report
@@ -231,14 +231,6 @@ def test_fine_tunings_have_no_page(tmp_path):
     (tmp_path / "result.json").write_text("{}")
     refused(plot.main, tmp_path, "--html", tmp_path / "x.html", kind="unsupported", option="html")
     refused(plot.main, tmp_path, tmp_path / "run", kind="conflict", option="runs")
-
-
-@pytest.mark.parametrize(("option", "name"), [("--html", "x.html"), ("--out", "x.png")])
-def test_a_full_disk_is_named_with_the_file(finished, tmp_path, full_disk, option, name):
-    with full_disk(2000):
-        done = invoke(plot.main, finished, option, tmp_path / name)
-    assert (done.exit_code, f"{tmp_path / name}: File too large" in done.stderr) == (1, True)
-    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize(

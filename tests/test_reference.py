@@ -1,10 +1,8 @@
 """docs/errors.md and docs/commands.md are those of the source, and tests hold no sentence that stands there."""
 
 import ast
-import importlib
 import re
 
-import click
 import pytest
 import reference_pages as pages
 from conftest import ROOT
@@ -80,19 +78,6 @@ def test_an_expression_is_shown_as_the_user_reads_it():
     assert shown("f'{name}{advice if x else 1}' + ' end'") == "⟨name⟩⟨advice⟩ / 1 end"
     assert shown("'one' if x else f'two {most_rows}'") == "one / two ⟨most rows⟩"
     assert shown("' (more)' * few") == " (more)"
-
-
-def test_the_page_of_commands_has_every_option_of_every_command():
-    page = pages.command_page()
-    for program, module in (("bertdata", "bertdata.cli"), ("bertrain", "bertrain.__main__")):
-        group = importlib.import_module(module).main
-        above = click.Context(group, info_name=program)
-        for name in group.list_commands(above):
-            section = page.partition(f"\n### {program} {name}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-            options = [option for option in group.get_command(above, name).params if isinstance(option, click.Option)]
-            assert f"Usage: {program} {name}" in section
-            for option in options:
-                assert option.hidden or max(option.opts, key=len) in section, (name, option.opts)
 
 
 def test_no_option_states_its_default_twice_or_as_an_empty_text():

@@ -808,14 +808,15 @@ def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, 
         module(**piece)
 
 
-def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew():
-    options = {"data": "x", "out": "y", "teacher": "z", "gradient_checkpointing": True}
+def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew_and_sub_networks_not_at_all():
+    taught = {"teacher": "z", "gradient_checkpointing": True}
     for more, on_gpu, compiles in (
-        ({}, True, False),
-        ({"distil": "logits"}, True, True),
-        ({"distil": "logits"}, False, False),
+        (taught, True, False),
+        (taught | {"distil": "logits"}, True, True),
+        (taught | {"distil": "logits"}, False, False),
+        ({"elastic": "layers=1:3", "sub_networks": 3}, True, False),
     ):
-        config = Config.of(**options | more)
+        config = Config.of(data="x", out="y", **more)
         assert assemble.compiles(config, methods_of(config), on_gpu=on_gpu) == compiles
 
 

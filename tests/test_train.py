@@ -129,17 +129,22 @@ def test_a_text_that_gives_few_tokens_gives_a_smaller_vocabulary():
         assert TRAINERS[kind](["some words"], 5000).special.vocab_size < 300
 
 
-def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path):
-    trained = ("--type", "bpe", "--cased", "--vocab-size", 300)
-    succeeds(main, "build", corpus, "--out", tmp_path / "out", *trained)
+@pytest.mark.parametrize(("kind", "size"), [((), 150), (("--type", "bpe", "--cased"), 300)])
+def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
+    trained = (*kind, "--vocab-size", size)
+    for command, out in (("build", "out"), ("train-tokenizer", "t")):
+        assert str(size) in succeeds(main, command, corpus, "--out", tmp_path / out, *trained).stderr
     dataset = bertdata.open(tmp_path / "out")
-    assert dataset.special_tokens.roles() == ROLES
-    succeeds(main, "train-tokenizer", corpus, "--out", tmp_path / "t", *trained)
+    assert (dataset.special_tokens.roles(), dataset.special_tokens.vocab_size) == (ROLES, size)
     digest = hashlib.sha256((tmp_path / "t" / "tokenizer.json").read_bytes()).hexdigest()
     assert dataset.manifest.tokenizer["tokenizer.json"] == digest
-    done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *trained[:3])
+    refused(main, "train-tokenizer", corpus, "--out", tmp_path / "t", kind="out-exists", option="out")
+    done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *kind)
     for option in ("--type", "--cased"):
-        assert f"note: {option} " in done.stderr
+        assert (f"note: {option} " in done.stderr) == (option in kind)
+
+
+def test_another_kind_of_vocabulary_is_wrong_usage(corpus, tmp_path):
     refused(main, "build", corpus, "--out", tmp_path / "x", "--type", "char", kind="malformed", option="type")
     with refuses("unknown", "type"):
         build([corpus], tmp_path / "x", type="char")
