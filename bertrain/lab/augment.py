@@ -35,7 +35,6 @@ from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain.commands import reading
 from bertrain.lab import tables
-from bertrain.lab.finetune import PATIENCE
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
@@ -43,7 +42,7 @@ from bertrain.models import checks, pretrained
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.options.config import pick
 from bertrain.run import rundir
-from bertrain.runtime.dist import World, world
+from bertrain.runtime.dist import LONGEST_WAIT, World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
@@ -433,7 +432,7 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     --out has each row of --train, followed by its copies, with the same label and other columns.
     """
     transformers.utils.logging.set_verbosity_error()
-    with world(PATIENCE) as ranks, contextlib.ExitStack() as stack:
+    with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         directory = ranks.from_first(lambda: rundir.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
         ranks.on_first(lambda: stack.enter_context(rundir.Lock(work.parts)))

@@ -20,7 +20,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,10 @@ from bertrain.models.checks import max_length
 from bertrain.options.config import pick
 from bertrain.run import card, checkpoint, rundir
 from bertrain.run.watch import TrainingError
-from bertrain.runtime.dist import World, world
+from bertrain.runtime.dist import LONGEST_WAIT, World, world
 
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
-PATIENCE = timedelta(days=30)  # a rank waits so long for the seeds of the others
 RESULT = "result.json"
 SPREAD = ("median", "min", "max")  # of a measure over seeds
 Curve = list[dict[str, Any]]  # a point for each epoch
@@ -460,7 +458,7 @@ def main(*, start: str, out: str, seeds: int, task: str, teacher: str | None, as
         settings=Settings(**given),
         teacher=teacher,
     )
-    with world(PATIENCE) as ranks:
+    with world(LONGEST_WAIT) as ranks:
         ranks.together(lambda: _check_task(job))
         with alone(ranks, job.out):
             result = tune(ranks, job)

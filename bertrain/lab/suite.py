@@ -19,11 +19,11 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain.lab.finetune import PATIENCE, RESULT, alone, common, refuse_results, show, tune
+from bertrain.lab.finetune import RESULT, alone, common, refuse_results, show, tune
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import Columns
 from bertrain.run import rundir
-from bertrain.runtime.dist import world
+from bertrain.runtime.dist import LONGEST_WAIT, world
 
 
 class Entry(NamedTuple):
@@ -142,7 +142,7 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
             raise UsageError(sentence, "empty", option="data", given=data)
         return files
 
-    with world(PATIENCE) as ranks, alone(ranks, Path(out)):
+    with world(LONGEST_WAIT) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
         missing = [task for task, its_files in files.items() if its_files is None]
         start = ranks.from_first(lambda: rundir.resolved(start))  # once, as a run that goes on has newer ones later

@@ -20,6 +20,7 @@ from bertdata.errors import UsageError, counted
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+LONGEST_WAIT = timedelta(days=30)  # for a rank that works by itself, as on a seed of a fine-tuning
 LONG_S, SILENT_S = 1800, 600  # a rank may be silent so long while it compiles or writes a checkpoint, and else
 
 

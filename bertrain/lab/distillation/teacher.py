@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from bertrain.recipes import file_of
 from bertrain.run import assemble, rundir
 from bertrain.run.rates import has_bf16
 from bertrain.runtime import feed
-from bertrain.runtime.dist import World, world
+from bertrain.runtime.dist import LONGEST_WAIT, World, world
 
 LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
@@ -324,7 +323,7 @@ _ONE = click.IntRange(min=1)
 @click.pass_context
 def main(context: click.Context, **options: Any) -> None:
     """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
-    with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
+    with one_sentence(), world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
 
         def lock() -> None:
