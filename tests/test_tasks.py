@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import helpers
@@ -21,7 +22,8 @@ from training import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
 from bertdata.files import locked
-from bertrain.lab import finetune
+from bertrain.lab import finetune, seeds
+from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, metrics, spans
 from bertrain.lab.tasks.words import Sentence
 from bertrain.run import rundir
@@ -493,6 +495,7 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ("token", "txt.gz", "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
     ("token", "txt.gz", "not-text", ", line 2", gzip.compress(LATIN, mtime=0)),
 
+    ("token", "jsonl.gz", "unknown-format", "", '{"w": ["a"], "t": ["X"]}\n'),  # not taken for a word a line
     ("token", "jsonl", "bad-row", ", line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
     ("token", "jsonl", "wrong-column-type", ", line 1", '{"w": "a b", "t": "X Y"}\n'),
     ("qa", "json", "empty", "", '{"data": []}'),
@@ -500,6 +503,7 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ("qa", "json", "not-of-format", ", article 1", '{"data": [{"title": "x"}]}', squad_of(context=5),
      squad_of(question=None)),
     ("qa", "json", "not-of-format", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
+    ("qa", "json", "not-of-format", ", question 'q7'", squad_of().replace('"answers"', '"answer"')),
     ("qa", "json", "bad-row", ", line 10", squad_of().replace('"a"', '"\\ud83d"')),
     ("qa", "json", "not-of-format", ", line 1", squad_of()[:-20], "[" * 100_000),
     ("qa", "json", "not-text", ", line 6", squad_of().replace("river", "na\xefve").encode("latin-1")),
@@ -527,6 +531,13 @@ def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, name, end, kin
         refused(name, path, kind, where, **columns)
 
 
+def test_a_label_that_32_bits_cannot_hold_is_named(tmp_path):
+    kind = task("regression")
+    examples, _ = kind.read(str(write(tmp_path / "a.tsv", "river\t1e38", "light\t1e39")))
+    with refuses("bad-row", says=f"{tmp_path / 'a.tsv'}, line 2"):
+        kind.numbers(examples)
+
+
 def test_a_table_of_pronouns_needs_their_places(tmp_path):
     path = write(tmp_path / "a.json", json.dumps({"text": "a", "label": 1}))
     refused("coreference", path, "no-column", option="other", text="text", label="label")
@@ -540,17 +551,17 @@ def arguments(run, tmp_path, *more):
 
 
 def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp_path, monkeypatch):
-    seeds, run = [], finetune.train_seed
-    monkeypatch.setattr(finetune, "train_seed", lambda work, seed: seeds.append(seed) or run(work, seed))
+    trained, run = [], finetune.train_seed
+    monkeypatch.setattr(finetune, "train_seed", lambda work, seed: trained.append(seed) or run(work, seed))
     common = arguments(bert_run, tmp_path)
     tuned(*common)
     result = tuned(*common, "--seeds", 2)
-    assert seeds == [0, 1]
+    assert trained == [0, 1]
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
         [result["dev_accuracy"]["min"], result["dev_accuracy"]["max"]]).round(5))  # fmt: skip
     first, newest = tmp_path / "out" / "seed-0", rundir.resolved(str(bert_run))
     tuned(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
-    assert seeds == [0, 1]
+    assert trained == [0, 1]
     files = {path: path.read_bytes() for path in first.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
     assert {first / "model.safetensors", first.parent / "result.json"} <= {*files}
     shutil.copytree(newest, tmp_path / "other")
@@ -569,7 +580,20 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     assert all(path.read_bytes() == content for path, content in files.items())
     (first / "seed.json").write_text("{}")  # not complete
     tuned(*common)
-    assert seeds == [0, 1, 0]
+    assert trained == [0, 1, 0]
+
+
+def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
+    options = {"epochs": 1, "patience": None, "batch_size": 1, "lr": 1e-3, "length": 8, "dropout": 0.0}
+    settings = Settings(**options, precision="fp32", lora=None, freeze=None, from_scratch=False)
+    job = Job(start=rundir.resolved(str(bert_run)), task="classification", columns=Columns("0", "", "-1"), files={},
+              out=tmp_path, seeds=1, settings=settings)  # fmt: skip
+    kind, copy = task("classification"), shutil.copytree(job.start, tmp_path / "copy")
+    by_name = [seeds.made_of(replace(job, teacher=name), kind) for name in ("org/a", "org/b", job.start, str(copy))]
+    assert by_name[0] != by_name[1]
+    assert by_name[2] == by_name[3]
+    (copy / "vocab.txt").write_text("x")
+    assert seeds.made_of(replace(job, teacher=str(copy)), kind) != by_name[2]
 
 
 def test_results_of_another_command_or_process_are_kept(bert_run, tmp_path):

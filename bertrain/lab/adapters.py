@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,12 +207,9 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
     """
-    shutil.rmtree(directory / ADAPTER, ignore_errors=True)  # of a model that was here before
-    if not has_adapter(model):
-        model.save_pretrained(directory, state_dict=dict(state))
-        return
-    model.save_pretrained(directory, state_dict=plain(model, state))
-    write(model, state, directory)
+    model.save_pretrained(directory, state_dict=plain(model, state) if has_adapter(model) else dict(state))
+    if has_adapter(model):
+        write(model, state, directory)
 
 
 def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -226,7 +222,7 @@ def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: 
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
-    """Gives an adapter that `add` has put into a model the weights that `save` wrote.
+    """Gives an adapter that `add` has put into a model the weights that `write` wrote.
 
     Raises UsageError if they are of other sizes, and DatasetError if they cannot be read.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,11 @@ def whole(value: Any) -> int:
     if not isinstance(value, str) and number != value:
         raise ValueError("not an integer")
     return number
+
+
+def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
+    """What a tokenizer gave for several texts, a row for each."""
+    return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
 
 def left_out(path: str, count: int) -> list[str]:

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain.commands import reading
 from bertrain.lab import tables
-from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, whole
+from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, rows_of, whole
 
 
 class Question(NamedTuple):
@@ -28,7 +28,6 @@ class Question(NamedTuple):
     question: str  # "": the text has it
     choices: list[str]
     answer: int  # the number of the right choice
-    place: str  # "file, line n", or the number of a question of C3
 
 
 class Choices(Task):
@@ -68,9 +67,7 @@ class Choices(Task):
         texts, others = (list(side) for side in zip(*rows, strict=True))
         encoded = tokenizer(texts, others, truncation=True, max_length=length)  # cuts the longer of the two
         right = [float(number == q.answer) for q in examples for number in range(len(q.choices))]
-        return Data(
-            [{name: encoded[name][i] for name in encoded} for i in range(len(rows))], torch.tensor(right), examples
-        ), []
+        return Data(rows_of(encoded), torch.tensor(right), examples), []
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(logits.squeeze(-1), labels)
@@ -100,7 +97,7 @@ def question_of(text: str, question: str, choices: Any, answer: Any, place: str)
             f"{place}: the answer {answer!r} is none of the {len(choices)} choices; give one, or its number from 0",
             "bad-row",
         )
-    return Question(text, question, choices, number, place)
+    return Question(text, question, choices, number)
 
 
 def _is_list(path: str) -> bool:

@@ -17,7 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 from bertdata.errors import UsageError
 from bertrain.commands import reading
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Data, Task, examples_of, left_out
+from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, rows_of
 
 T = TypeVar("T")
 
@@ -33,7 +33,6 @@ class Question(NamedTuple):
     text: str
     context: str
     answers: list[tuple[int, str]]  # each with its first character in the context; none: there is no answer
-    place: str  # "file, question id"
 
 
 class Window(NamedTuple):
@@ -88,7 +87,7 @@ class Spans(Task):
             return_offsets_mapping=True,
         )
         numbers, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-        rows = [{name: encoded[name][i] for name in encoded} for i in range(len(numbers))]
+        rows = rows_of(encoded)
         in_context = [[part == 1 for part in encoded.sequence_ids(i)] for i in range(len(numbers))]
         windows = [
             Window(n, np.where(np.array(inside)[:, None], np.array(spans), 0))
@@ -157,7 +156,7 @@ def _question(path: str, place: str, context: str, entry: Any) -> Question:
     """
     text = _part(entry, "question", str, place)
     place = f"{path}, question {entry.get('id', text)!r}"
-    listed = [] if entry.get("is_impossible") or "answers" not in entry else _part(entry, "answers", list, place)
+    listed = [] if entry.get("is_impossible") else _part(entry, "answers", list, place)
     answers = [(_part(answer, "answer_start", int, place), _part(answer, "text", str, place)) for answer in listed]
     for begin, answer in answers:
         if not answer or begin < 0 or context[begin : begin + len(answer)] != answer:
@@ -166,7 +165,7 @@ def _question(path: str, place: str, context: str, entry: Any) -> Question:
                 "remove the question",
                 "bad-row",
             )
-    return Question(text.strip(), context, answers, place)
+    return Question(text.strip(), context, answers)
 
 
 def _part(parent: Any, name: str, kind: type[T], place: str) -> T:

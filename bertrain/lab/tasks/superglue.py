@@ -10,9 +10,9 @@ import torch
 
 from bertdata.errors import UsageError
 from bertrain.lab import tables
-from bertrain.lab.tasks.base import Columns, Data, examples_of, left_out, whole
+from bertrain.lab.tasks.base import Data, examples_of, left_out, whole
 from bertrain.lab.tasks.choices import Choices, Question, question_of
-from bertrain.lab.tasks.texts import Classification, Pairs
+from bertrain.lab.tasks.texts import Classification
 
 _ASKED = {"cause": "What was the cause?", "effect": "What happened then?"}
 
@@ -31,12 +31,13 @@ class Causes(Choices):
 def _cause(row: dict[str, Any], place: str) -> Question:
     """Raises UsageError, naming the place, for a row without two choices or with another question."""
     if str(row["question"]) not in _ASKED:
-        raise UsageError(f"{place}: the question is {row['question']!r}; COPA asks for cause or effect", "bad-row")
+        sentence = f"{place}: the question is {row['question']!r}; COPA asks for cause or effect, so give one of these"
+        raise UsageError(sentence, "bad-row")
     choices = [row.get("choice1"), row.get("choice2")]
     return question_of(str(row["premise"]), _ASKED[row["question"]], choices, row["label"], place)
 
 
-class Senses(Pairs):
+class Senses(Classification):
     """Whether a word means the same in two sentences: files of WiC (Pilehvar and Camacho-Collados, 2019).
 
     The model reads both sentences with [marks] around the word.
@@ -85,9 +86,6 @@ class Answers(Classification):
     main = "f1"
     taught = None  # type: ignore[assignment]  # a row of the file is many examples
 
-    def __init__(self, columns: Columns) -> None:
-        super().__init__(columns._replace(other="1"))
-
     def read(self, path: str) -> tuple[tables.Examples, list[str]]:
         table = tables.table(path, {"text": "passage", "label": "idx"}, self.columns.skip)
         passages = zip(table.values("text"), table.places, strict=True)
@@ -122,6 +120,6 @@ def _answers(passage: Any, place: str) -> Iterator[tuple[str, str, int, str]]:
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{place}: passage needs text and questions, each with question and answers, and these with text and "
-            "label, as in MultiRC",
+            "label, as in MultiRC; correct the row",
             "bad-row",
         ) from None

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, whole
+from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, rows_of, whole
 
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
@@ -33,9 +33,8 @@ class _Texts(Task):
 
     def encode(self, tokenizer: Any, examples: tables.Examples, length: int) -> tuple[Data, list[str]]:
         encoded = tokenizer(examples.texts, examples.others, truncation=True, max_length=length)
-        rows = [{name: encoded[name][i] for name in encoded} for i in range(len(examples.texts))]
         labels = torch.tensor(self.numbers(examples))
-        return Data(rows, labels, labels), []
+        return Data(rows_of(encoded), labels, labels), []
 
     def numbers(self, examples: tables.Examples) -> list[Any]:
         """The labels as numbers. Raises UsageError, naming the file and the line, for one that is not known."""
@@ -102,9 +101,6 @@ class Coreference(Classification):
 
     taught = None  # type: ignore[assignment]  # a copy with other words would have its noun elsewhere
 
-    def __init__(self, columns: Columns) -> None:
-        super().__init__(columns._replace(other=""))
-
     def read(self, path: str) -> tuple[tables.Examples, list[str]]:
         text, _, label, _, skip = self.columns
         table = tables.table(path, {"text": text, "other": "target", "label": label}, skip)
@@ -123,7 +119,9 @@ def _marked(text: str, target: Any, label: Any, place: str) -> tuple[str, Any, s
         spans = [(str(target[f"{span}_text"]), whole(target[f"{span}_index"])) for span in ("span1", "span2")]
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC", "bad-row"
+            f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC; correct the "
+            "row",
+            "bad-row",
         ) from None
     words = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))
     counts = [words.get(index, -1) for _, index in spans], [index for _, index in spans]

@@ -17,7 +17,7 @@ from bertdata.errors import UsageError
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Data, Task
+from bertrain.lab.tasks.base import Data, Task, rows_of
 
 _OUTSIDE = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
 
@@ -62,7 +62,7 @@ class Words(Task):
         texts = [" ".join(sentence.words) for sentence in examples]
         encoded = tokenizer(texts, truncation=True, max_length=length, return_offsets_mapping=True)
         offsets = encoded.pop("offset_mapping")
-        rows = [{name: encoded[name][i] for name in encoded} for i in range(len(texts))]
+        rows = rows_of(encoded)
         gold = Gold(examples, [_first_tokens(s.words, o) for s, o in zip(examples, offsets, strict=True)])
         numbers = {name: number for number, name in enumerate(self.names)}
         labels = torch.full((len(rows), max(len(row["input_ids"]) for row in rows)), IGNORE_INDEX)
