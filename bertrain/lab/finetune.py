@@ -323,7 +323,7 @@ def _card(
         "length": work.length,
         "dropout": settings.dropout,
         "adapter": settings.lora or "none",
-        "frozen": "the encoder" if settings.freeze else "nothing",
+        "frozen": "the encoder" if settings.freeze or settings.lora else "nothing",
         "start": "random weights" if settings.from_scratch else "those of the checkpoint",
     }
     measures = {f"{split} {name}": f"{value:.4f}" for split, part in scores.items() for name, value in part.items()}

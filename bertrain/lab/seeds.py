@@ -70,12 +70,14 @@ def made_of(job: Job, task: Task) -> dict[str, Any]:
     contents["checkpoint"] = _files_of_model(job.start)
     if job.teacher:
         contents["teacher"] = _files_of_model(job.teacher)
+        named |= {} if contents["teacher"] else {"--teacher": job.teacher}  # a name on the hub
     return named | {f"{_CONTENT}--{name}": _digest(files) for name, files in contents.items()}
 
 
 def _files_of_model(directory: str) -> list[Path]:
     """The files of a model: its weights, configuration and tokenizer. None for a name on the hub."""
-    return sorted(path for path in Path(directory).glob("*") if path.suffix in (".safetensors", ".bin", ".json"))
+    kinds = (".safetensors", ".json", ".txt", ".model")
+    return sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
 
 
 def _digest(files: list[Path]) -> str:

@@ -150,7 +150,8 @@ def _bytes(path: str) -> bytes:
 class SideChannel(Module):
     """The steps of the structures' vectors. It is a part of the Learner for its name alone: nothing calls it.
 
-    Takes as much memory as structures × width with its moments, and a step one pass over the word embeddings.
+    Takes memory for structures × width with its moments, and in a step two passes over the word embeddings and, for a
+    moment, a tensor of their size.
     """
 
     weight: Parameter

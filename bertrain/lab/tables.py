@@ -85,11 +85,13 @@ def table(
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; check the name", "not-found", given=path) from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "unreadable", given=path) from None
+        sentence = f"{path} cannot be read: {error.strerror or error}; give a file that can"
+        raise UsageError(sentence, "unreadable", given=path) from None
     except (ValueError, csv.Error) as error:  # no Parquet, ...
         if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
             reading.decoded(file.read_bytes(), path)  # which names the line
-        raise UsageError(f"{path} cannot be read: {error}", "not-of-format", given=path) from None
+        sentence = f"{path} cannot be read: {error}; correct it, or give another file"
+        raise UsageError(sentence, "not-of-format", given=path) from None
     if not rows:
         raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
     columns: dict[str, Any] = {}

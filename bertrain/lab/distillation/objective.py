@@ -177,12 +177,15 @@ class Teacher:
                 return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
             self._encoder.encode(**inputs_of(piece))
             if self._method == "relations":
-                return dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
+                tensors = dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
+                self._taps.forget()
+                return tensors
             tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
             if self._compares_attention:
                 heads = self._encoder.model.config.num_attention_heads
                 queries_and_keys = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
                 tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in queries_and_keys])
+            self._taps.forget()
             return tensors
 
 

@@ -161,9 +161,9 @@ class Regression(_Texts):
                 numbers.append(float(label))
             except (TypeError, ValueError, OverflowError):
                 numbers.append(math.nan)
-            if not math.isfinite(numbers[-1]):
+            if not abs(numbers[-1]) <= torch.finfo(torch.float32).max:  # NaN is none, too
                 raise UsageError(
-                    f"{place}: --task regression needs numbers as labels, and this is {label!r}; correct it, or give "
+                    f"{place}: --task regression needs 32-bit numbers as labels, not {label!r}; correct it, or give "
                     "another --task",
                     "bad-row",
                 )

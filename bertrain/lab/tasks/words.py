@@ -6,6 +6,8 @@ or JSON lines or Parquet with a list of words and a list of tags in a row.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +45,7 @@ class Words(Task):
     head = AutoModelForTokenClassification
 
     def read(self, path: str) -> tuple[list[Sentence], list[str]]:
-        is_table = path.lower().endswith((".jsonl", ".json", ".parquet"))
+        is_table = re.search(r"\.(jsonl|json|parquet)(\.(gz|bz2|xz|zst))?$", path.lower())
         sentences = (_lists if is_table else _lines)(path, self.columns.text, self.columns.label)
         if not sentences:
             sentence = f"{path} holds no sentences; give a word a line, and a blank line behind each sentence"
@@ -133,7 +135,8 @@ def _lists(path: str, text: str, label: str) -> list[Sentence]:
         are_lists = isinstance(words, list) and isinstance(tags, list)
         if not are_lists or not words or not all(words) or any(tag in (None, "") for tag in tags):
             raise UsageError(
-                f"{place}: the columns of --text and --label must be lists of words and of tags, and none empty",
+                f"{place}: the columns of --text and --label must be lists of words and of tags, and none "
+                "empty; correct the row, or name other columns",
                 "wrong-column-type",
             )
         if len(words) != len(tags):
@@ -149,7 +152,7 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
             sentence = f"--{option} {column}: the columns of {path} have no names; give the number, from 0"
             raise UsageError(sentence, "malformed", option=option, given=column)
     lines = reading.text(path).split("\n")
-    is_universal = ".conllu" in path.lower()
+    is_universal = ".conllu" in Path(path).name.lower()
     sentences: list[Sentence] = []
     inside = False
     for number, line in enumerate([*lines, ""], 1):
@@ -169,7 +172,7 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
             ) from None
         if not word or not tag or len(cells) < 2:
             raise UsageError(
-                f"{path}, line {number} has no word or no tag; a line is a word, its columns and its tag", "bad-row"
+                f"{path}, line {number} has no word or no tag; give a line a word, its columns and its tag", "bad-row"
             )
         if not inside:
             sentences.append(Sentence([], [], f"{path}, line {number}"))
