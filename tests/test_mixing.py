@@ -10,7 +10,7 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import changing, entries, flags, losses, remove_after, train
+from training import QUIET, changing, entries, flags, losses, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
@@ -82,6 +82,15 @@ def test_the_loss_of_a_row_is_that_of_its_targets():
     compiled = torch.compile(classification, backend="eager", fullgraph=True)(logits, targets, num_rows=3)
     assert torch.allclose(compiled.rows, by_row.rows)
     assert torch.allclose(torch.autograd.grad(compiled.sum, logits)[0], gradients[0])
+
+
+def test_a_dataset_that_a_phase_leaves_out_keeps_its_epochs_in_the_log(mix, tmp_path):
+    (one, _), (other, _) = mix
+    phases = changing(0.5, data=[[str(one), str(other)], [str(other)]], weights=["1,1", None])
+    log = train([*mix], tmp_path / "run", **QUIET | {"steps": 4, "phase": phases})
+    entries = [entry["sources"] for entry in log if "loss" in entry]
+    assert [round(entries[n][str(one)]["epochs"], 4) for n in (1, 2, 3)] == [entries[1][str(one)]["epochs"]] * 3
+    assert entries[1][str(one)]["epochs"] > 0
 
 
 def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_too(mix, tmp_path):

@@ -48,7 +48,8 @@ def _rows(batches: Batches) -> Iterator[Sequence[str]]:
             batches.enter(phase)
         if plan.seconds is None:
             batches.loader.position += phase.samples()
-        yield _row(plan, phase, batches.epochs())
+        epochs = batches.epochs()
+        yield _row(plan, phase, {path: epochs[path] for path, _ in phase.sources})
 
 
 def _row(plan: Plan, phase: Phase, epochs: dict[str, float]) -> Sequence[str]:

@@ -242,18 +242,24 @@ class Batches:
         return tokens
 
     def epochs(self) -> dict[str, float]:
-        """Of each dataset of the phase, by its path: how often it was read in rows of this length."""
-        parts = zip(self.phase.sources, self.loader.counts(), self.loader.sources, strict=True)
-        return {path: count / source.num_samples for (path, _), count, source in parts}
+        """Of each dataset that was read in rows of this length, by its path: how often."""
+        length, positions = self.phase.length, self.positions
+        streams = {path: self._stream(path, length) for path in self.datasets}
+        read = {path: positions[stream] for path, stream in streams.items() if stream in positions}
+        return {path: count / self.samples([path], length) for path, count in read.items()}
 
     def shares(self) -> list[str]:
-        """For each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
+        """For each dataset of a mix: its share of the rows, its size, and how often it is read. Empty for one.
+
+        How often is not said of a run by time, or of several phases.
+        """
         if len(self.phase.sources) == 1:
             return []
         counts, total = self.loader.counts(self.phase.samples()), sum(self.loader.weights)
         parts = zip(self.phase.sources, self.loader.sources, self.loader.weights, counts, strict=True)
         lines = []
         for (path, _), source, weight, count in parts:
-            often = "" if self.plan.seconds else f", read {count / source.num_samples:.2g} times"
+            is_known = not self.plan.seconds and len(self.plan.phases) == 1
+            often = f", read {count / source.num_samples:.2g} times" if is_known else ""
             lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
         return lines
