@@ -511,6 +511,12 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
 
 
+def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):
+    options = QUIET | {"steps": 2, "micro_batch_size": 64, "phase": changing(0.5, global_batch_size=[4, 70])}
+    train(dataset.path, tmp_path / "run", **options)
+    assert "4 rows a step, in one pass on" in capsys.readouterr().out
+
+
 def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
     for phases, said in ((changing(length=[32]), True), (changing(0.5, length=[32, 16]), False)):
         config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=4, model=TINY, phase=phases)

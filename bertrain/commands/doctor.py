@@ -144,11 +144,13 @@ def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset,
 
 def _batch(plan: Plan, nproc: int) -> Finding:
     ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
-    shape = f"{plan.phases[0].rows} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
+    of_pass, number = plan.first_micro_batches()
+    shape = f"{plan.phases[0].rows} rows a step: {number} × {of_pass} on {ranks}"
     others = [warning for warning in plan.warnings if "warmup" not in warning]
     if others:
         return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
-    if plan.share * nproc > 1.1 * max(max(phase.rows) for phase in plan.phases):
+    largest = max(max(phase.rows) for phase in plan.phases)
+    if -(-largest // nproc) * nproc > 1.1 * largest:
         return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
     return PASS, shape
 

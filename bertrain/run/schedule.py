@@ -21,9 +21,7 @@ class Plan:
     phases: tuple[Phase, ...]
     steps: int  # of the schedule
     seconds: float | None  # of a run by time
-    micro_batch_size: int  # for the rows of the first phase
-    accumulation: int  # forward passes in a step of most rows, the same on every rank
-    share: int  # rows of such a step on the rank that has most
+    micro_batch_size: int  # at most, for rows as long as those of the first phase
     world_size: int
     warnings: tuple[str, ...]
 
@@ -43,6 +41,10 @@ class Plan:
         share, first = -(-rows // self.world_size), self.phases[0].length
         size = max(1, min(share, self.micro_batch_size * min(first, length) // length))
         return size, -(-share // size)
+
+    def first_micro_batches(self) -> tuple[int, int]:
+        """The same for a step of the first phase, where it has most rows."""
+        return self.micro_batches(self.phases[0].length, max(self.phases[0].rows))
 
     def describe(self, names: Mapping[str, str] | None = None) -> list[str]:
         """A line for each phase; none for a run of one. names: as `line` has them."""
@@ -71,17 +73,13 @@ class Plan:
     def of(cls, config: Config, sizes: Sizes, *, world_size: int, on_gpu: bool = False) -> Plan:
         """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
         phases = resolve(config, sizes)
-        largest = max(max(phase.rows) for phase in phases)
-        share = -(-largest // world_size)  # rows of the fullest rank
+        share = -(-max(max(phase.rows) for phase in phases) // world_size)  # rows of the fullest rank, at most
         most = max(1, MICRO_BATCH_TOKENS // phases[0].length) if on_gpu else MICRO_BATCH_SIZE
-        micro = min(share, config.micro_batch_size or most)
         return cls(
             phases=phases,
             steps=phases[-1].stop,
             seconds=config.seconds,
-            micro_batch_size=micro,
-            accumulation=-(-share // micro),
-            share=share,
+            micro_batch_size=min(share, config.micro_batch_size or most),
             world_size=world_size,
             warnings=tuple(dict.fromkeys(_warnings(phases, sizes, world_size))),
         )
@@ -96,6 +94,6 @@ def _warnings(phases: tuple[Phase, ...], sizes: Sizes, world_size: int) -> Itera
         largest, num_samples = max(phase.rows), sizes.samples([path for path, _ in phase.sources], phase.length)
         if largest > num_samples:
             rows, samples = counted(largest, "row"), counted(num_samples, "sample")
-            yield f"a step of {rows} sees each of the {samples} more than once"
+            yield f"a step of {rows} sees some of the {samples} more than once"
         if (least := min(phase.rows)) < world_size:
             yield f"{world_size} ranks share {counted(least, 'row')} a step, so some ranks are idle"

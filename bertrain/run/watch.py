@@ -117,7 +117,8 @@ class Watch(contextlib.ExitStack):
         length = f"{plan.steps:,} steps" if not plan.seconds else f"{plan.seconds:,.0f} seconds"
         rows = plan.phases[0].rows
         size = f"{rows} {'row' if max(rows) == 1 else 'rows'}"
-        passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
+        of_pass, number = plan.first_micro_batches()
+        passes = "one pass" if number == 1 else f"{number} passes of {of_pass}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
             f"{config.start}: {facts['parameters']:,} parameters, {length}, {size} a step, in {passes} on "
