@@ -182,7 +182,7 @@ def test_products_are_counted_and_less_memory_is_expected(dataset, configs, bert
     own = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert after.token == before.token + own
     assert after.width == before.width
-    assert not any("lora" in name for name in learner(model).objective_parameters())
+    assert not any("lora" in name for name in learner(model).objective_tensors())
     options = {"data": str(dataset.path), "out": str(tmp_path / "run"), "init": str(bert_run), "length": 32, "steps": 1}
     checks = (dict(doctor.check(Config.of(**options, keep=30_000, lora=lora), 1)) for lora in ("", "r=2,alpha=4"))
     gigabytes = [float(re.search(r"([\d.]+) GB", check["disk"][1])[1]) for check in checks]

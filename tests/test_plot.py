@@ -74,14 +74,15 @@ def test_logs_that_end_anywhere_are_drawn(tmp_path):
         assert refused(plot.main, wrong, "--html", tmp_path / "x.html", kind=kind, option="runs").given == str(wrong)
 
 
-def test_losses_that_are_not_finite_are_left_out_and_said(tmp_path):
-    entries = [step(1, 3.0), step(2, float("nan")), step(3, float("inf"), tokens_per_s=float("nan")), step(4, None)]
+def test_losses_that_are_not_finite_are_left_out_and_skipped_steps_said(tmp_path):
+    entries = [step(1, 3.0), step(2, float("nan"), skipped=2), step(3, float("inf"), tokens_per_s=float("nan")),
+               step(4, None, skipped=1)]  # fmt: skip
     entries += [{"step": 4, "validation_loss": float("nan"), "validation_accuracy": 0.5}]
     data = page(write(tmp_path / "run", entries))
     assert data["runs"][0]["points"]["loss"] == [3.0, None, None, None]
     assert data["runs"][0]["evaluations"][0] | {"accuracy": 0.5} == data["runs"][0]["evaluations"][0]
     assert data["runs"][0]["best"] is None
-    assert any("2 of 4" in line and "step 2" in line for line in data["warnings"])
+    assert any("3 steps were skipped" in line for line in data["warnings"])
 
 
 def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):

@@ -264,8 +264,10 @@ def _run(
         newest, damaged = rundir.newest(run)
     except DatasetError as error:
         return FAIL, str(error)
+    if damaged and newest:
+        return WARN, f"{damaged[0]}; a run sets it aside and continues from {newest.name}"
     if damaged:
-        return WARN if newest else FAIL, damaged[0]
+        return FAIL, f"{damaged[0]}; move it away, or give another --out"
     if not newest:
         return PASS, f"{run} is new"
     if config.resume == "no":

@@ -268,9 +268,8 @@ def _warnings(
     if num_left_out:
         lines = "line of log.jsonl is" if num_left_out == 1 else "lines of log.jsonl are"
         yield f"{num_left_out:,} {lines} not complete and left out."
-    wild = [entry["step"] for entry in steps if isinstance(entry.get("loss"), float) and _finite(entry["loss"]) is None]
-    if wild:
-        yield f"the loss is not finite at {len(wild):,} of {len(steps):,} entries, first at step {wild[0]:,}."
+    if skipped := sum(entry["skipped"] for entry in steps if type(entry.get("skipped")) is int):
+        yield f"{skipped:,} steps were skipped, as a loss or the gradient was not finite; lower --lr."
     best, last = _best(evaluations), _last(evaluations, "validation_loss")
     if not evaluations:
         yield "it was not evaluated; give --eval-every and a dataset with a validation split."

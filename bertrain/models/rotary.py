@@ -23,7 +23,8 @@ def set_bases(model: PreTrainedModel, base: float | None, local: float | None) -
         if value is None:
             continue
         given = getattr(config, "rope_parameters", None) or {}
-        parameters = given.get(kind) if _GLOBAL in given or _LOCAL in given else given if kind == _GLOBAL else None
+        by_kind = given if given.keys() & {_GLOBAL, _LOCAL} else {_GLOBAL: given}
+        parameters = by_kind.get(kind)
         if not parameters or "rope_theta" not in parameters:
             layers = "local layers with rotary positions" if kind == _LOCAL else "rotary positions"
             sentence = f"{option} is {value:g}, and {config.model_type} has no {layers}; leave it out"

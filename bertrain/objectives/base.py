@@ -116,6 +116,6 @@ class Learner(Encoder):
             names[name] = (f"{prefix}loss", accuracy if accuracy != "accuracy" else f"{prefix}accuracy")
         return names
 
-    def objective_parameters(self) -> dict[str, torch.Tensor]:
-        """What is trained beside the model, by name."""
+    def objective_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of the objectives, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}

@@ -14,7 +14,7 @@ class LossSum(NamedTuple):
     """One loss of a micro-batch."""
 
     sum: torch.Tensor  # float32 []: the loss summed over what Objective.count counts
-    num_correct: torch.Tensor  # int64 []: how many predictions were right
+    num_correct: torch.Tensor  # []: how many predictions were right, or the sum of their weights
     rows: torch.Tensor | None = None
     """float32 [B, 2]: what each row adds to the sum, and to the count. None: the log has no loss by source."""
 

@@ -138,7 +138,7 @@ def _shape(parameter: torch.Tensor, parts: int) -> tuple[int, int]:
 
 def hidden_matrices(model: PreTrainedModel) -> list[tuple[torch.Tensor, int]]:
     """The trained matrices of linear maps in a model's layers, each with the number of matrices in it."""
-    parts = list(layers_of(model)) or [model.base_model]  # without its pooler, embeddings and head
+    parts = list(layers_of(model)) or [model.base_model]  # layers alone, where there are any: no pooler and no head
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = {
         module.weight: FUSED.get(name.rpartition(".")[2], 1)

@@ -13,7 +13,7 @@ from bertrain.options.values import exact
 def learning_rate(
     step: int, *, peak: float, steps: int, warmup_steps: int, schedule: str, decay_share: float = 0.2, end: float = 0.0
 ) -> float:
-    """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps` and is never 0.
+    """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps`; no schedule here gives 0.
 
     end: share of the peak towards which it falls. decay_share: of the steps, in which `wsd` falls. Raises UsageError
     for a schedule that gives no number of 0 or more.

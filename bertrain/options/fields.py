@@ -46,7 +46,7 @@ DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= val
 PART = Bounds("a share of the run from 0 to below 1, such as 0.1", lambda value: 0 <= value < 1)
 WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", PART.hold)
 SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
-WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
+WEIGHT = Bounds("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def option(default: Any, **more: Any) -> Any:
@@ -151,7 +151,7 @@ def _parsed(each: Field[Any], value: Any) -> Any:
             with contextlib.suppress(OverflowError):
                 return float(value) if kind is float else value
         expected = _KINDS[kind]
-    sentence = f"{flag(each.name)} is {value!r}, which is not {expected}"
+    sentence = f"{flag(each.name)} is {value!r}; give {expected}"
     raise UsageError(sentence, "malformed", option=each.name, given=value)
 
 

@@ -87,8 +87,8 @@ def write(
 def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[Path]:
     """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
 
-    Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After any error, a
-    directory of this name is as it was.
+    Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After an error before
+    the renaming, a directory of this name is as it was.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -191,9 +191,9 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     """
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        if learner.objective_parameters():
+        if learner.objective_tensors():
             beside = _loaded(path / BESIDE)
-            if beside.keys() != learner.objective_parameters().keys():
+            if beside.keys() != learner.objective_tensors().keys():
                 raise ValueError(f"objectives had {', '.join(beside)}")
             learner.load_state_dict(beside, strict=False)
         optimizer.load_state_dict(_loaded(path / OPTIMIZER, "state", "param_groups"))

@@ -95,7 +95,7 @@ class Phase:
 
 
 def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
-    """The phases of a run; one where the options have no [[phase]]. Costs one question to `sizes` for each.
+    """The phases of a run; one where the options have no [[phase]].
 
     Raises UsageError, with the number of the phase, for what cannot be.
     """

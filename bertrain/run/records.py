@@ -185,7 +185,7 @@ class Records:
         objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
         if average and average.count:
             objects[checkpoint.AVERAGE_FILE] = average.state_dict()
-        if beside := run.learner.objective_parameters():
+        if beside := run.learner.objective_tensors():
             objects[checkpoint.BESIDE] = beside
         files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card(name)}
         contents = {name: checkpoint.Content(run.learner.model.state_dict(), objects, files)}

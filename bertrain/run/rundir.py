@@ -242,7 +242,8 @@ def find(path: Path, option: str = "checkpoint") -> Path:
     checkpoint, warnings = newest(path)
     if checkpoint is None:
         if warnings:
-            raise DatasetError(warnings[0], "damaged", option=option, given=str(path))
+            sentence = f"{warnings[0]}, and {path} has no other that is complete; give another run, or a checkpoint"
+            raise DatasetError(sentence, "damaged", option=option, given=str(path))
         if not path.exists():
             sentence = f"{path} does not exist; give the directory of a run or of a checkpoint"
             raise UsageError(sentence, "not-found", option=option, given=str(path))
