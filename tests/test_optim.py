@@ -1,6 +1,7 @@
 import io
 import itertools
 import math
+import shutil
 
 import pytest
 import torch
@@ -95,6 +96,30 @@ def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypat
     some = [weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (8, 10)]
     for name in mean:
         torch.testing.assert_close(mean[name], (some[0][name] + some[1][name]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mean_keeps_no_weights_from_before_its_share_of_a_longer_run(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "EVERY", 2)
+    options = QUIET | {"save_every": 2, "average": 0.5}
+    train(dataset.path, tmp_path / "run", steps=10, **options)
+    train(dataset.path, tmp_path / "run", steps=15, **options)  # the mean of 10 steps has steps 6, 8 and 10
+    assert "its mean begins anew" in capsys.readouterr().out
+    mean = weights_in(tmp_path / "run" / "average-00000015")
+    some = [weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (12, 14)]
+    for name in mean:
+        torch.testing.assert_close(mean[name], (some[0][name] + some[1][name]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_of_a_run_that_is_done_when_it_begins_is_written(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "EVERY", 2)
+    options = QUIET | {"save_every": 2, "average": 0.5}
+    train(dataset.path, tmp_path / "run", steps=6, **options)
+    name = "average-00000006"
+    expected = weights_in(tmp_path / "run" / name)
+    shutil.rmtree(tmp_path / "run" / name)
+    train(dataset.path, tmp_path / "run", steps=6, **options)
+    found = weights_in(tmp_path / "run" / name)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 # ---------------------------------------------------------------------------------------------------------------- Muon

@@ -36,6 +36,9 @@ class Average:
         share: Any = (taken / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
         torch._foreach_lerp_(list(self._means.values()), weights, [share] * len(weights))
 
+    def begin_anew(self) -> None:
+        self._means, self._count = {}, torch.zeros_like(self._count)
+
     @contextlib.contextmanager
     @torch.no_grad()
     def applied(self) -> Iterator[None]:

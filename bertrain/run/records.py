@@ -268,7 +268,17 @@ class Records:
                 "run more time"
             )
         if run.is_done:
-            run.ranks.on_first(self._renew_cards)
+            run.ranks.wait_for_others(LONG_S)
+            run.ranks.on_first(self._finish)
+            run.ranks.wait_for_others(SILENT_S)
+
+    def _finish(self) -> None:
+        """Writes the mean if it is not there, as in a run that was done when it began, and the cards."""
+        self.writer.wait()
+        saved, name = self.writer.saved, f"{rundir.AVERAGE}{self._run.step:08d}"
+        if saved and (saved / checkpoint.AVERAGE_FILE).exists() and not (self._run.out / name).exists():
+            self.writer.save(self._run.learner.model, {name: self._contents()[name]}, required=True)
+        self._renew_cards()
 
     @property
     def saved_step(self) -> int | None:

@@ -124,6 +124,11 @@ class Run:
         self.training.apply(self.phase)
         if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
             checkpoint.read_average(self.resumed_from, self.training.average)
+            since = 1 - self.config.average
+            in_share = sum(step / self.plan.steps > since for step in range(EVERY, self.step + 1, EVERY))
+            if not self.plan.seconds and self.training.average.count > max(1, in_share):
+                self.training.average.begin_anew()
+                self.warnings.append("--average: the run is longer than before, so its mean begins anew")
             if self.is_done and not self.training.average.count:
                 self.warnings.append("--average: the run has ended, so no weights are averaged; give more --steps, too")
 
