@@ -99,7 +99,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
 
 def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
     byte_level = byte_level_bpe(400, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    bpe, wordpiece = bertdata.tokenize.tokenizer.Tokenizer(byte_level.to_str()), load(vocab)
+    bpe, wordpiece = bertdata.tokenize.tokenizer.LoadedTokenizer(byte_level.to_str()), load(vocab)
     made_of = transplant.pieces(wordpiece, bpe)
     roles = {bpe.special.roles()[role]: number for role, number in wordpiece.special.roles().items()}
     assert all(made_of.of_id[number] == [old] for number, old in roles.items())
