@@ -94,6 +94,23 @@ def table(
         raise UsageError(sentence, "not-of-format", given=path) from None
     if not rows:
         raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
+    columns = _columns(path, roles, names)
+    num_rows = len(rows)
+    if skip:
+        rows = _fitting(path, rows, columns)
+    for role, column in columns.items():
+        for number, row in rows:
+            value = row.get(column)
+            if value is None or (role == "label" and not unlabelled and not str(value).strip()):
+                raise UsageError(
+                    f"{path}, line {number} has no value for column {column!r}; fill it or remove the row", "bad-row"
+                )
+    places = [f"{path}, line {number}" for number, _ in rows]
+    return Table(file, names, [row for _, row in rows], places, columns, num_rows - len(rows))
+
+
+def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, Any]:
+    """The column of each role, as `_named` has it. Raises UsageError for one that is not there, or stands twice."""
     columns: dict[str, Any] = {}
     for role, wanted in roles.items():
         columns[role] = _named(wanted, names)
@@ -115,18 +132,7 @@ def table(
                 f"of {others}"
             )
             raise UsageError(sentence, "conflict", option="label", given=roles["label"])
-    num_rows = len(rows)
-    if skip:
-        rows = _fitting(path, rows, columns)
-    for role, column in columns.items():
-        for number, row in rows:
-            value = row.get(column)
-            if value is None or (role == "label" and not unlabelled and not str(value).strip()):
-                raise UsageError(
-                    f"{path}, line {number} has no value for column {column!r}; fill it or remove the row", "bad-row"
-                )
-    places = [f"{path}, line {number}" for number, _ in rows]
-    return Table(file, names, [row for _, row in rows], places, columns, num_rows - len(rows))
+    return columns
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
