@@ -15,6 +15,8 @@ from typing import TypeVar
 from bertdata.errors import RemoteError
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
+NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
+"""Parts of errors of a store that looks for credentials and finds none."""
 TIMEOUT_S = 60.0  # of silence
 TRIES, FIRST_WAIT_S = 6, 0.5  # of a request that a server may answer later; the wait doubles each time
 _Result = TypeVar("_Result")
@@ -90,10 +92,7 @@ def as_remote_error(url: str, error: Exception) -> RemoteError:
     login = LOGIN[scheme_of(url)]
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
         return RemoteError(f"{shown}: there is no such bucket; check the name and the region", "bad-url", given=shown)
-    if any(
-        word in text
-        for word in ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
-    ):
+    if any(words in text for words in NO_CREDENTIALS):
         return RemoteError(f"{shown}: no credentials were found; {login}", "access-denied", given=shown)
     if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
         sentence = f"{shown}: the server refuses access ({status or 403}); {login}"

@@ -54,9 +54,9 @@ class TextFormat:
         require_known("documents", self.documents, DOCUMENT_ENDS)
         require_known("format", self.kind, (None, *INPUT_FORMATS))
         require_known("on_error", self.on_error, ON_ERROR)
-        for name in ("shard_size", "max_documents"):
-            if (value := getattr(self, name)) is not None or name == "shard_size":
-                object.__setattr__(self, name, require_positive(name, value))
+        object.__setattr__(self, "shard_size", require_positive("shard_size", self.shard_size))
+        if self.max_documents is not None:
+            object.__setattr__(self, "max_documents", require_positive("max_documents", self.max_documents))
         object.__setattr__(self, "encoding", _canonical(self.encoding))
         for spec in self.maps:
             function_of(spec, "--map")

@@ -261,7 +261,10 @@ def encoded_by(
 
 
 def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseException) -> FailedTextError:
-    """The error for the first text that the library fails on; for the first of all, if it takes each by itself."""
+    """The error for the first text that the library fails on.
+
+    If it fails on several texts only together, the error names the first of them.
+    """
     first = numbers[0]
     for number in numbers if len(numbers) > 1 else ():
         try:

@@ -46,7 +46,9 @@ from bertrain.runtime.dist import LONGEST_WAIT, World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
-"""What may be replaced: a Chinese character, or letters beside no digit, underscore, apostrophe or such a one."""
+"""What may be replaced: a Chinese character; or a run of letters, unless a digit, an underscore, an apostrophe or a
+Chinese character touches it. So neither half of don't is a word.
+"""
 MOST_VECTORS = 100_000  # words of a file of vectors that are read; such files begin with the most frequent words
 LONGEST_LINE = 1 << 20  # bytes: a word and its numbers
 TEXTS = 1024  # different texts whose words are looked up together; what is finished of them is kept

@@ -280,9 +280,8 @@ def _encode_piece(pieces, piece, tables, runs, output):
             if entry == uint64(0):
                 code = UNKNOWN_CODE_POINT
                 break
-            if (
-                tables.prefix_when == FIRST_PIECE and i > begin
-            ):  # what begins the text has no normal form; is there a prefix?
+            if tables.prefix_when == FIRST_PIECE and i > begin:
+                # What begins the text has no normal form; is there a prefix?
                 num_hard = _put_hard(hard, num_hard, begin, end, p, AT_BEGIN)
                 break
             if entry & SILENT_FORM != uint64(0):
