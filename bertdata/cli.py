@@ -177,7 +177,7 @@ def _local(shards: str) -> str:
 
     if not is_remote(shards):
         return shards
-    from bertdata.format.transfer import local_copy
+    from bertdata.transfer.copies import local_copy
 
     return str(local_copy(shards, say=_say))
 
@@ -776,7 +776,7 @@ def push(shards: str, url: str, public: bool, origins: bool) -> None:
     The dataset appears there when it is complete. If the copy is interrupted, run the same command again to continue
     it.
     """
-    from bertdata.format.transfer import push as run
+    from bertdata.transfer.pushing import push as run
 
     with _bar("push") as progress:
         dataset_id = run(shards, url, public=public, origins=origins, progress=progress)
@@ -795,7 +795,7 @@ def pull(url: str, directory: str) -> None:
 
     If the copy is interrupted, run the same command again to continue it.
     """
-    from bertdata.format.transfer import pull as run
+    from bertdata.transfer.pulling import pull as run
 
     with _bar("pull") as progress:
         dataset_id = run(url, directory, progress=progress)

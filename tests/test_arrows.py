@@ -17,7 +17,8 @@ COMMON = ["choices", "errors", "keys", "jit", "bits", "types", "files", "urls", 
 # Packages, leaf first: the packages that each may import, and its files, of which each may import those before it.
 PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
-    "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
+    "format": ("", "arrays records table manifest shard origins dataset answers verify"),
+    "transfer": ("remote format", "files pushing pulling copies"),
     "sources": ("remote", "kernels inputs saved find streams texts maps jsonl documents delimited tables "
                           "idfile megatron flat rows indexed mds litdata ids split blocks"),
     "tokenize": ("",
@@ -25,7 +26,7 @@ PACKAGES = {
                  "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "
                  "kernels.words kernels.bytes rules forms models added engine wordpiece words bytewords encoder "
                  "tokenizer load fixed rows texts spelling train"),
-    "write": ("format sources tokenize",
+    "write": ("format transfer sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),
     "read": ("format tokenize",
@@ -255,7 +256,7 @@ def test_files_of_this_machine_need_nothing_for_servers(dataset, corpus, tmp_pat
     build = ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", str(dataset.path)]
     run = f"from bertdata.cli import main; main({build!r}, standalone_mode=False); "
     run += f"main(['inspect', {str(tmp_path / 'out')!r}], standalone_mode=False)"
-    assert not {"bertdata.remote", "bertdata.format.transfer", "obstore"} & loaded_after(run)
+    assert not {"bertdata.remote", "bertdata.transfer", "obstore"} & loaded_after(run)
 
 
 def test_public_names_are_exactly_these():

@@ -23,9 +23,10 @@ from bertdata.format import arrays, manifest, shard, table
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
-from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.look.trace import documents_of
+from bertdata.transfer.pulling import pull
+from bertdata.transfer.pushing import push
 from bertdata.write import build
 
 SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}

@@ -12,10 +12,10 @@ from helpers import published, refuses
 from lies import LIES, WAIT_S, lying
 
 from bertdata.errors import BertdataError
-from bertdata.format import transfer
-from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.remote import stores
+from bertdata.transfer.pulling import pull
+from bertdata.transfer.pushing import CLAIM, push
 from bertdata.write import build
 
 EXPECTED = {"server-failed", "busy", "out-exists", "not-a-dataset", "changed", "not-found"}
@@ -45,7 +45,7 @@ def lies(bucket, object_store, monkeypatch):
 
 
 def under(bucket, prefix):
-    return {name: content for name, content in bucket.objects(prefix).items() if name != transfer.CLAIM}
+    return {name: content for name, content in bucket.objects(prefix).items() if name != CLAIM}
 
 
 def repeated(work, draw, errors):
@@ -119,11 +119,11 @@ def test_many_pushes_and_pulls_beside_a_store_that_lies(lies, bucket, datasets, 
     assert num_errors > 10
 
 
-@pytest.mark.parametrize("name", [transfer.CLAIM, "manifest.json"])
+@pytest.mark.parametrize("name", [CLAIM, "manifest.json"])
 def test_a_store_that_ignores_if_none_match_mixes_no_datasets(bucket, lies, datasets, name):
     """Without it for claims the store is refused; of the manifest the claim takes care."""
     lies.unconditional, url = name, f"{bucket.url}/shards"
-    if name == transfer.CLAIM:
+    if name == CLAIM:
         with refuses("server-unsuitable", "url"):
             push(datasets[0], url)
         assert under(bucket, "shards") == {}
@@ -140,11 +140,11 @@ def test_a_push_that_slept_while_its_claim_was_removed_damages_at_most_what_is_f
 
     def sleeping(url_of_file, path):
         if path.is_relative_to(datasets[1]) and path.suffix == ".npy" and is_first and is_first.pop():
-            stores.remove(f"{url}/{transfer.CLAIM}")
+            stores.remove(f"{url}/{CLAIM}")
             push(datasets[0], url)
         real(url_of_file, path)
 
-    with patch.multiple(transfer, _THREADS=1), patch.object(stores, "write", sleeping), refuses("busy", "url"):
+    with patch("bertdata.transfer.files.THREADS", 1), patch.object(stores, "write", sleeping), refuses("busy", "url"):
         push(datasets[1], url)
     found, expected = under(bucket, "shards"), published(datasets[0])
     damaged = [name for name in expected if found[name] != expected[name]]

@@ -30,13 +30,13 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 import bertdata
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import dataset as of_a_dataset
-from bertdata.format import transfer
-from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.remote import stores
 from bertdata.remote.reader import RemoteFile
 from bertdata.remote.requests import absent
 from bertdata.tokenize.load import load
+from bertdata.transfer.pulling import pull
+from bertdata.transfer.pushing import CLAIM, push
 from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
 from bertdata.write.state import BuildPlan
@@ -251,7 +251,7 @@ class World:
 
     def seen_at(self, url):
         root = self.store.path(f"s3://{url}/data")
-        claim = root / transfer.CLAIM
+        claim = root / CLAIM
         claimed = self.ids[json.loads(claim.read_bytes())["dataset_id"]] if claim.exists() else None
         return State(holds=self.id_in(root / "manifest.json"), plan=claimed)
 
@@ -343,7 +343,7 @@ class Machine(RuleBasedStateMachine):
         if how == "clear":
             self.clear(name)
             return
-        files = sorted(each for each in tree(root) if each != transfer.CLAIM)
+        files = sorted(each for each in tree(root) if each != CLAIM)
         hurt = [each for each in files if not each.startswith(".build/") or (how == "lose" and each.endswith(".npy"))]
         if hurt:
             one = hurt[spot % len(hurt)]
@@ -578,7 +578,7 @@ def campaign(examples, seed=None):
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="states-")))
         stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(base / "cache")))
         stack.enter_context(patch.object(of_a_dataset, "PATIENCE_S", 0.01))
-        stack.enter_context(patch.object(transfer, "_THREADS", 1))  # so that a kill is at the same place again
+        stack.enter_context(patch("bertdata.transfer.files.THREADS", 1))  # so that a kill is at the same place again
         Machine.world = World(base)
         for name in ("file_at", "files_below", "write", "overwrite", "create", "read", "remove"):
             stack.enter_context(patch.object(stores, name, getattr(Machine.world.store, name)))

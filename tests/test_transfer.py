@@ -21,13 +21,15 @@ from helpers import Handler, flip, published, recorded, refused, refuses, servin
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import RemoteError
-from bertdata.format import transfer
 from bertdata.format.records import canonical
-from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.look import bench
 from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
+from bertdata.transfer import pulling, pushing
+from bertdata.transfer.files import at_once, files_of, id_under, require_sound
+from bertdata.transfer.pulling import pull
+from bertdata.transfer.pushing import push
 from bertdata.write import build
 
 SMALL = {"sentences": "line", "validation": 0.2}  # few files: each is a request
@@ -55,6 +57,12 @@ def dataset(once, corpus, vocab):
 
 
 @pytest.fixture
+def one_by_one(monkeypatch):
+    """Files go one after the other."""
+    monkeypatch.setattr("bertdata.transfer.files.THREADS", 1)
+
+
+@pytest.fixture
 def pushed(bucket, dataset):
     """The URL of `dataset` in a bucket."""
     push(dataset.path, f"{bucket.url}/shards")
@@ -62,7 +70,7 @@ def pushed(bucket, dataset):
 
 
 def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucket, dataset, tmp_path, cache):
-    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / transfer.LOCK
+    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / pulling.LOCK
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert bucket.objects("shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
@@ -75,20 +83,20 @@ def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucke
     opened = bertdata.open(url)
     assert opened.dataset_id == dataset.dataset_id
     assert opened.path.is_relative_to(cache)
-    with patch.object(stores, "write", None), patch.object(transfer, "_copy", None):
+    with patch.object(stores, "write", None), patch.object(pulling, "_copy", None):
         assert push(dataset.path, url) == pull(url, tmp_path / "copy") == dataset.dataset_id
         assert bertdata.open(f"{url}/").path == opened.path
 
 
 def test_several_that_open_a_url_copy_it_once(pushed, dataset):
-    copied, real = [], transfer._copy
+    copied, real = [], pulling._copy
 
     def copy(find, path, *more):
         copied.append(path.name)
         time.sleep(0.05)
         return real(find, path, *more)
 
-    with patch.object(transfer, "_copy", copy), ThreadPoolExecutor(4) as pool:
+    with patch.object(pulling, "_copy", copy), ThreadPoolExecutor(4) as pool:
         opened = list(pool.map(bertdata.open, [pushed] * 4))
     assert [each.dataset_id for each in opened] == [dataset.dataset_id] * 4
     records = ("manifest.json", "origins/origins.json")
@@ -106,7 +114,7 @@ def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, push
     for read in (bertdata.open, lambda url: pull(url, tmp_path / "copy")):
         with refuses("damaged"):
             read(f"{bucket.url}/other")
-    with patch.object(transfer, "require_own_tokens"):  # as an older version copied it
+    with patch.object(pulling, "require_own_tokens"):  # as an older version copied it
         assert bertdata.open(f"{bucket.url}/other").special_tokens.mask == 7
     assert bertdata.open(pushed).special_tokens == dataset.special_tokens
 
@@ -126,9 +134,9 @@ def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket,
 
 def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, monkeypatch):
     seen, copy = [], tmp_path / "copy"
-    monkeypatch.setattr(transfer, "fsync_directory", lambda directory: seen.append(os.listdir(copy)))
+    monkeypatch.setattr(pulling, "fsync_directory", lambda directory: seen.append(os.listdir(copy)))
     pull(pushed, copy)
-    assert seen[0] == [transfer.LOCK]
+    assert seen[0] == [pulling.LOCK]
 
 
 def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pushed, dataset, vocab, tmp_path):
@@ -136,14 +144,14 @@ def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pu
     expected = published(out)
     (out / ".build").mkdir()
     os.replace(out / "manifest.json", out / ".build" / "replaced.json")
-    (out / transfer.LOCK).touch()  # of a killed pull
+    (out / pulling.LOCK).touch()  # of a killed pull
 
     def publish(directory):
         if (out / ".build").exists():
             os.replace(out / ".build" / "replaced.json", out / "manifest.json")
             (out / ".build").rmdir()
 
-    with patch.object(transfer, "fsync_directory", publish), refuses("out-exists", "directory"):
+    with patch.object(pulling, "fsync_directory", publish), refuses("out-exists", "directory"):
         pull(pushed, out)
     publish(out)
     assert {name: published(out)[name] for name in expected} == expected
@@ -151,7 +159,7 @@ def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pu
 
 def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
     stores.remove(f"{pushed}/origins/inputs.jsonl")
-    copy, clear, has_begun, events = transfer._copy, transfer.prepare_directory, threading.Event(), []
+    copy, clear, has_begun, events = pulling._copy, pulling.prepare_directory, threading.Event(), []
 
     def slow_copy(find, path, sha256, most, is_over):
         if path.name == "inputs.jsonl":
@@ -167,7 +175,7 @@ def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
         events.append("prepared" if shards else "removed")
         clear(directory, shards)
 
-    with patch.object(transfer, "_copy", slow_copy), patch.object(transfer, "prepare_directory", note):
+    with patch.object(pulling, "_copy", slow_copy), patch.object(pulling, "prepare_directory", note):
         pull(pushed, tmp_path / "copy")
     assert events[0] == "prepared"
     assert events[-1] == "removed"
@@ -194,7 +202,7 @@ def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
 
     def copy(read, is_over):
         file = SimpleNamespace(name="file", size=5, open=lambda: nullcontext(SimpleNamespace(read=read)))
-        return transfer._copy(lambda: file, path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
+        return pulling._copy(lambda: file, path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
 
     before = threading.Thread(target=copy, args=[slow, is_over])
     before.start()
@@ -232,9 +240,9 @@ def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
     with no_manifest, pytest.raises(ZeroDivisionError):
         push(other.path, url)
     assert len(bucket.objects()) == len(published(other.path))  # all but the manifest, and the claim
-    with refuses("busy", "url", says=transfer.CLAIM):
+    with refuses("busy", "url", says=pushing.CLAIM):
         push(dataset.path, url)
-    stores.remove(f"{url}/{transfer.CLAIM}")
+    stores.remove(f"{url}/{pushing.CLAIM}")
     with patch.object(stores, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         push(dataset.path, url)
     push(dataset.path, url)
@@ -242,6 +250,7 @@ def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
     assert {name: objects[name] for name in published(dataset.path)} == published(dataset.path)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_what_is_there_is_not_put_again(bucket, dataset):
     put, failed, real = [], [], stores.write
 
@@ -252,8 +261,7 @@ def test_what_is_there_is_not_put_again(bucket, dataset):
         put.append(path.name)
         real(url, path)
 
-    one_by_one = patch.multiple(transfer, _THREADS=1, _CLAIMED_EVERY=1)
-    with one_by_one, patch.object(stores, "write", write):
+    with patch.object(pushing, "_CLAIMED_EVERY", 1), patch.object(stores, "write", write):
         with pytest.raises(KeyboardInterrupt):
             push(dataset.path, f"{bucket.url}/shards")
         assert len(put) == 5
@@ -263,32 +271,34 @@ def test_what_is_there_is_not_put_again(bucket, dataset):
     assert bucket.objects("shards") == published(dataset.path)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_push_whose_claim_was_removed_replaces_nothing(bucket, dataset, other):
     """It stalls, somebody takes it for dead, removes its claim, and pushes another dataset."""
     url, tokens = f"{bucket.url}/shards", other.path / "train-00000.tokens.npy"
 
     def take_over():
-        stores.remove(f"{url}/{transfer.CLAIM}")
+        stores.remove(f"{url}/{pushing.CLAIM}")
         push(dataset.path, url)
 
-    stalled = then(transfer._require_sound, take_over, after=lambda path, sha256: path == tokens)
-    with patch.multiple(transfer, _THREADS=1, _require_sound=stalled), refuses("busy", "url"):
+    stalled = then(require_sound, take_over, after=lambda path, sha256: path == tokens)
+    with patch.object(pushing, "require_sound", stalled), refuses("busy", "url"):
         push(other.path, url)
     assert bucket.objects("shards") == published(dataset.path)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_push_of_the_same_dataset_that_was_finished_by_another_ends(bucket, dataset):
     url = f"{bucket.url}/shards"
-    overtaken = then(transfer._require_sound, lambda: push(dataset.path, url))
-    with patch.multiple(transfer, _THREADS=1, _CLAIMED_EVERY=1, _require_sound=overtaken):
+    overtaken = then(require_sound, lambda: push(dataset.path, url))
+    with patch.multiple(pushing, _CLAIMED_EVERY=1, require_sound=overtaken):
         assert push(dataset.path, url) == dataset.dataset_id
     assert bucket.objects("shards") == published(dataset.path)
 
 
 def test_a_claim_that_names_files_that_are_not_there_is_not_trusted(bucket, dataset):
-    files = transfer.files_of(dataset.manifest)
+    files = files_of(dataset.manifest)
     claim = {"dataset_id": dataset.dataset_id, "files": [*files, "other"]}
-    bucket.put(f"shards/{transfer.CLAIM}", json.dumps(claim).encode())
+    bucket.put(f"shards/{pushing.CLAIM}", json.dumps(claim).encode())
     bucket.put("shards/train-00000.tokens.npy", b"cut short")
     push(dataset.path, f"{bucket.url}/shards")
     assert bucket.objects("shards") == published(dataset.path)
@@ -322,8 +332,8 @@ def test_a_claim_that_another_push_removed_at_its_end_is_no_fault_of_the_server(
 def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
     """Another one finishes after this one has seen that there is no manifest."""
     url = f"{bucket.url}/shards"
-    late = then(transfer._id_under, lambda: push(dataset.path, url))
-    with patch.object(transfer, "_id_under", late), refuses("out-exists", "url"):
+    late = then(id_under, lambda: push(dataset.path, url))
+    with patch.object(pushing, "id_under", late), refuses("out-exists", "url"):
         push(other.path, url)
     assert bucket.objects("shards") == published(dataset.path)
 
@@ -355,6 +365,7 @@ def test_a_second_pull_checks_every_byte_of_what_is_there(pushed, tmp_path):
         pull(pushed, tmp_path / "copy")
 
 
+@pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("then", ["another file is put", "its file is gone", "all files are put"])
 def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(bucket, corpus, vocab, tmp_path, then):
     source, real, files = built(tmp_path, "A text.\n", tokenizer=vocab).path, stores.write, []
@@ -371,8 +382,7 @@ def test_a_dataset_that_a_build_replaces_while_it_is_pushed_gets_no_manifest(buc
         if not is_at_end:
             real(url, path)
 
-    one_by_one = patch.multiple(transfer, _THREADS=1)
-    with one_by_one, patch.object(stores, "write", write), refuses("replaced", given=source):
+    with patch.object(stores, "write", write), refuses("replaced", given=source):
         push(source, f"{bucket.url}/shards")
     assert "manifest.json" not in bucket.objects("shards")
 
@@ -412,7 +422,7 @@ def test_what_has_no_dataset_is_one_sentence(bucket, tmp_path):
 def test_a_pull_after_one_of_another_dataset_has_nothing_of_it(bucket, dataset, other, tmp_path):
     push(dataset.path, f"{bucket.url}/a")
     push(other.path, f"{bucket.url}/b")
-    with patch.object(transfer, "write_file", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(pulling, "write_file", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         pull(f"{bucket.url}/a", tmp_path / "copy")
     (tmp_path / "copy" / "train-00077.json").write_text("of a")
     notes = tmp_path / "copy" / "notes"
@@ -439,7 +449,7 @@ def test_a_failure_does_not_wait_for_what_has_begun():
         return 1
 
     with pytest.raises(RemoteError):
-        list(transfer._at_once(do, ["waits", "fails", "later"]))
+        list(at_once(do, ["waits", "fails", "later"]))
     assert not is_free.is_set()
     is_free.set()
 
@@ -476,7 +486,7 @@ def test_a_build_to_a_url_gives_the_files_of_a_directory(bucket, corpus, vocab, 
     report = build(corpus, f"{bucket.url}/there", **options)
     assert bucket.objects("there") == published(tmp_path / "here")
     assert published(report.dataset.path) == published(tmp_path / "here")
-    with patch.object(transfer, "_copy", None):
+    with patch.object(pulling, "_copy", None):
         assert bertdata.open(f"{bucket.url}/there").path == report.dataset.path
     assert not any((cache / "outgoing").glob("*/*"))
 
@@ -491,9 +501,9 @@ def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, voca
 
 
 def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpus, vocab, tmp_path, cache):
-    with patch("bertdata.format.transfer.keep", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch("bertdata.transfer.copies.keep", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         build(corpus, f"{bucket.url}/there/", tokenizer=vocab)
-    bucket.put(f"there/{transfer.CLAIM}", b"left")
+    bucket.put(f"there/{pushing.CLAIM}", b"left")
     report = build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     assert bucket.objects("there") == published(report.dataset.path)
     assert report.dataset.path.is_relative_to(cache / "datasets")
@@ -503,7 +513,9 @@ def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpu
 
 
 SERVER = multiprocessing.get_context("forkserver")  # obstore does not work in a fork of a process that used it
-SERVER.set_forkserver_preload(["bertdata.cli", "bertdata.write.dataset", "bertdata.format.transfer"])
+SERVER.set_forkserver_preload(
+    ["bertdata.cli", "bertdata.write.dataset", "bertdata.transfer.pushing", "bertdata.transfer.pulling"]
+)
 
 
 def _command(arguments, environment):
@@ -546,7 +558,7 @@ def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_p
     seconds, draw, kills = run(60), random.Random(0), 0
     for _ in range(200):
         if "manifest.json" in (there := present()):
-            there.pop(transfer.CLAIM, None)  # of a push that was killed between its last two steps
+            there.pop(pushing.CLAIM, None)  # of a push that was killed between its last two steps
             assert there == expected
             if kills >= 10:
                 break

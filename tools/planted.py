@@ -43,11 +43,11 @@ FAULTS = [
           "                fsync_directory(directory)", "                pass", "states", "export"),
     Fault("sync after an export", "bertdata/write/exporting.py", "        raise\n    fsync_directory(directory)\n",
           "        raise\n", "states", "export"),
-    Fault("sync of a pulled file", "bertdata/format/transfer.py", "        os.fsync(copy.fileno())\n", "",
+    Fault("sync of a pulled file", "bertdata/transfer/pulling.py", "        os.fsync(copy.fileno())\n", "",
           "states", "pull"),
-    Fault("sync of a pull's lock", "bertdata/format/transfer.py", "            fsync_directory(target)  #",
+    Fault("sync of a pull's lock", "bertdata/transfer/pulling.py", "            fsync_directory(target)  #",
           "            #", "states", "pull"),
-    Fault("sync before a pulled manifest", "bertdata/format/transfer.py",
+    Fault("sync before a pulled manifest", "bertdata/transfer/pulling.py",
           "        is_over.set()\n    fsync_directory(target)\n", "        is_over.set()\n", "states", "pull-plain"),
     Fault("sync of a unit of answers", "bertdata/format/answers.py", "    fsync_directory(directory)\n    record =",
           "    record =", "states", "teacher"),
@@ -80,7 +80,7 @@ FAULTS = [
           "file.write(content)\n                file.flush()\n", "with suppress(OSError):\n"
           "                    os.write(file.fileno(), content)\n", "calls", "build"),
     # locks and bounds
-    Fault("the lock of a pull", "bertdata/format/transfer.py",
+    Fault("the lock of a pull", "bertdata/transfer/pulling.py",
           'with locked(target / LOCK, f"{target} is being filled", "wait for it"):', "if True:", "states", "pull"),
     Fault("how many checkpoints stay", "bertrain/run/rundir.py", "others[keep - 1 :]", "others[keep:]",
           "states", "pretrain"),

@@ -163,7 +163,8 @@ def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> 
 
 def _build_for_url(url: str, work: _Work) -> BuildReport:
     """Builds in the cache, and copies the dataset from there."""
-    from bertdata.format.transfer import keep, outgoing, push, require_free
+    from bertdata.transfer.copies import keep, outgoing
+    from bertdata.transfer.pushing import push, require_free
 
     streams = any(file.is_stream for file in work.plan.inputs)
     with outgoing(url, work.plan.as_json()) as directory:
@@ -199,7 +200,7 @@ class _Means:
         if not is_remote(out):
             require_local_output(out)
             return
-        from bertdata.format.transfer import require_writable
+        from bertdata.transfer.pushing import require_writable
 
         require_writable(out, option="out")
         if self.part or self.ray is not None or self.overwrite:
