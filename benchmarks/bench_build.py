@@ -34,7 +34,7 @@ from environments import LeftOut, command_of, in_turns, last_line, python_of, se
 import bertdata
 from bertdata.format.arrays import ArrayWriter
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load as load_tokenizer

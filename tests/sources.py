@@ -23,7 +23,7 @@ from reference import documents as reference
 
 from bertdata.sources import documents
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.split import split

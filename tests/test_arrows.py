@@ -19,7 +19,7 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("", "arrays records table manifest shard origins dataset answers verify"),
     "transfer": ("remote format", "files pushing pulling copies"),
-    "sources": ("remote", "kernels inputs saved find streams texts maps jsonl documents delimited tables "
+    "sources": ("remote", "kernels inputs saved find streams texts maps formats jsonl documents delimited tables "
                           "idfile megatron flat rows indexed mds litdata ids split blocks"),
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "

@@ -26,7 +26,7 @@ import bertdata
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
 from bertdata.files import make_directory
 from bertdata.format.verify import verify
-from bertdata.sources import documents
+from bertdata.sources import documents, formats
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
@@ -176,7 +176,7 @@ def test_a_share_of_zero_written_either_way_is_the_same_dataset(tmp_path, corpus
 
 @pytest.mark.parametrize(("workers", "block_bytes"), [(1, 300), (2, 5000), (5, 300)])
 def test_workers_and_blocks_do_not_change_a_byte(tmp_path, corpus, vocab, expected, workers, block_bytes):
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         build([corpus], tmp_path / "out", tokenizer=vocab, workers=workers, **SMALL)
     assert published(tmp_path / "out") == expected
 
@@ -199,7 +199,7 @@ def test_directory_name_and_time_change_no_byte_but_in_the_list_of_inputs(tmp_pa
 
 def test_progress_ends_at_all_bytes(tmp_path, corpus, vocab):
     calls = []
-    with patch.object(documents, "BLOCK_BYTES", 500):
+    with patch.object(formats, "BLOCK_BYTES", 500):
         build([corpus, corpus], tmp_path / "out", tokenizer=vocab, progress=lambda *done: calls.append(done))
     total = 2 * corpus.stat().st_size
     assert calls == sorted(calls)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import FEW, as_arrow, as_csv, blocks_of, build_parts, read, write
 
-from bertdata.sources import documents, jsonl
+from bertdata.sources import formats, jsonl
 from bertdata.sources.blocks import source_of
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.write import build, finish
 
@@ -45,7 +45,7 @@ def test_texts_that_csv_wrote_are_read(folder, texts, line_end, block_bytes, sha
     for separator, ending in ((",", ".csv"), ("\t", ".tsv")):
         content = as_csv(texts, delimiter=separator, lineterminator=line_end, quoting=csv.QUOTE_ALL)
         paths += [write(folder / f"a{ending}", content), write(folder / f"a{ending}.gz", gzip.compress(content))]
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         for path in paths:
             found = read([path], shard_size=shard_size)
             assert [each[1:] for each in found] == [(each, 0) for each in raw]
@@ -59,7 +59,7 @@ def test_rows_are_those_of_csv(folder, content, block_bytes):
     """Whatever the bytes are: rows with as many fields as the header have a text, and others are skipped."""
     path = write(folder / "any.csv", b"a,text\r\n" + content)
     rows = reference.delimited(content, 2)
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         if rows is None:
             with refuses("not-of-format", "inputs", given=str(path)):
                 read([path], on_error="skip")
@@ -96,9 +96,9 @@ def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
     for on_error in ("fail", "skip"):
         with refuses("not-of-format", "inputs", says=f"{path}, row 2: "):
             read([path], on_error=on_error)
-    with patch.object(documents, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
+    with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
         read([path])
-    with patch.object(documents, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
+    with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
         read([write(path, b"n,text\n1,123456789")])
 
 
@@ -111,7 +111,7 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
         assert all(len(call.args[0]) <= 50 for call in parsed.call_args_list)
         with refuses("bad-row", "inputs", says=f"{path}, line 3: not JSON (longer than"):
             read([path])
-    with patch.object(documents, "LONGEST_ROW", 50), patch.object(documents, "BLOCK_BYTES", 20):
+    with patch.object(formats, "LONGEST_ROW", 50), patch.object(formats, "BLOCK_BYTES", 20):
         with refuses("too-large", "inputs", given=str(path)):
             read([path])
         assert len(read([write(folder / "long.txt", rows[1])])) == 1
@@ -125,7 +125,7 @@ def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
     else:
         with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
             writer.write_table(table)
-    with patch.object(documents, "LONGEST_DOCUMENT", 1000), patch.object(documents, "BLOCK_BYTES", 100):
+    with patch.object(formats, "LONGEST_DOCUMENT", 1000), patch.object(formats, "BLOCK_BYTES", 100):
         assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
         with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
             read([folder / f"a.{kind}"])
@@ -168,7 +168,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
         base += len(content)
     paths = [write(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
     packed = [write(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         assert read(paths, shard_size=shard_size) == [each[:3] for each in expected]
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
         assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
@@ -182,7 +182,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
 def test_text_before_the_first_record_is_named(folder, content, block_bytes):
     path = write(folder / "head.fasta", b"\n" + content)
     records = reference.fasta(b"\n" + content)
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         if records is None:
             with refuses("not-of-format", "inputs", given=str(path), says=f"{path}, line "):
                 read([path], on_error="skip")
@@ -193,9 +193,9 @@ def test_text_before_the_first_record_is_named(folder, content, block_bytes):
 def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folder):
     content = b">a\n" + b"ACGTACGTAC\n" * 100 + b">b\nAC\n"
     path = write(folder / "long.faa", content)
-    with patch.object(documents, "BLOCK_BYTES", 64):
+    with patch.object(formats, "BLOCK_BYTES", 64):
         assert read([path], shard_size=100) == [(0, b"ACGTACGTAC" * 100, 0), (11, b"AC", 0)]
-        with patch.object(documents, "LONGEST_DOCUMENT", 1000), refuses("too-large", "inputs", given=str(path)):
+        with patch.object(formats, "LONGEST_DOCUMENT", 1000), refuses("too-large", "inputs", given=str(path)):
             read([path])
 
 

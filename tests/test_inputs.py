@@ -60,9 +60,9 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
-from bertdata.sources import blocks, documents
-from bertdata.sources.documents import TextFormat
+from bertdata.sources import blocks, documents, formats
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
 from bertdata.write import build, finish, train_tokenizer
@@ -691,7 +691,7 @@ def test_a_reader_that_begins_in_a_long_document_keeps_nothing_of_it(folder, kin
     make, capacities = documents._Scratch.of, []
     documents._kept.cache_clear()  # buffers that other tests left
     recording = patch.object(documents._Scratch, "of", lambda *how: capacities.append(how[0]) or make(*how))
-    with patch.object(documents, "BLOCK_BYTES", 64), recording:
+    with patch.object(formats, "BLOCK_BYTES", 64), recording:
         found = read([path], lambda unit: unit in (90, 100), documents=kind, shard_size=1000)
     assert found == [(100, b"river", 0), (100, b"b" * 1000, 0)]
     assert max(capacities) < 10_000
@@ -711,7 +711,7 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
     for ending, pack in ((".txt", bytes), (".txt.gz", gzip.compress)):
         paths = [write(folder / f"{n}{ending}", pack(content)) for n, content in enumerate(contents)]
         form = {"documents": kind, "shard_size": shard_size}
-        with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        with patch.object(formats, "BLOCK_BYTES", block_bytes):
             some, every = read(paths, wanted, max_documents=limit, **form), read(paths, **form)[:limit]
             assert some == [each for each in every if wanted(each[0])]
             every = first_replaced(paths, **form)
@@ -720,7 +720,8 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
 
 def test_valid_lines_are_never_decoded(folder):
     path = write(folder / "regular.txt", b"the stone\n" * 1000)
-    with patch.object(documents, "valid_utf8", side_effect=AssertionError), patch.object(documents, "BLOCK_BYTES", 999):
+    no_decoding = patch("bertdata.sources.texts.valid_utf8", side_effect=AssertionError)
+    with no_decoding, patch.object(formats, "BLOCK_BYTES", 999):
         assert len(read([path], documents="line", shard_size=777)) == 1000
 
 
@@ -743,7 +744,7 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     line = line % (b"stone " * 300) + b"\n"
     content = line * (8_000_000 // len(line))
     path, form = write(folder / name, content), form | {"shard_size": 1_000_000}
-    with patch.object(documents, "BLOCK_BYTES", 2_000_000):
+    with patch.object(formats, "BLOCK_BYTES", 2_000_000):
         total, every = bytes_asked_for([path], every_unit, **form)
         assert 8_000_000 - 2000 < total <= 8_000_000
         for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
@@ -763,7 +764,7 @@ def test_an_input_of_units_that_are_not_wanted_is_not_opened(folder):
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
     path = write(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
-    with patch.object(documents, "BLOCK_BYTES", 1000):
+    with patch.object(formats, "BLOCK_BYTES", 1000):
         asked, texts = bytes_asked_for([path], lambda unit: unit % 2 == 1, shard_size=10_000)
     assert texts == []
     assert asked < 4 * path.stat().st_size
@@ -1080,7 +1081,7 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
     rows = [b'{"text": "\xff"}\n', b'{"text": 7}\n']
-    with patch.object(documents, "BLOCK_BYTES", size):
+    with patch.object(formats, "BLOCK_BYTES", size):
         for order, kind, first in ((rows, "not-text", "byte 10 "), (rows[::-1], "bad-row", "line 1: ")):
             path = write(folder / "two.jsonl", b"".join(order))
             with refuses(kind, "inputs") as caught:

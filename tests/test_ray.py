@@ -27,7 +27,7 @@ from bertdata.cli import main
 from bertdata.sources import documents, tables
 from bertdata.sources import split as split_module
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load

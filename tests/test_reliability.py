@@ -34,8 +34,8 @@ from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
-from bertdata.sources import documents
-from bertdata.sources.documents import TextFormat
+from bertdata.sources import documents, formats
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertdata.write import build
@@ -337,7 +337,7 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
 
 
 def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
@@ -354,7 +354,7 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
 @pytest.mark.parametrize("dedup", [False, True])
 def test_a_long_document_is_gone_before_the_next_one_is_read(tmp_path, vocab, monkeypatch, dedup):
     """Neither its text nor its ids are there, in any thread, when more text is read."""
-    monkeypatch.setattr(documents, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 1 << 12)
     documents._kept.cache_clear()  # buffers that other tests left
     monkeypatch.setattr("bertdata.write.threads.LARGE", 1 << 14)
     cut, read, encode = documents._Scratch.cut, documents.TextFile._read, TextEncoder.encode

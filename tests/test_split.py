@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import FEW, GROUP, as_parquet, build_parts, made, parquet, read, write
 
-from bertdata.sources import documents
+from bertdata.sources import documents, formats
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import UNITS_PER_SIZE, split
 from bertdata.write import build, finish
@@ -66,7 +66,7 @@ def units_and_texts(paths, *wanted, **form):
 def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes, mask):
     inputs = [made(folder, number, kind, rows) for number, (kind, rows) in enumerate(files)]
     paths, kinds = [path for path, _ in inputs], [kind for kind, _ in files]
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         every = units_and_texts(paths, shard_size=size)
         assert every == expected(inputs, kinds, size)
         some = units_and_texts(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=size)

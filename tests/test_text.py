@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import BYTES, CONTENTS, FEW, TABLES, as_parquet, blocks_of, invalid_column, read, write
 
-from bertdata.sources import documents, jsonl, tables
-from bertdata.sources.documents import TextFormat
+from bertdata.sources import formats, jsonl, tables
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay, may_be_special
@@ -60,7 +60,7 @@ def test_documents_equal_those_of_the_reference(folder, contents, kind, block_by
     """The first of them, too, and those of gzip with two members."""
     packed = [gzip.compress(content[:9]) + gzip.compress(content[9:]) for content in contents]
     form = {"documents": kind, "shard_size": shard_size, "max_documents": limit}
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         plain = read(files(folder, contents), **form)
         unpacked = read(files(folder, packed, ".txt.gz"), **form)
     assert plain == expected(contents, kind, shard_size)[:limit]
@@ -148,7 +148,7 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
     """Documents of many sizes around that of a block, one of them larger than two blocks."""
     sizes = [10, 1 << 20, (1 << 20) - 1, 2_500_000, 3, 77_777] + [9_000] * 200
     content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
-    with patch.object(documents, "BLOCK_BYTES", 1 << 20):
+    with patch.object(formats, "BLOCK_BYTES", 1 << 20):
         blocks = list(blocks_of(files(folder, [content])))
     assert len(blocks) > 3
     texts = [some.text[a:b].tobytes() for _, some in blocks for a, b in itertools.pairwise(some.offsets)]
@@ -176,7 +176,7 @@ def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size
         spell = json.dumps if ascii_only or not each.isprintable() else lambda s: json.dumps(s, ensure_ascii=False)
         lines.append(f'{{"id": {number}, "body": {spell(each)}}}'.encode() + line_end)
     starts = [0, *itertools.accumulate(len(line) for line in lines)]
-    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+    with patch.object(formats, "BLOCK_BYTES", block_bytes):
         plain = read(files(folder, [b"".join(lines)], ".jsonl"), text_key="body", shard_size=shard_size)
     fixed = ["".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in each) for each in texts]
     lone = [sum("\ud800" <= c <= "\udfff" for c in each) for each in texts]
@@ -380,7 +380,7 @@ def test_an_array_of_json_is_named(folder, line_end, ending):
     content = b"\n [" + line_end + b'{"text": "a"},' * 9 + line_end + b'{"text": "b"}' + line_end + b"]"
     path = packed(folder / f"array{ending}", content)
     for on_error in ("fail", "skip"):
-        with patch.object(documents, "BLOCK_BYTES", 64), refuses("not-of-format", "inputs", given=str(path)):
+        with patch.object(formats, "BLOCK_BYTES", 64), refuses("not-of-format", "inputs", given=str(path)):
             read([path], on_error=on_error)
 
 

@@ -28,8 +28,8 @@ from bertdata import Loader
 from bertdata.errors import TokenizerError
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
-from bertdata.sources import documents, streams
-from bertdata.sources.documents import TextFormat
+from bertdata.sources import formats, streams
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize import engine
 from bertdata.tokenize import load as loading
@@ -586,7 +586,7 @@ def small_sample(monkeypatch):
     """As if a sample were 500 kB, in stretches of 5 kB, read in blocks and pieces of 5 kB."""
     monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 500_000)
     monkeypatch.setattr(vocabulary, "_STRETCH_BYTES", 5_000)
-    monkeypatch.setattr(documents, "BLOCK_BYTES", 5_000)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 5_000)
     monkeypatch.setattr(streams, "CHUNK", 5_000)
 
 

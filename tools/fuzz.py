@@ -41,8 +41,8 @@ from bertdata.errors import BertdataError
 from bertdata.format import answers
 from bertdata.format.records import canonical
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.write.encoding import Recipe, TextEncoder

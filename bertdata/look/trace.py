@@ -31,8 +31,8 @@ from bertdata.look.entries import entry_of
 from bertdata.read.loader import Loader
 from bertdata.read.mix import Mix
 from bertdata.sources.blocks import source_of
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import STANDARD_INPUT, Input, local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.maps import mapped

@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 
 from bertdata.errors import InputError
-from bertdata.sources import documents
-from bertdata.sources.documents import TextFile, TextFormat
+from bertdata.sources import formats
+from bertdata.sources.documents import TextFile
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import mapped
 from bertdata.sources.split import Plan, Stretch
@@ -42,7 +43,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
             source, bytes_read = source_of(plan.files[index], plan.form), bytes_before
             for chunk in _chunks_of(source, stretch, base, is_read):
                 unit, bytes_read = stretch.unit(chunk.unit), bytes_before + chunk.bytes_read
-                if pieces and (pieces[-1].unit != unit or size + chunk.num_bytes > documents.BLOCK_BYTES):
+                if pieces and (pieces[-1].unit != unit or size + chunk.num_bytes > formats.BLOCK_BYTES):
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     pieces, size = [], 0
                 decode = chunk.decode
@@ -56,7 +57,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                 if count == most:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     return
-                if size >= documents.BLOCK_BYTES or len(pieces) >= MOST_PIECES:
+                if size >= formats.BLOCK_BYTES or len(pieces) >= MOST_PIECES:
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     pieces, size = [], 0
             base += source.file.size or 0

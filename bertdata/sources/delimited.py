@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterator
 
 from bertdata.errors import InputError
-from bertdata.sources import documents
-from bertdata.sources.documents import TextFormat, require_text
+from bertdata.sources import formats
+from bertdata.sources.formats import TextFormat, require_text
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK, InputStream
 from bertdata.sources.texts import BadRow
@@ -31,7 +31,7 @@ def texts_of_column(
     longest row. Raises InputError for what cannot be text, for a header without the column, and for a quoted field
     without an end.
     """
-    csv.field_size_limit(documents.LONGEST_ROW)
+    csv.field_size_limit(formats.LONGEST_ROW)
     content = io.BufferedReader(stream.file, CHUNK)
     require_text(file, content.peek(), form.encoding)
     with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="") as decoded:
@@ -55,7 +55,7 @@ def texts_of_column(
             texts.append(text)
             reasons |= {number: why} if why else {}
             size += len(text or b"") + 1
-            if size >= documents.BLOCK_BYTES:
+            if size >= formats.BLOCK_BYTES:
                 yield texts, reasons
                 texts, reasons, size = [], {}, 0
         if texts:
@@ -109,11 +109,11 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(documents.LONGEST_ROW + 1)
+        line = self._text.readline(formats.LONGEST_ROW + 1)
         self.size += len(line)
-        if self.size > documents.LONGEST_ROW:
+        if self.size > formats.LONGEST_ROW:
             sentence = (
-                f"{self.place} is longer than {documents.LONGEST_ROW >> 20:,} Mi characters; split it, or look "
+                f"{self.place} is longer than {formats.LONGEST_ROW >> 20:,} Mi characters; split it, or look "
                 "for a quotation mark that begins a field and has no end"
             )
             raise InputError(sentence, "too-large", option="inputs", given=self.name)

@@ -5,7 +5,6 @@ docs/format.md says what a line, a document and a unit are.
 
 from __future__ import annotations
 
-import codecs
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,75 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
-from bertdata.errors import BertdataError, InputError, UsageError, require_known, require_positive
+from bertdata.errors import BertdataError, InputError
+from bertdata.sources import formats
+from bertdata.sources.formats import TextFormat, require_text
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
-from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
 
-BLOCK_BYTES = 1 << 22
-LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
-LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: parsers take more memory for each
-JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
-_FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
 _MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
 _NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFormat:
-    """How inputs are divided into documents. Raises UsageError for values that are not possible."""
-
-    documents: str = "blank"  # what ends a document of plain text, one of DOCUMENT_ENDS
-    kind: str | None = None  # of every input, one of INPUT_FORMATS; None: the ending of each input tells
-    text_key: str = "text"  # name of the JSON key, or of the column of a table, that holds the text
-    encoding: str = UTF_8  # of all but Parquet and Arrow; any text encoding that Python knows
-    strict: bool = False  # whether an invalid byte is an error; else it becomes U+FFFD and is counted
-    on_error: str = "fail"  # one of ON_ERROR: whether a row that cannot be used is an error, or is skipped
-    shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
-    max_documents: int | None = None  # None: no limit
-    maps: tuple[str, ...] = ()  # functions from a text to a text or None, as sources.maps takes them
-
-    def __post_init__(self) -> None:
-        require_known("documents", self.documents, DOCUMENT_ENDS)
-        require_known("format", self.kind, (None, *INPUT_FORMATS))
-        require_known("on_error", self.on_error, ON_ERROR)
-        object.__setattr__(self, "shard_size", require_positive("shard_size", self.shard_size))
-        if self.max_documents is not None:
-            object.__setattr__(self, "max_documents", require_positive("max_documents", self.max_documents))
-        object.__setattr__(self, "encoding", _canonical(self.encoding))
-        for spec in self.maps:
-            function_of(spec, "--map")
-
-
-def _canonical(encoding: str) -> str:
-    """Python's name for a text encoding, such as iso8859-1 for latin-1. Raises UsageError for an unknown one."""
-    try:
-        "a".encode(encoding)  # refuses codecs that are not text encodings, such as base64
-        codecs.getincrementaldecoder(encoding)
-        return codecs.lookup(encoding).name
-    except (LookupError, UnicodeError, ValueError):
-        sentence = f"encoding is {encoding!r}, no text encoding of Python; give one such as utf-8, latin-1 or gb18030"
-        raise UsageError(sentence, "unknown", option="encoding", given=encoding) from None
-
-
-def require_text(file: Input, first: bytes, encoding: str) -> None:
-    """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
-    if len(first) < _FEWEST_JUDGED:
-        return
-    num_bad = valid_utf8(first)[1] + first.count(0)
-    if num_bad > JUNK_SHARE * len(first):
-        sentence = (
-            f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "
-            "leave the file out, or name its encoding with --encoding (Parquet, Arrow and compressed files must have "
-            "their usual ending: .parquet, .arrow, .gz, .zst, ...)"
-        )
-        raise InputError(sentence, "not-text", option="inputs", given=file.name)
 
 
 @dataclass(frozen=True)
@@ -147,7 +90,7 @@ class TextFile:
     def _all(self, stream: InputStream) -> Iterator[Documents]:
         """All of the input as one document, if it is not blank."""
         buffer = bytearray()
-        chunk = np.empty(BLOCK_BYTES, np.uint8)
+        chunk = np.empty(formats.BLOCK_BYTES, np.uint8)
         while length := self._read(stream, chunk, is_first=not buffer):
             buffer += chunk[:length].data
             self._require_short(len(buffer), 0)
@@ -169,7 +112,7 @@ class TextFile:
         number, left = 1, start
         try:
             with opened(self.file, self.form.encoding) as stream:
-                while left > 0 and (piece := stream.read(min(BLOCK_BYTES, left))):
+                while left > 0 and (piece := stream.read(min(formats.BLOCK_BYTES, left))):
                     number += piece.count(b"\n")
                     left -= len(piece)
         except BertdataError:
@@ -184,7 +127,7 @@ class TextFile:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
         length: int = stream.file.readinto(buffer.data)
         if is_first:
-            require_text(self.file, buffer[: min(length, _JUDGED)].tobytes(), self.form.encoding)
+            require_text(self.file, buffer[: min(length, formats.JUDGED_BYTES)].tobytes(), self.form.encoding)
         return length
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
@@ -197,19 +140,23 @@ class TextFile:
         is_at_head = begin == 0  # of FASTA: whether no record has begun
         is_inside, is_cut = begin > 0, False  # of an earlier document, whose text is not needed; without its start
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
-        scratch = vars(_kept()).pop("scratch", None) or _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
+        scratch = vars(_kept()).pop("scratch", None) or _Scratch.of(formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4)
         try:
             while not is_end:
                 # A document that is not complete is looked at again with at least as many bytes more. At the start of
                 # a file all of a block is read, because its first bytes are judged.
-                wanted = BLOCK_BYTES if stop is None or begin == 0 else min(BLOCK_BYTES, stop - begin + _MARGIN)
+                wanted = (
+                    formats.BLOCK_BYTES
+                    if stop is None or begin == 0
+                    else min(formats.BLOCK_BYTES, stop - begin + _MARGIN)
+                )
                 size = filled + max(wanted, min(filled, _LONGEST_READ))
                 if scratch.capacity < size:
                     scratch = _Scratch.of(max(size, 2 * scratch.capacity), scratch.buffer[:filled])
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size], is_first=begin + filled == 0)
                 filled, is_end = filled + length, not length
-                if is_inside and filled > BLOCK_BYTES and not (buffer[:filled] == ord("\n")).any():
+                if is_inside and filled > formats.BLOCK_BYTES and not (buffer[:filled] == ord("\n")).any():
                     begin, filled, buffer[0], is_cut = begin + filled - 1, 1, ord("."), True
                     if stop is not None and begin >= stop:
                         return
@@ -227,8 +174,8 @@ class TextFile:
                 last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
                 chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
                 begin, filled = begin + done, filled - done
-                if scratch.is_large and done > BLOCK_BYTES:
-                    scratch = _Scratch.of(filled + BLOCK_BYTES, buffer[done : done + filled])
+                if scratch.is_large and done > formats.BLOCK_BYTES:
+                    scratch = _Scratch.of(filled + formats.BLOCK_BYTES, buffer[done : done + filled])
                     buffer = scratch.buffer
                 else:
                     buffer[:filled] = buffer[done : done + filled]
@@ -260,7 +207,7 @@ class TextFile:
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_short(self, size: int, start: int) -> None:
-        longest = LONGEST_ROW if self.kind == "jsonl" else LONGEST_DOCUMENT
+        longest = formats.LONGEST_ROW if self.kind == "jsonl" else formats.LONGEST_DOCUMENT
         if size > longest:
             sentence = (
                 f"{self.file}: the document at byte {start} is longer than {longest >> 20:,} MiB; choose what "
@@ -283,7 +230,7 @@ class TextFile:
         """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where."""
         stop = offset
         while stop > 0:
-            start = max(0, stop - min(BLOCK_BYTES, _MARGIN))
+            start = max(0, stop - min(formats.BLOCK_BYTES, _MARGIN))
             stream.file.seek(start)
             length = len(stream.read(stop - start).rstrip(b" \t\r\n"))
             if length:
@@ -318,7 +265,7 @@ class _Scratch(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Whether it was made for a long document."""
-        return self.capacity > 2 * BLOCK_BYTES
+        return self.capacity > 2 * formats.BLOCK_BYTES
 
     def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
         """The complete documents in the first `size` bytes, and where the first that is not complete begins.

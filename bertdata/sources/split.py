@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, group_units

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources import documents
+from bertdata.sources import formats
 from bertdata.sources.delimited import SEPARATORS, texts_of_column
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
@@ -95,7 +95,7 @@ class TableFile:
 
         meta, key = table.metadata.row_group(group), self.form.text_key
         size = meta.column(_leaf(table.metadata, key)).total_uncompressed_size
-        planned = min(max(documents.BLOCK_BYTES * meta.num_rows // max(1, size), 1), _MOST_ROWS)
+        planned = min(max(formats.BLOCK_BYTES * meta.num_rows // max(1, size), 1), _MOST_ROWS)
         rows, pieces, num_bytes = planned, list[Any](), 0
         if min(rows, meta.num_rows) > 1:
             rows = max(1, min(rows, _DECODED_BYTES // max(1, self._longest_repeated(table.metadata, group))))
@@ -103,7 +103,7 @@ class TableFile:
             for column in _decoded(_text_column(batch, key)):
                 pieces.append(column)
                 num_bytes += column.nbytes
-                if rows == planned or num_bytes >= documents.BLOCK_BYTES:
+                if rows == planned or num_bytes >= formats.BLOCK_BYTES:
                     yield pa.concat_arrays(pieces) if len(pieces) > 1 else column
                     pieces, num_bytes = [], 0
         if pieces:
@@ -322,7 +322,7 @@ def _decoded(column: Any) -> Iterator[Any]:
     lengths[column.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(texts))[indices]
     ends, row = np.cumsum(lengths), 0
     while row < len(column):
-        stop = int(np.searchsorted(ends, ends[row] - lengths[row] + documents.BLOCK_BYTES, side="right"))
+        stop = int(np.searchsorted(ends, ends[row] - lengths[row] + formats.BLOCK_BYTES, side="right"))
         stop = max(row + 1, stop)
         yield texts.take(column.indices[row:stop])
         row = stop
@@ -347,10 +347,10 @@ def _cut(
     """
     offsets, row = offsets_of(column), 0
     while row < len(column):
-        stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
+        stop = int(np.searchsorted(offsets, offsets[row] + formats.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))
-        if offsets[stop] - offsets[row] > documents.LONGEST_DOCUMENT:
-            longest = documents.LONGEST_DOCUMENT >> 20
+        if offsets[stop] - offsets[row] > formats.LONGEST_DOCUMENT:
+            longest = formats.LONGEST_DOCUMENT >> 20
             sentence = f"{file}, row {first + row}: the text is longer than {longest:,} MiB; split it"
             raise InputError(sentence, "too-large", option="inputs", given=file.name)
         decode = partial(_documents, column.slice(row, stop - row), first + row, reasons)

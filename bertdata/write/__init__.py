@@ -1,6 +1,6 @@
 """Text, or ids that others made → a published dataset; a dataset → files of others."""
 
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.write.dataset import BuildReport, build, finish
 from bertdata.write.exporting import export
 from bertdata.write.importing import import_ids

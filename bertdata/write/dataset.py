@@ -25,8 +25,8 @@ from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split

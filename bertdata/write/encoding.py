@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bertdata.errors import FailedTextError, LongTextError, TextError, require_known
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
-from bertdata.sources.documents import TextFormat
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.sources.streams import UTF_8

@@ -13,8 +13,8 @@ from bertdata.errors import BuildError, InputError, UsageError, require_known
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import find_blocks
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
 from bertdata.tokenize.fixed import FIXED
