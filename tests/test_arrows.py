@@ -19,8 +19,8 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("", "arrays records table manifest shard origins dataset answers verify"),
     "transfer": ("remote format", "files pushing pulling copies"),
-    "sources": ("remote", "kernels inputs saved find streams texts maps formats jsonl documents delimited tables "
-                          "idfile megatron flat rows indexed mds litdata ids split blocks"),
+    "sources": ("remote", "kernels inputs saved find streams texts maps formats buffer jsonl documents delimited "
+                          "tables idfile megatron flat rows indexed mds litdata ids split blocks"),
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
                  "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "

@@ -26,7 +26,7 @@ import bertdata
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
 from bertdata.files import make_directory
 from bertdata.format.verify import verify
-from bertdata.sources import documents, formats
+from bertdata.sources import buffer, formats
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
@@ -373,14 +373,14 @@ def test_a_build_leaves_nothing_behind_in_the_process(tmp_path, text, vocab, mon
     monkeypatch.delenv("TOKENIZERS_PARALLELISM")
     if parallel is not None:
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
-    buffers, real = [], documents._Scratch.of
+    buffers, real = [], buffer._Scratch.of
 
     def remembered(*arguments):
         scratch = real(*arguments)
         buffers.append(weakref.ref(scratch.buffer))
         return scratch
 
-    with patch.object(documents._Scratch, "of", remembered):
+    with patch.object(buffer._Scratch, "of", remembered):
         build([text] * 3, tmp_path / "out", tokenizer=vocab, workers=2)
     assert buffers
     assert all(buffer() is None for buffer in buffers)

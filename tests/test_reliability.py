@@ -34,7 +34,7 @@ from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
-from bertdata.sources import documents, formats
+from bertdata.sources import buffer, documents, formats
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
@@ -355,9 +355,9 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
 def test_a_long_document_is_gone_before_the_next_one_is_read(tmp_path, vocab, monkeypatch, dedup):
     """Neither its text nor its ids are there, in any thread, when more text is read."""
     monkeypatch.setattr(formats, "BLOCK_BYTES", 1 << 12)
-    documents._kept.cache_clear()  # buffers that other tests left
+    buffer._kept.cache_clear()  # buffers that other tests left
     monkeypatch.setattr("bertdata.write.threads.LARGE", 1 << 14)
-    cut, read, encode = documents._Scratch.cut, documents.TextFile._read, TextEncoder.encode
+    cut, read, encode = buffer._Scratch.cut, documents.TextFile._read, TextEncoder.encode
     made, held, buffers = [], [], []
 
     def cutting(self, *how):
@@ -377,7 +377,7 @@ def test_a_long_document_is_gone_before_the_next_one_is_read(tmp_path, vocab, mo
         held.append(sum(each() is not None for each in made))
         return read(self, *what, **how)
 
-    monkeypatch.setattr(documents._Scratch, "cut", cutting)
+    monkeypatch.setattr(buffer._Scratch, "cut", cutting)
     monkeypatch.setattr(documents.TextFile, "_read", reading)
     monkeypatch.setattr(TextEncoder, "encode", encoding)
     (tmp_path / "text").write_bytes(b"".join(b"the stone %d " % n * 10_000 + b"\n\n" for n in range(8)))

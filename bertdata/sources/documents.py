@@ -5,28 +5,26 @@ docs/format.md says what a line, a document and a unit are.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import BertdataError, InputError
 from bertdata.sources import formats
+from bertdata.sources.buffer import Buffer
 from bertdata.sources.formats import TextFormat, require_text
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
+from bertdata.sources.kernels import RECORD, cut, cut_fasta
 from bertdata.sources.streams import UTF_8, InputStream, opened
-from bertdata.sources.texts import Chunk, Documents, padded, valid_utf8
+from bertdata.sources.texts import Chunk, Documents, valid_utf8
 
 _HEAD = 256  # bytes in which JSON begins
 _MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
-_NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
 
 
@@ -136,61 +134,45 @@ class TextFile:
             yield from self._all(stream)
             return
         is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
-        begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
-        is_at_head = begin == 0  # of FASTA: whether no record has begun
-        is_inside, is_cut = begin > 0, False  # of an earlier document, whose text is not needed; without its start
-        filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
-        scratch = vars(_kept()).pop("scratch", None) or _Scratch.of(formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4)
-        try:
-            while not is_end:
+        read = partial(self._read, stream)
+        with Buffer(self._before(stream, first)) as buffer:
+            is_at_head = buffer.begin == 0  # of FASTA: whether no record has begun
+            is_inside = not is_at_head  # of an earlier document, whose text is not needed
+            is_cut = False  # whether the start of this document has left
+            while not buffer.is_end:
                 # A document that is not complete is looked at again with at least as many bytes more. At the start of
                 # a file all of a block is read, because its first bytes are judged.
-                wanted = (
-                    formats.BLOCK_BYTES
-                    if stop is None or begin == 0
-                    else min(formats.BLOCK_BYTES, stop - begin + _MARGIN)
-                )
-                size = filled + max(wanted, min(filled, _LONGEST_READ))
-                if scratch.capacity < size:
-                    scratch = _Scratch.of(max(size, 2 * scratch.capacity), scratch.buffer[:filled])
-                buffer = scratch.buffer
-                length = self._read(stream, buffer[filled:size], is_first=begin + filled == 0)
-                filled, is_end = filled + length, not length
-                if is_inside and filled > formats.BLOCK_BYTES and not (buffer[:filled] == ord("\n")).any():
-                    begin, filled, buffer[0], is_cut = begin + filled - 1, 1, ord("."), True
-                    if stop is not None and begin >= stop:
+                block = formats.BLOCK_BYTES
+                wanted = block if stop is None or buffer.begin == 0 else min(block, stop - buffer.begin + _MARGIN)
+                buffer.extend(max(wanted, min(len(buffer), _LONGEST_READ)), read)
+                if is_inside and len(buffer) > block and not buffer.has_line_end():
+                    buffer.skip()
+                    is_cut = True
+                    if stop is not None and buffer.begin >= stop:
                         return
                     continue
-                if begin == 0:
-                    self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
+                if buffer.begin == 0:
+                    self._require_no_array(buffer.bytes[:_HEAD].tobytes())
                 kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
-                complete, done = scratch.cut(kernel, filled, begin, is_end, how)
-                is_inside = is_inside and not complete.starts.size
-                if is_cut and complete.starts.size:
-                    complete, is_cut = complete.part(1, complete.starts.size), False
-                if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
-                    self._require_record(start, buffer[start - begin])
+                complete, used, start = buffer.cut(kernel, how)
+                if is_fasta and is_at_head and start >= 0:
+                    self._require_record(start, buffer.bytes[start - buffer.begin])
                     is_at_head = False
+                if complete.starts.size:
+                    complete = complete.part(int(is_cut), complete.starts.size)
+                    is_inside = is_cut = False
                 last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
                 chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
-                begin, filled = begin + done, filled - done
-                if scratch.is_large and done > formats.BLOCK_BYTES:
-                    scratch = _Scratch.of(filled + formats.BLOCK_BYTES, buffer[done : done + filled])
-                    buffer = scratch.buffer
-                else:
-                    buffer[:filled] = buffer[done : done + filled]
+                buffer.drop(used)
                 del complete  # a long document goes before more is read
                 if chosen.starts.size:
                     yield chosen
                 del chosen
-                self._require_short(filled, begin)
-                if stop is not None and begin >= stop:
+                self._require_short(len(buffer), buffer.begin)
+                if stop is not None and buffer.begin >= stop:
                     return
-                if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
+                if stop is not None and buffer.begin < first and buffer.has_line_end(stop - buffer.begin):
                     return  # a document that started before `first` ends after `stop`
-        finally:
-            if not scratch.is_large:
-                _kept().scratch = scratch
 
     def _require_no_array(self, head: bytes) -> None:
         if self.kind == "jsonl" and head.lstrip().startswith(b"["):
@@ -240,50 +222,6 @@ class TextFile:
         if offset > 0:
             stream.file.seek(max(0, stop - 1))
         return max(0, stop - 1)
-
-
-class _Scratch(NamedTuple):
-    """Memory in which text is read and cut. It is used again: under the interpreter's lock, new pages cost much."""
-
-    buffer: NDArray[np.uint8]  # [capacity + PADDING]
-    offsets: NDArray[np.int64]  # these three: enough for the documents of a full buffer
-    starts: NDArray[np.int64]
-    invalid: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, capacity: int, first: NDArray[np.uint8] = _NOTHING) -> _Scratch:
-        """first: what the buffer begins with."""
-        buffer = np.empty(capacity + PADDING, np.uint8)
-        buffer[: first.size] = first
-        offsets, starts, invalid = (np.empty(capacity // 2 + 3, np.int64) for _ in range(3))
-        return cls(buffer, offsets, starts, invalid)
-
-    @property
-    def capacity(self) -> int:
-        return self.buffer.size - PADDING
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it was made for a long document."""
-        return self.capacity > 2 * formats.BLOCK_BYTES
-
-    def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
-        """The complete documents in the first `size` bytes, and where the first that is not complete begins.
-
-        kernel: `cut` or `cut_fasta`. offset: of the buffer in the input. how: by_line or is_at_head of the kernel.
-        """
-        text, used = padded(size + 1), np.empty(1, np.int64)
-        cuts = Cuts(text, self.offsets, self.starts, self.invalid, used)
-        count = kernel(self.buffer, size, offset, is_end, how, cuts)
-        offsets, starts, invalid = self.offsets[: count + 1], self.starts[:count], self.invalid[:count]
-        none = np.zeros(count, np.int64)
-        return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
-
-
-@cache
-def _kept() -> threading.local:
-    """Has the scratch of a thread that none of its readers uses now."""
-    return threading.local()
 
 
 def _whole(raw: bytes) -> Documents:
