@@ -134,6 +134,10 @@ class OneSentence(click.Command):
                 with formatter.section(heading):
                     formatter.write_dl(records)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with one_sentence():  # the types of options may refuse values
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="surrogateescape")  # paths may have any bytes

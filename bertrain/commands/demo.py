@@ -20,6 +20,7 @@ from bertdata.errors import UsageError
 from bertdata.files import make_directory, write_file
 from bertrain import pretrain
 from bertrain.commands import docstrings, evaluate
+from bertrain.options.values import Output
 from bertrain.run import rundir
 
 CORPUS_BYTES = 10_000_000
@@ -51,7 +52,7 @@ def make_or_require(out: Path) -> None:
 
 
 @click.command(cls=OneSentence)
-@click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
+@click.option("--out", default="demo", type=Output(), help="Directory for the text, the shards and the run.")
 def main(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
 

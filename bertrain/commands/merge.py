@@ -22,6 +22,7 @@ from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import build, pretrained
+from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir
 
 NAMED = 3  # of the settings in which two models differ
@@ -87,7 +88,7 @@ def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain merge run-a/ run-b/ --out mean/")
 @click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
-@click.option("--out", required=True, help="New directory for the mean.")
+@click.option("--out", required=True, type=Output(), help="New directory for the mean.")
 def main(checkpoints: tuple[str, ...], out: str) -> None:
     """Write the mean of the weights of two or more checkpoints as a new checkpoint.
 

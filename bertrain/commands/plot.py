@@ -16,6 +16,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError, install
 from bertdata.files import naming, write_page
 from bertrain.commands.report import entries, report
+from bertrain.options.values import Output
 
 PANELS = (
     ("loss (nats a token)", "loss", "validation_loss"),
@@ -27,7 +28,7 @@ PANELS = (
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain plot run/ run2/ --html runs.html")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", help="PNG file to write. Default: curves.png without --html, none with it.")
+@click.option("--out", type=Output(), help="PNG file to write. Default: curves.png without --html, none with it.")
 @click.option("--html", help="Write a page about runs to this file.")
 def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     """Draw the curves of runs (log.jsonl) or of fine-tunings (result.json)."""

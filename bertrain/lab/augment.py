@@ -41,6 +41,7 @@ from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import checks, pretrained
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.options.config import pick
+from bertrain.options.values import Output
 from bertrain.run import rundir
 from bertrain.runtime.dist import LONGEST_WAIT, World, world
 
@@ -398,7 +399,9 @@ class _Work:
 )
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
 @click.option("--train", required=True, help="Labelled examples: TSV, CSV, JSON lines or Parquet, as for finetune.")
-@click.option("--out", required=True, help="New file for the examples and their copies, in the format of --train.")
+@click.option(
+    "--out", required=True, type=Output(), help="New file for the examples and their copies, in the format of --train."
+)
 @click.option(
     "--task",
     default="classification",

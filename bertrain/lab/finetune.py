@@ -41,6 +41,7 @@ from bertrain.lab.tasks import TASKS, Columns, Data, Task
 from bertrain.models.attention import choose_attention
 from bertrain.models.checks import max_length
 from bertrain.options.config import pick
+from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir
 from bertrain.run.watch import TrainingError
 from bertrain.runtime.dist import LONGEST_WAIT, World, world
@@ -366,7 +367,7 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
 OPTIONS = (
     click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name."),
-    click.option("--out", required=True, help="Directory for result.json and a model for each seed."),
+    click.option("--out", required=True, type=Output(), help="Directory for result.json and a model for each seed."),
     click.option("--seeds", default=3, type=click.IntRange(min=1), help="Number of runs, with seeds 0, 1, ..."),
     click.option("--epochs", default=3, type=click.IntRange(min=1), help="Number of epochs."),
     click.option(

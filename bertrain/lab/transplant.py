@@ -27,6 +27,7 @@ from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertrain.models import build, checks, pretrained
 from bertrain.models.families import family_of
+from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir
 
 
@@ -127,7 +128,7 @@ def _of_vocabulary(model: PreTrainedModel) -> set[str]:
 )
 @click.option("--checkpoint", "path", required=True, help="The trained model: a run, or a checkpoint directory.")
 @click.option("--tokenizer", "spec", required=True, help="The new vocabulary: a tokenizer as bertdata build takes it.")
-@click.option("--out", required=True, help="New directory for the model with the new vocabulary.")
+@click.option("--out", required=True, type=Output(), help="New directory for the model with the new vocabulary.")
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed for tokens that nothing spells.")
 def main(path: str, spec: str, out: str, seed: int) -> None:
     """Give a trained model another vocabulary, to train it further on text of another language or field.

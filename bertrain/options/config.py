@@ -18,6 +18,7 @@ import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.errors import UsageError, counted
+from bertdata.urls import require_local_output
 from bertrain.methods import known_methods, methods_of
 from bertrain.options import values
 from bertrain.options.fields import (
@@ -236,6 +237,8 @@ class Config(Options):
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
         if self.data:
             self._check_weights()
+        if self.out:
+            require_local_output(self.out)
         total = self.mask_fraction + self.random_fraction
         self.require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)

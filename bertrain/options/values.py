@@ -6,12 +6,25 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import click
 
 from bertdata.choices import MOST_ROWS
+from bertdata.urls import require_local_output
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
+
+
+class Output(click.ParamType):
+    """A file or a directory of this machine that a command writes."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        require_local_output(str(value))
+        return str(value)
 
 
 class Ramp(NamedTuple):

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
-from bertdata.cli import SETTINGS, one_sentence
+from bertdata.cli import OneSentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
@@ -36,6 +36,7 @@ from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.options.config import Config
 from bertrain.options.flags import read_options
+from bertrain.options.values import Output
 from bertrain.recipes import file_of
 from bertrain.run import assemble, rundir
 from bertrain.run.rates import has_bf16
@@ -270,12 +271,12 @@ _ONE = click.IntRange(min=1)
 
 
 @click.command(
-    context_settings=SETTINGS,
+    cls=OneSentence,
     epilog="\b\nExample:\n  bertrain teacher --model teacher/ --data shards/ --variants 1 --out cache/",
 )
 @click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
-@click.option("--out", required=True, help="Directory for the cache.")
+@click.option("--out", required=True, type=Output(), help="Directory for the cache.")
 @click.option(
     "--top-k",
     default=64,
@@ -323,7 +324,7 @@ _ONE = click.IntRange(min=1)
 @click.pass_context
 def main(context: click.Context, **options: Any) -> None:
     """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
-    with one_sentence(), world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
+    with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
 
         def lock() -> None:

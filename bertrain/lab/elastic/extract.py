@@ -19,6 +19,7 @@ from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
 from bertrain.models import pretrained
+from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir, state
 
 
@@ -46,7 +47,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 @click.option("--width", type=int, help="Width of the hidden states.")
 @click.option("--heads", type=int, help="Number of attention heads; each has width / heads dimensions.")
 @click.option("--feed-forward", type=int, help="Width of the feed-forward part of a layer.")
-@click.option("--out", required=True, help="New directory for the sub-network.")
+@click.option("--out", required=True, type=Output(), help="New directory for the sub-network.")
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = rundir.find(Path(path))

@@ -35,6 +35,7 @@ from bertrain.lab.elastic.training import trained_space
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
 from bertrain.options.fields import flag
+from bertrain.options.values import Output
 from bertrain.run import rundir
 from bertrain.run.evaluate import evaluate
 from bertrain.runtime.dist import World, world
@@ -271,7 +272,7 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     type=click.IntRange(min=1),
     help="Number of samples to evaluate on.",
 )
-@click.option("--out", required=True, help="Directory for trials.jsonl and search.png.")
+@click.option("--out", required=True, type=Output(), help="Directory for trials.jsonl and search.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 def main(
     path: str,
