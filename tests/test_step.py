@@ -119,6 +119,7 @@ def enabled():
         ("auto", "2.14.0a0+git1", ("flash", "cudnn", "efficient", "math")),
         ("auto", "3.0.1", ("flash", "cudnn", "efficient", "math")),
         ("cudnn", "2.13.0", ("cudnn",)),
+        ("flash", "2.13.0", ("flash", "efficient")),
         ("math", "2.13.0", ("math",)),
     ],
 )

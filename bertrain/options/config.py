@@ -195,8 +195,8 @@ class Config(Options):
     precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
     attention: str = _option(HARDWARE, "auto", type=click.Choice(ATTENTION))
-    """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. flash
-    takes no masks, and flash and cudnn no fp32, on GPUs; CPUs have flash and math.
+    """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. On
+    GPUs flash leaves rows with padding to efficient, and flash and cudnn take no fp32; CPUs have flash and math.
     """
     compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
     """Use torch.compile. auto: on GPUs."""
