@@ -369,7 +369,7 @@ def test_bases_change_at_a_border_and_are_saved(dataset, modern, tmp_path):
 
 
 def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tmp_path):
-    for option in ("rope_base", "rope_base_local"):
+    for option, model in (("rope_base", TINY), ("rope_base_local", TINY), ("rope_base_local", "modernbert-tiny")):
         known = {"kind": "unsupported", "option": option}
         refused_run(dataset.path, tmp_path / "run", model=TINY, steps=1, **{option: 1e4}, **known)
 

@@ -25,6 +25,8 @@ def set_bases(model: PreTrainedModel, base: float | None, local: float | None) -
         given = getattr(config, "rope_parameters", None) or {}
         by_kind = given if given.keys() & {_GLOBAL, _LOCAL} else {_GLOBAL: given}
         parameters = by_kind.get(kind)
+        if kind == _LOCAL and kind not in (getattr(config, "layer_types", None) or [kind]):
+            parameters = None  # ModernBERT's configuration has them without such a layer, too
         if not parameters or "rope_theta" not in parameters:
             layers = "local layers with rotary positions" if kind == _LOCAL else "rotary positions"
             sentence = f"{option} is {value:g}, and {config.model_type} has no {layers}; leave it out"
