@@ -385,6 +385,15 @@ def test_a_cache_of_no_stream_is_damaged(tmp_path, stream):
 
 def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
     for number, wrong in enumerate((
+@pytest.mark.parametrize("stream", [{}, {"masking": None}, {"masking": {}}])
+def test_a_run_with_a_cache_of_a_stream_that_says_little_is_refused(dataset, tmp_path, stream):
+    wide(tmp_path / "logits")
+    record = read_record(tmp_path / "logits" / "cache.json")
+    write_record(tmp_path / "logits" / "cache.json", record | {"stream": stream})
+    known = {"kind": "other-stream", "option": "teacher_cache"}
+    refused_run(dataset.path, tmp_path / "run", model=TINY, teacher_cache=tmp_path / "logits", **known)
+
+
         {"ids": (70_001, 3)}, {"ids": (3, 3)}, {"logprobs": (-1.5, -0.5)}, {"logprobs": (-0.5, -np.inf), "tail": -0.9},
         {"tail": np.nan}, {"tail": -9.0},
         {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used

@@ -93,21 +93,22 @@ class Distillation(Method):
         """A cache has rows of one length, masked by one rule, in one order."""
         if not self.options.teacher_cache:
             return {}
+        seed = config.seed if config.data_seed is None else config.data_seed
         try:
             stream = TeacherCache(self.options.teacher_cache).header["stream"]
-        except BertdataError:
+            masking = stream["masking"]
+            return {
+                "length": stream["length"],
+                **({"data_seed": stream["seed"]} if stream["seed"] != seed else {}),
+                "mlm_probability": masking["probability"],
+                "masking": masking["policy"],
+                "mask_fraction": masking["mask_fraction"],
+                "random_fraction": masking["random_fraction"],
+                "shuffle": stream["shuffle"],
+                "isolate_documents": stream["samples"] == "packed",
+            }
+        except (BertdataError, KeyError, TypeError):
             return {}  # the loader says what is wrong
-        masking, seed = stream["masking"], config.seed if config.data_seed is None else config.data_seed
-        return {
-            "length": stream["length"],
-            **({"data_seed": stream["seed"]} if stream["seed"] != seed else {}),
-            "mlm_probability": masking["probability"],
-            "masking": masking["policy"],
-            "mask_fraction": masking["mask_fraction"],
-            "random_fraction": masking["random_fraction"],
-            "shuffle": stream["shuffle"],
-            "isolate_documents": stream["samples"] == "packed",
-        }
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"teacher": self._teacher}
