@@ -100,6 +100,8 @@ def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
         read([path])
     with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
         read([write(path, b"n,text\n1,123456789")])
+    with patch.object(formats, "LONGEST_ROW", 8):  # blank lines are no part of a row
+        assert read([write(path, b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n")]) == [(0, b"a", 0), (0, b"b", 0)]
 
 
 def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):

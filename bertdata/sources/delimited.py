@@ -44,7 +44,7 @@ def texts_of_column(
         column = _column_in(file, header, form.text_key)
         texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
         while True:
-            lines.row, lines.size = number + 1, 0
+            lines.row = number + 1
             row, why = _next_row(rows, lines)
             if row is None and why is None:
                 break
@@ -64,8 +64,13 @@ def texts_of_column(
 
 def _next_row(rows: Iterator[list[str]], lines: _Lines) -> tuple[list[str] | None, BadRow | None]:
     """The next row that is not blank, or None, and why it cannot be read; None and None at the end."""
+    lines.size = 0
     try:
-        return next(filter(None, rows), None), None
+        for row in rows:
+            if row:
+                return row, None
+            lines.size = 0
+        return None, None
     except csv.Error as error:
         if lines.is_end:
             sentence = (
