@@ -408,7 +408,9 @@ def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
 
 
 def test_choices_need_the_column_that_has_them_and_files_may_have_any_name(tmp_path):
-    for name in ("x", ".", "d-", "m-a.jsonl"):
+    for name in ("d-a.jsonl", "m-a.jsonl", "d-b.json", "m-b.json"):
+        write(tmp_path / name, "{}")
+    for name in ("x", ".", "d-", *map(str, tmp_path.iterdir())):  # d-b.json is no list, as those of C3 are
         assert task("choice").files(name) == [name]
     with refuses("missing", "other"):
         task("choice").read(str(asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0))))

@@ -41,7 +41,7 @@ class Choices(Task):
         if name[:2] not in ("d-", "m-") or not name.endswith(".json"):
             return [path]
         other = Path(path).with_name({"d": "m", "m": "d"}[name[0]] + name[1:])
-        return [path, str(other)] if other.is_file() else [path]
+        return [path, str(other)] if other.is_file() and _is_list(path) else [path]
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
         text, choices, label, _, skip = self.columns
