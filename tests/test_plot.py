@@ -249,7 +249,10 @@ def test_a_damaged_result_is_one_sentence(tmp_path, content):
 def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option, name):
     run = shutil.copytree(finished, tmp_path / "run")
     with open(run / "log.jsonl", "a") as file:
-        file.write("[" * 100_000 + "\n" + json.dumps({"step": 7, "loss": "x", "lr": [], "validation_loss": {}}) + "\n")
+        file.write("[" * 100_000 + "\n")
+        for odd in ({"loss": "x", "lr": [], "validation_loss": {}}, {"change": 5}, {"change": {"lr": 5}},
+                    {"stream": {"masking": 5}}):  # fmt: skip
+            file.write(json.dumps({"step": 7} | odd) + "\n")
     for content in ("[" * 100_000, "", "5"):
         (run / "run.json").write_text(content)
         succeeds(plot.main, run, option, tmp_path / name)

@@ -219,8 +219,10 @@ def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
 def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """What changed along a run: (after which step, what). A change of the stream is not said of its option again."""
     for entry in log:
-        for name, (was, value) in entry.get("change", {}).items():
-            yield entry["step"], f"{name} {was} → {value}"
+        change = entry.get("change")
+        for name, pair in change.items() if isinstance(change, dict) else ():
+            if isinstance(pair, list):
+                yield entry["step"], f"{name} {' → '.join(map(str, pair))}"
     covered, before = set(), dict[str, Any]()
     for step, stream in _streams(log):
         for name in stream if before else ():
@@ -241,7 +243,8 @@ def _streams(log: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     for entry in log:
         if isinstance(stream := entry.get("stream"), dict):
             facts = {name: stream.get(name) for name in ("length", "global_batch_size")}
-            yield entry["step"], facts | dict(stream.get("masking") or {})
+            masking = stream.get("masking")
+            yield entry["step"], facts | (masking if isinstance(masking, dict) else {})
 
 
 def _last(steps: list[dict[str, Any]], name: str) -> float | int | None:
