@@ -780,6 +780,13 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs
     """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
     read, real = {}, Run.next_batch
 
+def test_the_doctor_counts_the_rows_that_a_pass_of_each_phase_has():
+    """Longer rows come fewer at a time."""
+    one = memory_of(rows=64, length=32)[1]
+    assert memory_of(rows=64, length=32, phase=changing(0.5, length=[32, 256]))[1] == pytest.approx(one, rel=0.05)
+    assert memory_of(rows=64, length=256)[1] > 4 * one
+
+
     def next_batch(run):
         batch, waited = real(run)
         read[run.step + 1] = run.loader.length, batch.sample_ids.tolist()

@@ -191,15 +191,16 @@ def _memory(
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     size = 4 if assemble.precision(config, device, weights) == "fp32" else 2
-    length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
-    tokens = plan.micro_batch_size * length
+    tokens = predicted = 0  # of a forward pass, at most
+    for phase in plan.phases:
+        rows, _ = plan.micro_batches(phase.length, max(phase.rows))
+        slots = phase.length if family_of(shape).dense else phase.masking.num_slots(phase.length)
+        tokens, predicted = max(tokens, rows * phase.length), max(predicted, rows * slots)
     is_lean = compiled and family_of(shape).isolation == "kernel" and config.attention != "math"
     kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)
     kept = 1 if config.gradient_checkpointing else kept
     activations = passes * tokens * width * layers * kept * size
-    head = (
-        passes * plan.micro_batch_size * (length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
-    )
+    head = passes * predicted * shape.vocab_size * (size + 4)
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
     copied = 4 * parameters + (8 + mean) * trained
