@@ -60,7 +60,8 @@ def _row(plan: Plan, phase: Phase, epochs: dict[str, float]) -> Sequence[str]:
         read = ", ".join(f"{path} {number:.3g}" for path, number in epochs.items())
     else:
         known, read = (f"{phase.start / plan.steps * plan.seconds:,.0f} s", "-", "-"), "-"
-    masks = f"{phase.masking.probability:.0%} {phase.masking.policy}"
+    share = "" if phase.masking.policy == "uniform" else f"{phase.masking.probability:.0%} "  # which draws its own
+    masks = f"{share}{phase.masking.policy}"
     return (
         str(phase.number),
         *known,

@@ -59,13 +59,14 @@ class Plan:
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
         ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
+        masked = "any share" if phase.masking.policy == "uniform" else f"{phase.masking.probability:.0%}"
         bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
         more = "".join(f", {name} {value}" for name, value in phase.methods.items() if value is not None)
         more += f", trains {phase.trains}" if phase.trains else ""
         more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
         return (
             f"phase {phase.number} of {len(self.phases)}, {where}: {data}, {phase.rows} rows of {phase.length} tokens, "
-            f"{phase.masking.probability:.0%} masked, rate {ends[0]:.2e} to {ends[1]:.2e} ({phase.rate.schedule})"
+            f"{masked} masked, rate {ends[0]:.2e} to {ends[1]:.2e} ({phase.rate.schedule})"
             f"{more}"
         )
 
