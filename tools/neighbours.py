@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
-from tokenizers import LoadedTokenizer as Library
+from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
 from bertdata.tokenize.forms import _cluster_rules
