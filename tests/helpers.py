@@ -446,3 +446,13 @@ def write_labelled(path, *, repeat=1, header=()):
 def tuning(run, data, out, *more):
     """The arguments of a fine-tuning on a table, of one seed and one epoch. more: others, which win over these."""
     return ["--checkpoint", run, "--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1, *more]
+
+
+def stored(dataset):
+    """All ids of each document, separators included, in the order of the dataset."""
+    documents = []
+    for split in dataset.splits.values():
+        for shard in split.shards:
+            tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
+            documents += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+    return documents

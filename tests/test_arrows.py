@@ -76,11 +76,14 @@ def imports(path, *, only_top=False, only_run=False):
 
 
 def modules(names, package, known):
-    """The modules of a package that dotted names are in."""
+    """The modules of a package that dotted names are in; of a name of bertdata itself, the module that it is from."""
     inside = set()
+    known = {name.removesuffix(".__init__") for name in known}
     for name in names:
         parts = name.split(".")
         if parts[0] == package:
+            if package == "bertdata" and (home := bertdata._HOMES.get(".".join(parts[1:2]))):
+                parts = [package, *home.split(".")]
             candidates = [".".join(parts[1 : 1 + n]) for n in range(len(parts), 0, -1)]
             inside |= set([module for module in candidates if module in known][:1])
     return inside

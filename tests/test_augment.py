@@ -271,7 +271,7 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
     assert len(calls) == 4  # two of three parts were there
     assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     (tmp_path / "b.tsv").unlink()
-    calls[:] = [[], []]
+    calls.clear()
     assert invoke(augment.main, *common).exit_code == 130
     calls[:] = [[]] * 3
     augmented(checkpoint, data, tmp_path / "b.tsv", "--candidates", 3)  # parts of other options are not used

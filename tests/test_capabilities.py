@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import capabilities
 import pytest
@@ -61,8 +62,8 @@ def test_a_line_that_does_not_come_true_is_said(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(trials.bertdata, "Loader", lambda *shards, **options: [1] * (options["rank"] + 1))
     failed = capabilities.attempt(9, inputs, tmp_path / "trial")
     assert "AssertionError: assert len(set(steps)) == 1" in failed
-    monkeypatch.setattr(trials, "run", lambda line: trials.called("bertdata inspect none"))
-    assert "\n" not in capabilities.attempt(9, inputs, tmp_path / "another")
+    monkeypatch.setattr(trials, "run", Mock(side_effect=RuntimeError("two\nlines")))
+    assert "RuntimeError: two / lines" in capabilities.attempt(9, inputs, tmp_path / "another")
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from training import (
     losses,
     on_ranks,
     remove_after,
+    resumed_from,
     train,
     train_twice,
 )
@@ -48,10 +49,6 @@ SEVEN = {"steps": 5, "global_batch_size": 7, "micro_batch_size": 2, "eval_every"
 
 def test_two_processes_give_the_losses_of_one(two, dataset, tmp_path):
     assert_near(train(dataset.path, tmp_path / "run", **SEVEN), entries(two), rel=2e-5)
-
-
-def resumed_from(out):
-    return Path(json.loads((out / "run.json").read_text())["resolved"]["resumed_from"]).name
 
 
 @pytest.mark.slow
@@ -198,7 +195,7 @@ def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp
         third = agent()
         waited(lambda: first.poll() is not None and third.poll() is not None, 240)
     assert (first.returncode, third.returncode) == (0, 0), (tmp_path / "said").read_text()
-    assert resumed_from(out)
+    assert resumed_from(out) != "none"
     assert losses(entries(out)) == losses(train(dataset.path, tmp_path / "undisturbed", ranks=2, **options))
 
 

@@ -14,13 +14,14 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, code_points
 from families import fast
-from helpers import joined, plain, refuses
+from helpers import ids_of, joined, plain, refuses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from bertdata.errors import FailedTextError
 from bertdata.tokenize import engine
+from bertdata.tokenize.kernels import records
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.wordpiece import WordPiece
@@ -104,6 +105,13 @@ def by_engine(tokenizer, data, offsets, **options):
 
 def by_either(tokenizer, data, offsets, **options):
     return tokenizer.encode(data, offsets, **options)
+
+
+def by_library(tokenizer, texts):
+    """The ids of each text by a tokenizer that knows nothing of ours."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.files["tokenizer.json"].decode())
+    library.encode_special_tokens = True  # [SEP] in a text is text
+    return [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
 
 
 def check(tokenizer, texts, *said, encode=by_engine):
@@ -229,9 +237,19 @@ def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
 
 def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
     """The kernel reads words of 8 and 64 bytes."""
-    for length in range(130):
-        for end in ("", "é", "水", "\U0001f600")[length % 2 :: 2]:
-            check(uncased, ["a" * length + end])
+    uncased.prepare()
+    run, read = uncased._engine._run, []
+
+    def checked(text, *more):
+        assert text.data.size >= text.stops.max() + records.PADDING
+        read.append(text.stops.max())
+        return run(text, *more)
+
+    with mock.patch.object(uncased._engine, "_run", checked):
+        for length in range(130):
+            for end in ("", "é", "水", "\U0001f600")[length % 2 :: 2]:
+                check(uncased, ["a" * length + end])
+    assert max(read) > 130
 
 
 # --------------------------------------------------------------------------------------------------------- tokenizers
@@ -284,7 +302,10 @@ def test_large_ids(largest, taken):
     assert bool(tokenizer._engine) == taken
     assert tokenizer.token_dtype == ("<u2" if largest < 1 << 16 else "<u4")
     texts = ["水 qq. qqqq qqqqqq qqqqqqqq qqqqqqqqqq .水. éqq éqqqqqq", *random_texts(3, 5)]
-    check(tokenizer, texts, encode=by_engine if taken else by_either)
+    if taken:
+        check(tokenizer, texts)
+    else:
+        assert ids_of(tokenizer, texts) == by_library(tokenizer, texts)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +403,8 @@ def test_what_no_engine_takes_is_left_to_the_library(edit):
     tokenizer = load(VOCABULARY, edit=edit)
     assert tokenizer.engine is None
     assert tokenizer.engine_refusal
-    check(tokenizer, ["the a river bank é 水", "b\na"], encode=by_either)
+    texts = ["the a river bank é 水", "b\na"]
+    assert ids_of(tokenizer, texts) == by_library(tokenizer, texts)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

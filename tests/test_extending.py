@@ -93,7 +93,7 @@ def test_a_method_of_ones_own_has_options_a_loss_and_a_counter_that_resumes(data
     add("unsure")
     code = [line for line in EXAMPLES["unsure"].splitlines() if line and not line.lstrip().startswith('"')]
     assert len(code) <= 40
-    options = QUIET | {"steps": 4, "unsure": 0.5, "eval_every": 0}
+    options = QUIET | {"steps": 4, "unsure": 0.5, "save_every": 2}
     log = train_twice(dataset.path, tmp_path / "run", 2, **options)
     assert all(entry["entropy_loss"] < 0 for entry in log if "loss" in entry)
     state = json.loads((last_checkpoint(tmp_path / "run") / "trainer.json").read_text())

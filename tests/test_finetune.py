@@ -403,7 +403,7 @@ def test_columns_of_parquet_that_are_not_needed_may_have_any_type(tmp_path):
 def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):
     columns = [pa.array(["x"]), pa.array(["y"]), pa.array([1])]
     pq.write_table(pa.table(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
-    with refuses("not-of-format"):
+    with refuses("not-of-format", says="two columns 'text'"):
         tables.read(str(tmp_path / "a.parquet"), text="0", other="", label="-1")
 
 

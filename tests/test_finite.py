@@ -248,4 +248,7 @@ def test_ten_skipped_steps_in_a_row_end_a_run(dataset, tmp_path, monkeypatch, lo
 def test_two_ranks_end_together(dataset, tmp_path, monkeypatch):
     wild_at(monkeypatch, *range(2, 40), rank=1)
     options = QUIET | {"steps": 40, "global_batch_size": 4}
-    on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **options), code=1)
+    _, said = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **options), code=1)
+    assert "Traceback" not in said
+    (error,) = (line for line in said.splitlines() if line.startswith("Error: "))
+    assert "were skipped" in error

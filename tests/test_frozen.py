@@ -1,6 +1,7 @@
 """Builds give the bytes and short runs the figures that they gave when frozen.json was written (tools/freeze.py)."""
 
 import contextlib
+import itertools
 import json
 
 import freeze
@@ -47,6 +48,13 @@ def test_scenarios_have_names_of_their_own_and_what_they_read_comes_earlier():
     assert [list(stage) for stage in freeze.scenarios("ranks-grow, resumed") if stage] == [
         ["wordpiece"], ["dedup"], ["ranks-grow"], ["ranks-grow, resumed"],
     ]  # fmt: skip
+    earlier = set()
+    for stage in stages:
+        for line in stage.values():
+            words = [word for part in line.split(" ; ") for word in freeze.complete(part.removeprefix("torchrun "))]
+            read = {value.split("/")[0] for option, value in itertools.pairwise(words) if option in freeze.READS}
+            assert read & {*names} <= earlier, line
+        earlier |= stage.keys()
 
 
 def test_a_figure_beyond_its_bound_is_named():

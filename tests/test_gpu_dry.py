@@ -43,6 +43,7 @@ import bertdata
 from bertdata import Loader
 from bertrain import pretrain
 from bertrain.models import attention
+from bertrain.models.encoder import Encoder
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import MICRO_BATCH_TOKENS
 from bertrain.run import training as steps
@@ -393,10 +394,18 @@ def test_no_step_of_packed_rows_waits_for_the_device(dataset, configs, tmp_path,
 
 def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_path, monkeypatch, on_cpus):
     """Each pass of each of its layers, of packed rows; in fp32 none does. The losses are about the same."""
-    calls, losses = [], []
+    calls, losses, passes = [], [], []
+    logits = Encoder.logits
+
+    def counted(*given, **more):
+        passes.append(torch.is_autocast_enabled("cpu"))  # predictions to look at are in fp32
+        return logits(*given, **more)
+
+    monkeypatch.setattr(Encoder, "logits", counted)
 
     def evaluated(*arguments, plain=validation.evaluate, **options):
         before = counters["dry"]["calls"]
+        passes.clear()
         result = plain(*arguments, **options)
         calls.append(counters["dry"]["calls"] - before)
         losses.append(result["loss"])
@@ -407,7 +416,7 @@ def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_
     for precision in ("fp32", "bf16"):
         train(dataset.path, tmp_path / precision, **options, eval_precision=precision)
     assert calls[0] == 0
-    assert calls[1] > 0
+    assert calls[1] == 2 * sum(passes) > 0
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)
 
 

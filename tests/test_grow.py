@@ -83,13 +83,13 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
     assert resolved["parameters"] == growths[1]["parameters"] > growths[0]["parameters"]
 
 
-def small(config, layers, optimizer="adamw", **more):
+def small(config, layers, optimizer="adamw", *, seed=0, **more):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
-    weights, _ = build.build(config, SPECIAL, length=32, seed=layers, configure=lambda made: grow.shorten(made, layers))
+    weights, _ = build.build(config, SPECIAL, length=32, seed=seed, configure=lambda made: grow.shorten(made, layers))
     module = learner(weights)
     options = Config.of(data="x", out="y", optimizer=optimizer, **more)
     made = optimizers.build(module, options)
-    torch.manual_seed(layers)
+    torch.manual_seed(seed)
     for parameter in module.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizers.set_learning_rate(made, 0.01)
@@ -101,7 +101,7 @@ def small(config, layers, optimizer="adamw", **more):
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (3, 4), (2, 2)])
 def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after):
     one, old = small(config, before)
-    two, _ = small(config, after)
+    two, _ = small(config, after, seed=1)
     new = optimizers.build(two, Config.of(data="x", out="y"))
     initial = {name: weight.detach().clone() for name, weight in two.named_parameters()}
     grow.carry(one, two, old, new, stack=stack)
@@ -204,8 +204,10 @@ def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path, mo
     for one, two in zip(plain, made, strict=True):
         assert ("loss" in one) == ("loss" in two)
         assert "loss" not in one or one["loss"] == pytest.approx(two["loss"], rel=1e-4)
-    seconds = {entry["step"]: entry["compiled_s"] for entry in made if "compiled_s" in entry}
-    assert seconds[4] > seconds[3]
+    compiled, trained = (
+        {entry["step"]: entry[name] for entry in made if name in entry} for name in ("compiled_s", "trained_s")
+    )
+    assert compiled[4] - compiled[3] > trained[4] - trained[3]
 
 
 def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, tmp_path, configs):
@@ -223,6 +225,7 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
     ):
         options = {"model": configs[name], "steps": 4, "kind": kind, "option": option, "given": given} | more
         refused_run(dataset.path, tmp_path / "run", **options)
+        assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):

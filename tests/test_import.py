@@ -21,6 +21,7 @@ from helpers import (
     refused,
     refuses,
     stop_after,
+    stored,
     succeeds,
 )
 from hypothesis import example, given
@@ -66,16 +67,6 @@ def take(tmp_path, vocab):
     return lambda inputs, out="out", **options: import_ids(
         inputs, tmp_path / out, **{"tokenizer": vocab, "validation": 0} | options
     )
-
-
-def stored(dataset):
-    """All ids of each document, separators included, in the order of the dataset."""
-    documents = []
-    for split in dataset.splits.values():
-        for shard in split.shards:
-            tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
-            documents += [tokens[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
-    return documents
 
 
 # ----------------------------------------------------------------------------------------------------------- megatron
@@ -374,7 +365,7 @@ def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
 @pytest.mark.parametrize(
     ("table", "kind", "option", "value"),
     [
-        ({"ids": [[1]]}, "no-column", "inputs", "ids"),
+        ({"ids": [[1]]}, "no-column", "inputs", "only ids;"),
         ({"input_ids": ["1 2"]}, "wrong-column-type", "inputs", "string"),
         ({"input_ids": [[1.5]]}, "wrong-column-type", "inputs", "double"),
         ({"input_ids": [[1], None]}, "bad-row", "inputs", "row 2"),
@@ -606,12 +597,12 @@ def test_an_input_of_ids_holds_no_file_open(tmp_path):
 @pytest.mark.parametrize("content", [bytes(10), bytes(11), b"", None])
 def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, content):
     path = write(tmp_path / "ids", bytes(10))
-    numbers = idfile.FileArray(local(path), "<u2", 5)
+    numbers, was = idfile.FileArray(local(path), "<u2", 5), path.stat().st_mtime_ns
     assert numbers[1:3].tolist() == [0, 0]
     path.unlink()
-    if content is not None:
+    if content is not None:  # of another size, or of another time
         write(path, content)
-        os.utime(path, ns=(1, 1))
+        os.utime(path, ns=(1, 1) if len(content) == 10 else (was, was))
     kind = ("not-found", None) if content is None else ("changed", "inputs")
     with refuses(*kind, given=str(path)):
         numbers[3:]

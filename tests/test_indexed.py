@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import writers
 from conftest import ROOT
-from helpers import refused, refuses, with_member, write_all
+from helpers import refused, refuses, stored, succeeds, with_member, write_all
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import ids as reference
 from sources import FEW, zstd
 
+import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.sources import idfile
@@ -120,6 +121,8 @@ def test_the_commands_read_both(tmp_path, vocab):
         arguments = ["import", source, "--tokenizer", vocab, "--out", tmp_path / f"out-{name}"]
         kind, option = ("missing", "dtype") if name == "mds" else ("conflict", "dtype")
         refused(main, *arguments, *["--dtype", "int64"] * (name == "litdata"), kind=kind, option=option)
+        succeeds(main, *arguments, "--validation", 0, *["--dtype", "int64"] * (name == "mds"))
+        assert stored(bertdata.open(tmp_path / f"out-{name}")) == [ids for ids in DOCUMENTS if ids]
     (tmp_path / "mds" / "index.json").write_text("[")
     refused(main, "import", tmp_path / "mds", "--tokenizer", vocab, "--out", tmp_path / "o",
             kind="not-of-format", option="inputs")  # fmt: skip

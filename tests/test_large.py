@@ -223,7 +223,12 @@ def test_damaged_tables_are_found(large):
 
 
 WRONG = {
-    "arrays": [["tokens"], ["tokens", "documents"], ["documents", "tokens", "../x"], 3],
+    "arrays": [
+        ["documents", "sentences", "words"],
+        ["tokens", "documents", "sentences", "words"],
+        ["../x", "documents", "sentences", "tokens", "words"],
+        3,
+    ],
     "tables": [{}, None],
     "splits": [*({"train": n} for n in (3, -1, True, 1 << 80, "3")), {"other": 3}, []],
     "token_dtype": ["<u8"],
@@ -241,6 +246,7 @@ def test_an_id_of_another_dataset_gives_its_bearer_no_index(large, cache):
 
 def test_a_manifest_that_breaks_a_rule_is_refused(large):
     record = read_record(large.path / "manifest.json", versions=manifest.VERSIONS)
+    assert record["arrays"] == ["documents", "sentences", "tokens", "words"]
     for name, values in WRONG.items():
         for value in values:
             reseal(large.path, lambda changed, more=record | {name: value}: changed.update(more))

@@ -122,15 +122,23 @@ def test_many_pushes_and_pulls_beside_a_store_that_lies(lies, bucket, datasets, 
 @pytest.mark.parametrize("name", [CLAIM, "manifest.json"])
 def test_a_store_that_ignores_if_none_match_mixes_no_datasets(bucket, lies, datasets, name):
     """Without it for claims the store is refused; of the manifest the claim takes care."""
-    lies.unconditional, url = name, f"{bucket.url}/shards"
+    lies.unconditional, url, real, refused = name, f"{bucket.url}/shards", stores.write, []
     if name == CLAIM:
         with refuses("server-unsuitable", "url"):
             push(datasets[0], url)
         assert under(bucket, "shards") == {}
         return
-    push(datasets[0], url)
-    with refuses("out-exists", "url"):
-        push(datasets[1], url)
+
+    def beside_another(url_of_file, path):
+        if not refused:
+            with refuses("busy", "url") as caught:
+                push(datasets[1], url)
+            refused.append(caught.value)
+        real(url_of_file, path)
+
+    with patch("bertdata.transfer.files.THREADS", 1), patch.object(stores, "write", beside_another):
+        push(datasets[0], url)
+    assert refused
     assert under(bucket, "shards") == published(datasets[0])
 
 

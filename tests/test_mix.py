@@ -261,7 +261,8 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
     for option in ({"variants": 2}, {"teacher_cache": "answers"}):
         with refuses("conflict", next(iter(option))):
             Loader([(dataset, 1), (others[0], 1)], **option)
-    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], tokenizer="{}"))
+    special = dataset.special_tokens
+    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], special=special, tokenizer="{}"))
     with refuses("tokenizer-differs", "shards"):
         Loader([(dataset, 1), (other, 1)])
 

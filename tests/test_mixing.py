@@ -10,7 +10,17 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import QUIET, changing, entries, flags, losses, remove_after, train
+from training import (
+    QUIET,
+    changing,
+    entries,
+    flags,
+    last_checkpoint,
+    losses,
+    remove_after,
+    resumed_from,
+    train,
+)
 
 import bertdata
 from bertdata.errors import UsageError
@@ -152,6 +162,9 @@ def test_run_json_repeats_a_mix_and_a_stopped_run_goes_on_to_the_same_bits(mix, 
     assert written["resolved"]["dataset_id"] == [bertdata.open(path).dataset_id for path, _ in mix]
     remove_after(finished, 2)
     succeeds(pretraining.main, "--config", mixed / "run.json", "--out", finished)
+    assert resumed_from(finished) == "step-00000002"
+    one, other = (last_checkpoint(run) / "model.safetensors" for run in (finished, mixed))
+    assert one.read_bytes() == other.read_bytes()
     ours, theirs = entries(finished), entries(mixed)
     assert losses(ours) == losses(theirs)
     assert [entry.get("sources") for entry in ours] == [entry.get("sources") for entry in theirs]

@@ -282,7 +282,16 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     shown = evaluation.samples(encoder, data, CPU, best=1, **options)
     predicted = [(around, target, best) for row in shown for around, target, (best,) in row.masked]
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluation.MASKING))
-    assert len(predicted) == (batch.targets >= 0).sum()
+    used = batch.targets >= 0
+    assert len(predicted) == used.sum()
+    ids = torch.from_numpy(batch.input_ids).long()
+    mask = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
+    with torch.no_grad():
+        logits = encoder.model(input_ids=ids, attention_mask=mask).logits[:, :, : data.special_tokens.vocab_size]
+    places = logits[torch.arange(len(ids))[:, None], torch.from_numpy(batch.masked_positions)]
+    as_read = evaluation.spelled(load(str(directory)))
+    for wanted, found in ((batch.targets, 1), (places.argmax(-1).numpy(), 2)):
+        assert [each[found] for each in predicted] == [as_read(int(token)) for token in wanted[used]]
     arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]
     blocks = succeeds(evaluate.main, *arguments).stdout.split("sample ")[1:3]
     lines = [line.removeprefix("  ") for block in blocks for line in block.split("first\n")[1].splitlines() if line]

@@ -309,6 +309,8 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
         assert {group["weight_decay"] for group in run.training.optimizer.param_groups} == {0.0}
         assert all(parameter.requires_grad for parameter in run.training.trained.values())
         assert run.phase.rate.at(0) == run.phase.rate.at(1) == 1e-3
+        run.update()
+        assert {group["lr"] for group in run.training.optimizer.param_groups} == {1e-3}
         run.step = 2
         assert run.phase_is_done
         run.enter_next(lambda: None)
@@ -317,6 +319,8 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
         for name, parameter in run.training.trained.items():
             assert parameter.requires_grad == ("layer.1" in name)
         assert (run.phase.rate.at(2), run.phase.rate.at(3)) == (2e-3, 1.5e-3)
+        run.update()
+        assert {group["lr"] for group in run.training.optimizer.param_groups} == {2e-3}
         run.step = 4
         assert run.phase_is_done
         assert run.is_done
@@ -371,7 +375,7 @@ def test_bases_change_at_a_border_and_are_saved(dataset, modern, tmp_path):
 def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tmp_path):
     for option, model in (("rope_base", TINY), ("rope_base_local", TINY), ("rope_base_local", "modernbert-tiny")):
         known = {"kind": "unsupported", "option": option}
-        refused_run(dataset.path, tmp_path / "run", model=TINY, steps=1, **{option: 1e4}, **known)
+        refused_run(dataset.path, tmp_path / "run", model=model, steps=1, **{option: 1e4}, **known)
 
 
 # --------------------------------------------------------------------------------------------- going on with a new file

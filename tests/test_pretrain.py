@@ -38,6 +38,7 @@ from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
 from bertrain.run import checkpoint, rundir
+from bertrain.run.training import Training
 
 
 @pytest.fixture
@@ -206,8 +207,16 @@ def test_a_log_with_bytes_that_a_crash_left_is_read_up_to_them(dataset, copied):
     assert [entry for entry in again if entry["step"] < 7] == before
 
 
-def test_accumulation_does_not_change_the_losses(finished, dataset, tmp_path):
+def test_accumulation_does_not_change_the_losses(finished, dataset, tmp_path, monkeypatch):
+    rows, real = [], Training.add_gradients
+
+    def counted(training, module, piece, *more, **how):
+        rows.append(len(piece["input_ids"]))
+        return real(training, module, piece, *more, **how)
+
+    monkeypatch.setattr(Training, "add_gradients", counted)
     log = train(dataset.path, tmp_path / "run", steps=6, micro_batch_size=2, save_every=100)
+    assert rows == [2] * 18
     assert_near(log, entries(finished), rel=1e-4)
 
 
@@ -304,7 +313,7 @@ def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change)
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
     with rundir.Lock(tmp_path / "run"):
-        assert invoke(pretrain_main, *flags(dataset.path, tmp_path / "run")).exit_code == 1
+        refused(pretrain_main, *flags(dataset.path, tmp_path / "run"), kind="busy")
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
 
 

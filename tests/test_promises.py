@@ -243,7 +243,7 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monk
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
     """Only rank 0 knows --out, and it has just written what it names."""
-    monkeypatch.setattr(rundir, "find", lambda *path: pytest.fail("read again"))
+    monkeypatch.setattr(rundir, "fault_of", lambda *path: pytest.fail("read again"))
     train(dataset.path, tmp_path / "run", steps=2, eval_every=0, model="bert-tiny")
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from unittest.mock import patch
 
 import pytest
@@ -88,11 +88,15 @@ class Faulty(Handler):
     faults: dict[int, str] = {}  # number of a request for a part of the file → fault; -1: all of them
     count = 0
     etag = '"1"'
+    released = threading.Event()  # what "silent" waits for
+    gave_up: list[str] = []  # where it was not released
+    asked: list[str] = []  # the paths of all requests
 
     def do_HEAD(self):
         self._answer(200, len(self.content))
 
     def do_GET(self):
+        self.asked.append(self.path)
         span = self.headers.get("Range")
         start, stop = 0, len(self.content)
         if span and not self.content:
@@ -110,7 +114,8 @@ class Faulty(Handler):
             return
         if fault == "silent":
             self.close_connection = True
-            time.sleep(1.5 * requests.TIMEOUT_S)
+            if not self.released.wait(20):
+                self.gave_up.append(self.path)
             return
         if fault == "reset":
             self._hang_up()
@@ -161,6 +166,8 @@ def faulty(monkeypatch, tmp_path):
         Faulty.faults, Faulty.count, Faulty.etag = faults, 0, '"1"'
 
     fail({})
+    Faulty.released.clear()
+    Faulty.gave_up.clear()
     with serving(Faulty) as address:
         use_server(monkeypatch, address)
         stores.store_at.cache_clear()
@@ -181,6 +188,8 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
         build(urls[scheme], tmp_path / fault, tokenizer=vocab)
         assert Faulty.count > 2
         assert without_origins(tmp_path / fault) == expected
+    assert not Faulty.gave_up
+    Faulty.released.set()
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
@@ -203,8 +212,11 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
 def test_names_of_web_files_are_quoted_and_may_be_empty(faulty, tmp_path, vocab):
     urls, _ = faulty
     address = urls["http"].rpartition("/dir/")[0]
-    dataset = build(f"{address}/my Ärger.txt?of=my Ärger", tmp_path / "out", tokenizer=vocab).dataset
-    assert dataset.num_documents == len(ROWS)
+    for number, name in enumerate(["my Ärger.txt?of=my Ärger", "my%20%C3%84rger.txt?of=my%20%C3%84rger"]):
+        Faulty.asked.clear()
+        dataset = build(f"{address}/{name}", tmp_path / f"out{number}", tokenizer=vocab).dataset
+        assert dataset.num_documents == len(ROWS)
+        assert {*Faulty.asked} == {"/my%20%C3%84rger.txt?of=my%20%C3%84rger"}
     with patch.object(Faulty, "content", b""), refuses("empty", "inputs"):
         build(f"{address}/a.txt", tmp_path / "empty", tokenizer=vocab)
 

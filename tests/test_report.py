@@ -11,6 +11,7 @@ from conftest import built, write_dataset
 from helpers import data_of, invoke, succeeds
 
 import bertdata
+from bertdata.choices import MASKING_POLICIES
 from bertdata.cli import main
 from bertdata.look import report as looking
 from bertdata.look.report import report
@@ -72,6 +73,7 @@ def test_words_behind_the_unknown_token_are_those_of_the_text(made, tmp_path):
 def test_samples_are_those_of_the_loader(made):
     dataset, html = made
     samples = data_of(html)["samples"]
+    assert samples["policies"] == list(MASKING_POLICIES)
     for seed in range(2):
         plain = bertdata.Loader(dataset, length=32, seed=seed, masking=None)
         for policy in samples["policies"]:

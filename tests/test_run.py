@@ -56,6 +56,7 @@ from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, phases, rates, rundir, state, validation, watch, writer
 from bertrain.run import evaluate as evaluation
 from bertrain.run import run as runs
+from bertrain.run import training as training_of_a_run
 from bertrain.run.run import Run
 from bertrain.run.schedule import Plan
 from bertrain.runtime import clock, dist, feed, stop
@@ -101,7 +102,9 @@ def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path):
     tokens = dataset.num_tokens - dataset.num_documents
     bits_per_byte = stated["loss"] / math.log(2) * tokens / dataset.manifest.counts["text_bytes"]
     assert stated["bits_per_byte"] == pytest.approx(bits_per_byte)
-    assert AutoModelForMaskedLM.from_pretrained(last_checkpoint(run)).config._attn_implementation != "bertrain_isolated"
+    plain = AutoModelForMaskedLM.from_pretrained(last_checkpoint(run))
+    assert plain(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
+    assert "isolated" not in (last_checkpoint(run) / "config.json").read_text()
 
 
 # ------------------------------------------------------------------------------------------------ weights to begin with
@@ -410,12 +413,15 @@ def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
     assert all(math.isfinite(entry["loss"]) for entry in log[1:])
 
 
-def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path):
+def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, monkeypatch):
+    asked, real = [], training_of_a_run.recompute_activations
+    monkeypatch.setattr(training_of_a_run, "recompute_activations", lambda model: asked.append(model) or real(model))
     plain, bf16, fp16, recomputed = (
         [entry["loss"] for entry in steps_of(train(dataset.path, tmp_path / f"{more}", steps=3, **QUIET | more))]
         for more in ({}, {"precision": "bf16"}, {"precision": "fp16"}, {"gradient_checkpointing": True})
     )
     assert recomputed == plain
+    assert len(asked) == 1
     for other in (bf16, fp16):
         assert other == pytest.approx(plain, rel=2e-2)
         assert other != plain
@@ -640,10 +646,19 @@ def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
 def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, isolate):
     train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate, **QUIET)
     arguments = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--split", "train", "--max-samples", 24]
-    results = []
-    for tokens in (evaluation.PLACES, 5 * 32, 1):
+    results, rows, real = [], [], feed.micro_batches
+
+    def counted(*given, **more):
+        for piece in real(*given, **more):
+            rows.append(len(piece["input_ids"]))
+            yield piece
+
+    monkeypatch.setattr(feed, "micro_batches", counted)
+    for tokens, most in ((evaluation.PLACES, evaluation.ROWS), (5 * 32, 5), (1, 1)):
         monkeypatch.setattr(evaluation, "PLACES", tokens)
+        rows.clear()
         results.append(json_of(evaluate.main, *arguments))
+        assert max(rows) == min(24, most)
     for other in results[1:]:
         assert other["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)
         assert (other["targets"], other["samples"]) == (results[0]["targets"], results[0]["samples"])
@@ -765,6 +780,13 @@ def test_the_doctor_counts_numbers_of_the_precision_that_a_run_would_have(monkey
     assert memory_of(only_fp32)[1] == memory_of(only_fp32, precision="fp32")[1]
 
 
+def test_the_doctor_counts_the_rows_that_a_pass_of_each_phase_has():
+    """Longer rows come fewer at a time."""
+    one = memory_of(rows=64, length=32)[1]
+    assert memory_of(rows=64, length=32, phase=changing(0.5, length=[32, 256]))[1] == pytest.approx(one, rel=0.05)
+    assert memory_of(rows=64, length=256)[1] > 4 * one
+
+
 @pytest.mark.parametrize("environment", [{"LOCAL_WORLD_SIZE": "3"}, {"LOCAL_RANK": "2"}])
 def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
     as_on_gpus(monkeypatch, 1, 1)
@@ -779,13 +801,6 @@ def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
 def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs, duration):
     """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
     read, real = {}, Run.next_batch
-
-def test_the_doctor_counts_the_rows_that_a_pass_of_each_phase_has():
-    """Longer rows come fewer at a time."""
-    one = memory_of(rows=64, length=32)[1]
-    assert memory_of(rows=64, length=32, phase=changing(0.5, length=[32, 256]))[1] == pytest.approx(one, rel=0.05)
-    assert memory_of(rows=64, length=256)[1] > 4 * one
-
 
     def next_batch(run):
         batch, waited = real(run)

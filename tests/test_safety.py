@@ -97,20 +97,20 @@ def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, mo
 
 def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_meanwhile(corpus, vocab, tmp_path):
     """Another build ends between the first look at the directory and the lock."""
-    out, real, ended = tmp_path / "out", staging.locked, threading.Event()
+    out, real, ended, before = tmp_path / "out", staging.locked, threading.Event(), {}
 
     def locked(path, *arguments, **options):
         if not ended.is_set():
             ended.set()
             os.rmdir(out / ".build")
             bertdata.build(corpus, out, tokenizer=vocab, validation=0)
+            before.update(published(out))
         return real(path, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "locked", locked)
         with refuses("out-exists", "out", error=BuildError):
             bertdata.build(corpus, out, tokenizer=vocab, validation=0.5)
-    before = published(out)
     assert bertdata.open(out).splits.keys() == {"train"}
     assert published(out) == before
     assert not (out / ".build").exists()

@@ -23,7 +23,7 @@ from bertdata.errors import BuildError, DatasetError
 from bertdata.format.arrays import array_path, digest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.read import index, order, pieces
+from bertdata.read import index, masking, order, pieces
 from bertdata.read.kernels import pairs as pair_kernels
 from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import TokenStream, Wanted, rows_of
@@ -367,20 +367,22 @@ def test_other_settings_have_another_index(dataset, cache):
 def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
     for how in DERIVED:
         Loader(dataset, length=16, samples=how)
+    total = dataset.splits["train"].num_tokens
     for path in cache.glob("*.npy"):
         good = path.read_bytes()
-        for value in (2**64 - 1, 2**63, 2**40, 0):
-            numbers = np.frombuffer(good[128:], np.uint64).copy()
-            numbers[:] = value
+        values = [2**64 - 1, 2**63, 2**40, 0, 2**40 | 3]  # the last: three tokens that are behind the end
+        values += [(total - 1) << 16 | 2] * path.name.endswith(".pieces.npy")  # the second of two is
+        for value in values:
+            numbers = np.full((len(good) - 128) // 8, value, np.uint64)
             path.write_bytes(good[:128] + numbers.tobytes())
             seal(cache)
+            kinds = set()
             for how in DERIVED:
-                kind = ""
                 try:
                     Loader(dataset, length=16, samples=how).read(np.arange(50))
                 except DatasetError as error:
-                    kind = error.kind
-                assert kind in ("", "damaged")
+                    kinds.add(error.kind)
+            assert kinds == {"damaged"}, (path.name, value)
         path.write_bytes(good)
         seal(cache)
 
@@ -633,6 +635,7 @@ def test_spans_are_as_long_as_in_the_paper():
     shares = np.diff(bounds) / 2**32
     assert shares[1:] / shares[:-1] == pytest.approx(np.full(9, 0.8), rel=1e-6)
     assert (shares * np.arange(1, 11)).sum() == pytest.approx(3.8, abs=0.01)
+    assert masking._span_lengths_below().tolist() == keys.span_bounds()
 
 
 # ------------------------------------------------------------------------------------------------------------- words

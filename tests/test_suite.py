@@ -13,7 +13,9 @@ def common(checkpoint, data, out):
     return ["--checkpoint", checkpoint, "--data", data, "--out", out, "--seeds", 1, "--epochs", 1]
 
 
-def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
+def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path, monkeypatch):
+    read, real = [], tables.read
+    monkeypatch.setattr(tables, "read", lambda path, **of: read.append(real(path, **of)) or read[-1])
     data = tmp_path / "glue"
     for split in ("train", "dev"):
         write(data / "cola" / f"{split}.tsv", *(f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
@@ -34,6 +36,9 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
+    config = json.loads((tmp_path / "out" / "cola" / "seed-0" / "config.json").read_text())
+    assert set(config["label2id"]) == {"0", "1"}
+    assert {*GOOD, *BAD} <= {text for examples in read for text in examples.texts}
     refused(suite.main, "clue", *arguments, kind="out-exists", option="out")
 
 

@@ -125,7 +125,8 @@ def test_the_state_of_a_stream_with_variants_is_another(dataset):
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
     weights = learner(pretrained.load(rundir.find(big))).eval()
-    positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
+    short = int(loader.read(np.arange(loader.num_samples)).sample_ids.argmax())  # the last row of the text
+    positions = np.array([0, 1, 35, 36, 37, 38, short, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
     batch = loader.read(positions)
     masks = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
     with torch.no_grad():
@@ -141,6 +142,7 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
         assert np.allclose(np.exp(batch.teacher_logprobs[row, slot].astype(float)), kept, rtol=6e-3)
         assert kept.min() >= np.delete(truth[row, slot], ids).max() - 1e-6
         assert np.exp(float(batch.teacher_tails[row, slot])) == pytest.approx(1 - kept.sum(), rel=6e-3)
+    assert not used.all()
     for array in (batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails):
         assert not array[~used].view(np.uint16).any()
     pieces = list(feed.micro_batches(batch, size=8, count=3, device=training.CPU))
@@ -328,11 +330,11 @@ def test_damage_is_found_and_named(caches, tmp_path):
         reader.read(np.array([3 * UNIT]), 83)
     for value in (np.nan, np.inf, -np.inf, 0.01, -np.nan):
         for name in ("logprobs", "tails"):
-            shutil.copy(caches["few"] / f"unit-00000.{name}.npy", out)
+            for each in ("logprobs", "tails"):
+                shutil.copy(caches["few"] / f"unit-00000.{each}.npy", out)
             np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")[7] = value
             with refuses("damaged"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
-        shutil.copy(caches["few"] / "unit-00000.logprobs.npy", out)
     header = read_record(out / "cache.json")
     for wrong in ({"teacher": []}, {"teacher": header["teacher"] | {"parameters": "many"}}, {"epoch_tokens": 0},
                   {"units": [unit | {"counts": {"samples": unit["counts"]["samples"]}} for unit in header["units"]]},
@@ -383,8 +385,6 @@ def test_a_cache_of_no_stream_is_damaged(tmp_path, stream):
         answers.TeacherCache(tmp_path / "logits")
 
 
-def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
-    for number, wrong in enumerate((
 @pytest.mark.parametrize("stream", [{}, {"masking": None}, {"masking": {}}])
 def test_a_run_with_a_cache_of_a_stream_that_says_little_is_refused(dataset, tmp_path, stream):
     wide(tmp_path / "logits")
@@ -394,8 +394,11 @@ def test_a_run_with_a_cache_of_a_stream_that_says_little_is_refused(dataset, tmp
     refused_run(dataset.path, tmp_path / "run", model=TINY, teacher_cache=tmp_path / "logits", **known)
 
 
-        {"ids": (70_001, 3)}, {"ids": (3, 3)}, {"logprobs": (-1.5, -0.5)}, {"logprobs": (-0.5, -np.inf), "tail": -0.9},
-        {"tail": np.nan}, {"tail": -9.0},
+def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
+    for number, wrong in enumerate((
+        {"ids": (70_001, 3)}, {"ids": (3, 3)}, {"logprobs": (-1.5, -0.5)},
+        {"logprobs": (-0.5, -np.inf), "tail": np.log(1 - np.exp(-0.5))},
+        {"logprobs": (-0.5, np.log(1 - np.exp(-0.5))), "tail": -np.inf}, {"tail": -9.0},
         {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used
     )):  # fmt: skip
         done = wide(tmp_path / str(number), **wrong)
@@ -486,10 +489,13 @@ def test_the_doctor_says_that_it_does_not_count_a_teacher_that_runs_along(datase
     assert [line.split()[1] for line in lines if line.endswith("; the teacher is not counted")] == ["memory"]
 
 
-def test_a_run_does_not_change_its_teacher(dataset, big, caches, tmp_path):
-    train(dataset.path, tmp_path / "run", steps=1, teacher_cache=str(caches["few"]), **QUIET)
-    for other in ({}, {"teacher": str(big)}):
-        refused_run(dataset.path, tmp_path / "run", steps=2, model=TINY, **other, kind="other-settings", option="out")
+def test_a_run_does_not_change_its_teacher(dataset, big, tmp_path):
+    options = {"model": TINY, "distil": "logits"}
+    train(dataset.path, tmp_path / "run", steps=1, teacher=str(big), **QUIET | options)
+    train(dataset.path, tmp_path / "other", steps=1, **QUIET)
+    for other in ({}, {"teacher": str(tmp_path / "other")} | options):
+        known = {"kind": "other-settings", "option": "teacher"}
+        refused_run(dataset.path, tmp_path / "run", steps=2, **{"model": TINY} | other, **known)
 
 
 # --------------------------------------------------------------------------------------------------------------- losses

@@ -64,7 +64,9 @@ def outcome(tokenizer, *texts, **options):
     """
     try:
         found = tokenizer(*texts, **options)
-    except Exception:  # the library raises its own kinds, and bare Exception
+    except Exception as error:  # the library raises its own kinds, and bare Exception
+        if isinstance(tokenizer, bertdata.Tokenizer) and not isinstance(error, UsageError):
+            raise
         return None
     if "return_tensors" not in options:
         return dict(found)
@@ -122,7 +124,10 @@ def test_ids_of_many_texts(both, texts, add_special_tokens, split_special_tokens
         ids, offsets = ours.encode_batch(given_texts, workers=workers, **options)
         assert [ids[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == expected
         assert (ids.dtype, offsets.dtype) == (np.uint16, np.int64)
-    assert ours.count(texts).tolist() == np.diff(ours.encode_batch(texts)[1]).tolist()
+    library.encode_special_tokens = False
+    assert ours.count(texts).tolist() == [
+        len(each.ids) for each in library.encode_batch(texts, add_special_tokens=False)
+    ]
 
 
 def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_path):

@@ -356,7 +356,8 @@ def test_a_vocabulary_that_is_empty_or_has_an_id_that_is_never_stored_is_refused
 
 @pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "no/", "a/no/", "x" * 5000])
 def test_a_path_that_does_not_exist_is_not_looked_up(spec):
-    with refuses("tokenizer-not-found" if len(spec) < 100 else "unreadable", "tokenizer"):
+    known = {"kind": "tokenizer-not-found", "says": "does not exist"} if len(spec) < 100 else {"kind": "unreadable"}
+    with refuses(**known, option="tokenizer"):
         load(spec)
 
 
@@ -557,7 +558,7 @@ def test_a_trained_vocabulary_is_ordered():
 
 
 def test_training_normalizes_as_encoding_does():
-    """Accents, case and width are gone before letters are counted."""
+    """Accents and case are gone before letters are counted."""
     tokenizer = train_wordpiece(["Éclair éclair ECLAIR"], 30)
     letters = {tokenizer.spell(token_id).removeprefix("##") for token_id in range(5, tokenizer.special.vocab_size)}
     assert "eclair" in letters

@@ -75,8 +75,14 @@ def train_twice(data, out, *steps, **options):
         for average in out.glob("average-*"):
             shutil.rmtree(average)
         assert losses(train(data, out, **options)) == losses(log)
+        assert resumed_from(out) == f"step-{step:08d}"
         assert (last_checkpoint(out) / "model.safetensors").read_bytes() == weights
     return log
+
+
+def resumed_from(out):
+    """The name of the checkpoint that a run went on from."""
+    return Path(json.loads((out / "run.json").read_text())["resolved"]["resumed_from"] or "none").name
 
 
 def changing(*begins, **options):
