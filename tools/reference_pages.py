@@ -47,7 +47,7 @@ COMMANDS = """# Commands
 
 This is what `--help` prints, for every command. The exit code is 0 when the work is done, 1 when it failed, 2 for wrong
 usage and 130 when you interrupted it. It is also 0 when SIGTERM or SIGUSR1, which schedulers send, stopped a run: the
-run has a checkpoint, and prints `stopped by` instead of `done:`. `make reference` makes the page from the source.
+run has a checkpoint, and prints `Stopped by` instead of `done:`. `make reference` makes the page from the source.
 
 The Tab key completes commands, options and choices: [install.md](install.md#the-tab-key).
 """

@@ -392,7 +392,7 @@ OPTIONS = (
         "--precision",
         type=click.Choice(["auto", "fp32", "bf16"]),
         default="auto",
-        help="Number format of matrix products. auto: bf16 on GPUs, fp32 on CPUs.",
+        help="Number format of matrix products. auto: bf16 on GPUs since Ampere, else fp32.",
     ),
     click.option(
         "--lora",
@@ -425,7 +425,8 @@ OPTIONS = (
 @click.option(
     "--text",
     default="0",
-    help="Column of the text: its name, or its number from 0. The first row is a header if it has one of the names.",
+    help="Column of the text: its name, or its number from 0. The first row is a header if it has one of the names, or "
+    "label.",
 )
 @click.option(
     "--other",

@@ -36,7 +36,8 @@ from bertrain.options.fields import Excludes, Options, option
 @dataclass(frozen=True, kw_only=True)
 class SideChannelOptions(Options):
     side_channel: str = option("")
-    """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
+    """File of names that tokens share, such as the radicals of characters: each line has a token and its names, with
+    tabs between. The
     word embeddings of tokens with a common name learn together (docs/methods.md).
     """
 
