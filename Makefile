@@ -5,7 +5,8 @@ BIN     = $(VENV)/bin
 # Bytecode is written, whatever the environment says: without it every process of the tests compiles all modules.
 PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 PINS   ?= constraints.txt
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
+# Modules are compiled when they are first imported: most of those that pip would compile, in a minute, never are.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
 
 .PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash states gpu gpu-dry outside pages docs check \
     fix reference golden dist bom tagged publish-docs
