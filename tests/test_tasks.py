@@ -462,6 +462,22 @@ def test_files_of_superglue_are_read(tmp_path):
     assert (examples.labels, len(set(examples.places))) == ([0, 1, 1], 2)
 
 
+def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_together(tmp_path):
+    unlabelled = {"label": "-"}
+    choice = {"text": "a", "choices": ["b", "c"], "label": 1}
+    pronoun = json.loads(wsc("床上有书，它很软", "床", "它"))
+    for name, rows, columns in (
+        ("copa", [copa(), copa(**unlabelled), copa(question="why")], {}),
+        ("wic", [wic(), wic(**unlabelled), wic(start1=None)], {}),
+        ("choice", map(json.dumps, [choice, choice | unlabelled, choice | {"choices": []}]), {"other": "choices"}),
+        ("coreference", map(json.dumps, [pronoun, pronoun | unlabelled, pronoun | {"target": {}}]), {}),
+    ):
+        columns = {"text": "text", "label": "label", "skip": True} | columns
+        read, (warning,) = task(name, **columns).read(str(write(tmp_path / f"{name}.jsonl", *rows)))
+        assert "2 rows were left out" in warning
+        assert len(getattr(read, "texts", read)) == 1
+
+
 def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, tokenizer):
     answers = task("multirc")
     examples, _ = answers.read(str(write(tmp_path / "a.jsonl", multirc(0, 1), multirc(1, 1), multirc(0))))
