@@ -182,6 +182,16 @@ def test_workers_and_blocks_do_not_change_a_byte(tmp_path, corpus, vocab, expect
     assert published(tmp_path / "out") == expected
 
 
+def test_words_are_the_same_however_few_are_read_at_a_time(tmp_path, vocab):
+    """A byte of their array has eight tokens."""
+    text = write(tmp_path / "text", "stone\nriver\n" * 30)
+    options = {"tokenizer": vocab, "words": "conftest:in_pairs", "documents": "line"}
+    for name, block_bytes in (("many", 1 << 20), ("few", 9)):
+        with patch.object(formats, "BLOCK_BYTES", block_bytes):
+            build(text, tmp_path / name, **options)
+    assert published(tmp_path / "few") == published(tmp_path / "many")
+
+
 def test_directory_name_and_time_change_no_byte_but_in_the_list_of_inputs(tmp_path, corpus, vocab, expected):
     elsewhere = tmp_path / "some" / "other" / "name.txt"
     elsewhere.parent.mkdir(parents=True)

@@ -235,6 +235,14 @@ def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
                 assert plain(encoded) == plain(expected), (first, last, sentences)
 
 
+def test_offsets_have_64_bits(uncased):
+    uncased.prepare()
+    text = np.frombuffer(b"the a" + bytes(records.PADDING), np.uint8)
+    pieces = records.Text(text, *np.array([[0], [5], [-1]]), np.ones(1, np.bool_))
+    _, bounds, _ = uncased._engine.encode(pieces)
+    assert (bounds.tolist(), bounds.dtype) == ([0, 2], np.int64)
+
+
 def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
     """The kernel reads words of 8 and 64 bytes."""
     uncased.prepare()

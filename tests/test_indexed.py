@@ -1,6 +1,7 @@
 """Datasets with an index.json, MDS and litdata: their documents, what is wrong with them, and the real libraries."""
 
 import importlib
+import itertools
 import json
 import random
 import subprocess
@@ -21,6 +22,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.sources import idfile
+from bertdata.sources.idfile import Ids
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.write import import_ids
 
@@ -112,6 +114,17 @@ def test_a_shard_that_was_decompressed_is_read_whatever_its_compression_was(tmp_
         content = raw[shard["raw_data"]["basename"]]
         shard["raw_data"] |= {"bytes": len(content), "hashes": {}}
     assert documents_of(write_all(tmp_path / "in", raw | {"index.json": json.dumps(index).encode()})) == DOCUMENTS
+
+
+@given(blocks=st.lists(st.lists(st.sampled_from([SEP, 10, 11]), max_size=6), max_size=6))
+def test_documents_end_after_a_token_wherever_blocks_do(blocks):
+    """A document may have its ids in several blocks, and a block several documents."""
+    whole, found = [each for block in blocks for each in block], []
+    given_ids = (np.array(block, "<u2") for block in blocks)
+    for some in idfile.ended_by(SEP, (Ids(ids, np.array([0, ids.size]), None, str, 0) for ids in given_ids)):
+        found += [some.ids[a:b].tolist() for a, b in itertools.pairwise(some.documents)]
+    ends = [0, *(number + 1 for number, each in enumerate(whole) if each == SEP), len(whole)]
+    assert found == [whole[a:b] for a, b in itertools.pairwise(dict.fromkeys(ends))]
 
 
 def test_the_commands_read_both(tmp_path, vocab):
