@@ -94,6 +94,18 @@ EQUIVALENT = {
     ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
      "bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))"):
         "they are of some thousand runs",
+    ("bertdata/tokenize/models.py bound: 1 -> 2", '"pairs": np.full(1, records.EMPTY),'):
+        "no pair is found in a table that has none, whatever its size",
+    ("bertdata/tokenize/kernels/tries.py dtype: np.int32 -> np.int64",
+     "first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), "
+     "np.zeros(most, np.int32)"):
+        "they are numbers of nodes, and 32 bits are enough",
+    ("bertdata/sources/blocks.py bound: 12 -> 13",
+     "MOST_PIECES = 1 << 12  # of files in a block: each takes 2 KB beside its text"):
+        "how many come together changes no document",
+    ("bertdata/read/kernels/order.py sign: -1 -> (1)",
+     "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0"):
+        "the other one of the two is still less than any number there is",
     ("bertdata/read/kernels/order.py bound: 1 -> 2", "block_start = np.int64(-(1 << 62))"):
         "that is as far from every position",
     ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
