@@ -75,7 +75,7 @@ def require(
     try:
         if own[0] != choice:
             raise RuntimeError(f"the model computes attention by itself: {own[0]}")
-        with autocast(), limited(own)():
+        with autocast(), limited((choice,))():  # alone: a full row has no mask
             encoder.logits(**{name: tensor.to(device) for name, tensor in piece.items()})
     except RuntimeError as error:
         reason = " ".join(str(error).split()).rstrip(".")
