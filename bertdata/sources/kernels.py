@@ -228,7 +228,7 @@ def lay(data, offsets, text, laid, invalid):
     """Copies the values data[offsets[i] : offsets[i + 1]] to `text`, a newline after each.
 
     text: uint8, PADDING bytes longer than the values and their newlines. laid: int64 [n + 1], where each value begins
-    in `text`. invalid: int64 [n], where its first invalid byte is in the value; -1: it is valid UTF-8.
+    in `text`. invalid: bool [n], whether it is not valid UTF-8.
     """
     p = int64(0)
     for i in range(invalid.size):
@@ -236,8 +236,7 @@ def lay(data, offsets, text, laid, invalid):
         for k in range(offsets[i], offsets[i + 1]):
             text[p] = data[k]
             p += 1
-        bad = first_invalid(text, laid[i], p)
-        invalid[i] = bad - laid[i] if bad >= 0 else -1
+        invalid[i] = first_invalid(text, laid[i], p) >= 0
         text[p] = NEWLINE
         p += 1
     laid[invalid.size] = p

@@ -146,10 +146,10 @@ class Documents:
         data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
         data.setflags(write=False)  # one type for the kernel, whatever the buffer is
         text = padded(int(offsets[-1] - offsets[0]) + size)
-        laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
+        laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.bool_)
         lay(data, offsets, text, laid, invalid)
         none = np.zeros(size, np.int64)
-        return cls(text, laid, starts, none, np.where(invalid < 0, -1, starts), none)
+        return cls(text, laid, starts, none, np.where(invalid, starts, -1), none)
 
 
 _COLUMNS = ("starts", "replaced", "invalid", "inputs")  # members of Documents with a number for each document
