@@ -143,7 +143,7 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
 
     with patch.object(documents, "opened", opened), patch.object(tables, "readable", readable):
         blocks = list(find_blocks(narrowed, units.__contains__))
-    assert read <= sure <= needed
+    assert read == sure <= needed
     every = list(find_blocks(plan, units.__contains__))
     one, other = ([(each.unit, each.decode().text.tobytes()) for each in found] for found in (blocks, every))
     assert one == other
@@ -216,6 +216,22 @@ def test_a_unit_is_finished_when_its_files_are_there(job):
 
     with patch.object(os, "replace", replace):
         assert len(attempt(job, range(3))) == 3
+
+
+def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
+    """The names of its files are on disk before that of its record, and this is there at once."""
+    calls, real = [], os.replace
+
+    def replace(source, target):
+        real(source, target)
+        if Path(target).parent == job.staging:
+            calls.append(Path(target).name)
+
+    with patch.object(os, "replace", replace), patch.object(cluster, "fsync_directory", calls.append):
+        attempt(job, range(1))
+    assert len(calls) > 5
+    assert calls[-3:] == [job.staging, unit_name(0), job.staging]
+    assert job.staging not in calls[:-3]
 
 
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus, monkeypatch):
