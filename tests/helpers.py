@@ -174,7 +174,7 @@ def recorded(root):
     loss of power, those of locks apart; and `holds(path)`, whether all of a file is on disk.
     """
     synced, renames, renamed, pending, unpublished = {}, [], set(), set(), set()
-    fsync, replace, mkdir, rmdir = os.fsync, os.replace, Path.mkdir, Path.rmdir
+    fsync, replace, rename, mkdir, rmdir = os.fsync, os.replace, os.rename, Path.mkdir, Path.rmdir
     records = re.compile(r"(manifest|cache|unit-\d+)\.json")
 
     def state(path):
@@ -213,6 +213,11 @@ def recorded(root):
         renames.append(target)
         return None
 
+    def on_rename(source, target):
+        rename(source, target)
+        if Path(target).resolve().is_relative_to(root):
+            pending.add(str(Path(target).parent.resolve()))
+
     def on_mkdir(path, *args, **kwargs):
         existed = path.exists()
         mkdir(path, *args, **kwargs)
@@ -226,7 +231,8 @@ def recorded(root):
                 assert directory not in unpublished, f"{directory} may have its old manifest and no {path}"
                 is_checkpoint = path in renames and Path(path).is_dir()
                 assert not is_checkpoint or directory not in renamed, f"{path} is removed before the next is on disk"
-                if function is not rmdir:  # an empty directory that comes back does no harm
+                is_known_empty = function is rmdir and str(Path(path).resolve()) not in pending
+                if not is_known_empty:  # an empty directory that comes back does no harm
                     pending.add(directory)
                 for directories in (renamed, pending, unpublished):  # what was inside may be lost
                     directories.difference_update({each for each in directories if Path(each).is_relative_to(path)})
@@ -236,8 +242,8 @@ def recorded(root):
 
     with ExitStack() as patched:
         for owner, name, changed in (
-            (os, "fsync", on_fsync), (os, "replace", on_replace), (Path, "mkdir", on_mkdir),
-            (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(rmdir)),
+            (os, "fsync", on_fsync), (os, "replace", on_replace), (os, "rename", on_rename),
+            (Path, "mkdir", on_mkdir), (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(rmdir)),
             (shutil, "rmtree", removing(shutil.rmtree)),
         ):  # fmt: skip
             patched.enter_context(patch.object(owner, name, changed))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import flip, invoke, refused, succeeds, waited, write, write_all
+from helpers import flip, invoke, recorded, refused, succeeds, waited, write, write_all
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -404,6 +404,15 @@ def test_bench_measures_what_it_says(dataset):
     assert measured["processes"]["pss"] > measured["processes"]["private"] > 0
     assert measured["cold"].keys() == {"blocks", "full"}
     assert bench.text(measured)
+
+
+def test_a_file_is_on_disk_before_it_leaves_memory(tmp_path, monkeypatch):
+    path = write(tmp_path / "file", b"content")
+    with recorded(tmp_path) as disk:
+        monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: dropped.append((arguments[1:], disk.holds(path))))
+        dropped = []
+        bench.evict(tmp_path)
+    assert dropped == [((0, 0, os.POSIX_FADV_DONTNEED), True)]
 
 
 def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):

@@ -19,7 +19,7 @@ from training import FORKS, cannot_read, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain.commands import plot
-from bertrain.lab import finetune, heads, tables
+from bertrain.lab import finetune, heads, seeds, tables
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import pretrained
 from bertrain.run import checkpoint
@@ -218,6 +218,11 @@ def test_a_seed_survives_a_loss_of_power(command, tmp_path):
     assert {seed / "model.safetensors", seed / "seed.json", seed / "tokenizer.json"} <= {*files}
     assert all(map(disk.holds, files))
     assert disk.renames[-2:] == [seed, tmp_path / "out" / "result.json"]
+    assert not disk.pending
+    (seed / "model.safetensors").write_bytes(b"")
+    with helpers.recorded(tmp_path) as disk:
+        assert seeds.finished(tmp_path / "out", 0) is None
+    assert (seed.with_name("damaged-seed-0") / "seed.json").exists()
     assert not disk.pending
 
 

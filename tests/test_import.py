@@ -38,7 +38,7 @@ from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
-from bertdata.write import build, export, import_ids
+from bertdata.write import build, export, exporting, import_ids
 from bertdata.write import kernels as build_kernels
 
 SEP, MASK, PAD = 3, 4, 0
@@ -646,7 +646,10 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
         names = {path.name for path in tmp_path.glob("b.*")}
         assert names == (set() if number < 6 else {"b.bin", "b.idx"})
     os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")  # as a kill between the two names leaves them
-    export(dataset, tmp_path / "b", format="megatron")
+    with recorded(tmp_path) as disk, pytest.MonkeyPatch.context() as patch:
+        new = exporting._written
+        patch.setattr(exporting, "_written", lambda path: new(path) if not disk.pending else None)
+        export(dataset, tmp_path / "b", format="megatron")
     (tmp_path / "b.bin.tmp").write_text("of a kill before the first name")
     os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")
     with refuses("out-exists", "out", given=str(tmp_path / "b.bin")):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SPECIALS, built
 from families import fast
-from helpers import contents, flip, invoke, json_of, refused, refuses, succeeds, write
+from helpers import contents, flip, invoke, json_of, recorded, refused, refuses, succeeds, write
 from training import (
     QUIET,
     TINY,
@@ -37,7 +37,7 @@ from bertdata.write import build
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import checkpoint, rundir
+from bertrain.run import card, checkpoint, rundir
 from bertrain.run.training import Training
 
 
@@ -126,6 +126,14 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     )
     assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
     assert names(copied, "damaged-*") == ["damaged-00000005", "damaged-00000006", "damaged-by-me"]
+
+
+def test_a_damaged_checkpoint_stays_aside_after_a_loss_of_power(copied):
+    (copied / "step-00000006" / "optimizer.pt").unlink()
+    with recorded(copied.parent) as disk:
+        choice = rundir.choose(copied, print)
+    assert (choice.path, names(copied, "damaged-*")) == (copied / "step-00000005", ["damaged-00000006"])
+    assert not disk.pending
 
 
 def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tmp_path):
@@ -306,6 +314,7 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
 def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change):
     trainer = copied / "step-00000006" / "trainer.json"
     saved = json.loads(trainer.read_text())
+    assert saved["versions"] == card.versions()
     trainer.write_text(json.dumps(saved | {"version": 0} if change == "version" else saved | {"later": 1}))
     seal(trainer.parent)
     assert "trainer.json" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence

@@ -91,6 +91,15 @@ def test_checkpoints_survive_a_loss_of_power(dataset, finished, tmp_path, is_ada
     assert (steps[-1] / "adapter").is_dir() == is_adapter
 
 
+def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
+    with recorded(tmp_path) as disk, checkpoint.whole(tmp_path / "out" / "model") as temporary:
+        for name in ("config.json", "adapter/adapter_config.json", "adapter/default/weights"):
+            (temporary / name).parent.mkdir(exist_ok=True)
+            (temporary / name).write_text("{}")
+    assert not disk.pending
+    assert all(map(disk.holds, (tmp_path / "out" / "model").rglob("*")))
+
+
 def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path, monkeypatch):
     log, synced, steps, seal = tmp_path / "run" / "log.jsonl", [b""], [], checkpoint._seal
 
