@@ -22,14 +22,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
 from bertrain import pretrain
-from bertrain.commands import doctor, evaluate
-from bertrain.lab import finetune
+from bertrain.commands import doctor, evaluate, pairs
+from bertrain.lab import augment, finetune
 from bertrain.lab.distillation import teacher
 from bertrain.models import build as models
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, rundir
+from bertrain.run import assemble, checkpoint, rundir, watch
 from bertrain.run import evaluate as evaluation
 from bertrain.runtime import stop
 
@@ -206,12 +206,13 @@ def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_p
     bars = []
 
     class Bar(tqdm):
-        def __init__(self, **options):
-            super().__init__(**options | {"file": io.StringIO(), "disable": False})
+        def __init__(self, *iterable, **options):
+            super().__init__(*iterable, **options | {"file": io.StringIO(), "disable": False})
             bars.append(self)
 
-    for module in (evaluation, finetune, teacher):
+    for module in (evaluation, finetune, teacher, augment, pairs, watch):
         monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(evaluation, "ROWS", 4)
     common = ["--checkpoint", bert_run, "--data", dataset.path]
     stated = json_of(evaluate.main, *common)
     table = succeeds(evaluate.main, *common).stdout
@@ -219,11 +220,22 @@ def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_p
     assert not table.rstrip().endswith("}")
     good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
     assert not tune(bert_run, tmp_path, good, "--batch-size", 10).stdout.rstrip().endswith("}")
+    tuned = tmp_path / "out" / "seed-0"
+    assert invoke(finetune.main, *tuning(bert_run, good, tmp_path / "taught", "--teacher", tuned)).exit_code == 0
     arguments = ["--model", bert_run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
     succeeds(teacher.main, *arguments, "--max-samples", 50, "--unit-samples", 20, "--top-k", 4)
-    assert len(bars) == 4
-    assert all(bar.n == bar.total > 0 for bar in bars), [(bar.n, bar.total) for bar in bars]
-    assert [bar.total for bar in bars[2:]] == [4, 3]
+    succeeds(augment.main, "--checkpoint", bert_run, "--train", good, "--out", tmp_path / "more.tsv")
+    compared = write(tmp_path / "pairs.jsonl", '{"good": "the river", "bad": "river the"}')
+    succeeds(evaluate.main, "--checkpoint", bert_run, "--pairs", compared)
+    train(dataset.path, tmp_path / "run", steps=3, eval_every=0, model="bert-tiny")
+    seen = [(bar.desc.rstrip(": "), bar.unit, bar.unit_scale, bar.total) for bar in bars]
+    assert seen == [
+        *[("", "sample", False, stated["samples"])] * 2, ("seed 0", "step", False, 4), ("teacher", "batch", False, 1),
+        ("seed 0", "step", False, 2), ("", "unit", False, 3), ("propose", "word", True, 2), ("write", "row", True, 40),
+        ("", "token", True, 4), ("", "step", False, 3), ("", "sample", False, stated["samples"]),
+    ]  # fmt: skip
+    assert [bar.n for bar in bars] == [bar.total for bar in bars]
+    assert stated["samples"] > 12
 
 
 def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
