@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LETTERS, make_text
+from conftest import LETTERS, SPECIALS, make_text
 from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write_all
 
 import bertdata
@@ -18,7 +18,7 @@ from bertdata.cli import main
 from bertdata.errors import BuildError
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
-from bertdata.tokenize.train import TRAINERS
+from bertdata.tokenize.train import TRAINERS, _reproducible
 from bertdata.write import build, train_tokenizer
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -98,6 +98,18 @@ def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
         found.add(python("-c", program, environment=environment))
     assert len(found) == 1
     assert len(set(found.pop().split("\n"))) == 2 * len(TRAINERS) + 2
+
+
+def test_the_characters_that_a_unigram_gets_back_have_the_scores_of_the_trainer_in_their_own_order():
+    learned, back = [["ab", -1.25], ["a", -2.5], ["b", -3.0]], "cdefghijklmnopq"
+    scores = [-9.0 + 1e-4 * number for number in range(len(back))]
+    found = set()
+    for seed in range(4):
+        order = random.Random(seed).sample(back, len(back))
+        pieces = [[token, 0.0] for token in SPECIALS] + learned + [[*pair] for pair in zip(order, scores, strict=True)]
+        found.add(tuple(map(tuple, _reproducible(pieces)[len(SPECIALS) :])))
+    by_score = sorted(zip((-round(score, 3) for score in scores), back, strict=True))
+    assert found == {(*map(tuple, learned), *((token, -score) for score, token in by_score))}
 
 
 def test_one_name_is_an_input(tmp_path, corpus):
