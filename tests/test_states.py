@@ -604,4 +604,4 @@ def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
 @pytest.mark.slow
 def test_hundreds_of_steps_are_what_the_model_says():
     """tools/states.py makes many thousands."""
-    assert sum(campaign(7).values()) > 120
+    assert sum(campaign(5).values()) > 80

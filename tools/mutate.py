@@ -111,6 +111,15 @@ EQUIVALENT = {
     ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
      "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))"):
         "they are bytes",
+    ("bertdata/tokenize/words.py dtype: np.uint8 -> np.uint16",
+     "ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)"):
+        "they have 8 bits, and the kernels take numbers of any size",
+    ("bertdata/tokenize/added.py dropped term: blurs and b < 128 and self._hazard(b) > 0 -> (self._hazard(b) > 0)",
+     "watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])"):
+        "a byte that is watched for nothing takes time alone",
+    ("bertdata/read/stream.py dtype: np.uint8 -> np.uint16",
+     "inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word"):
+        "they are 0 and 1, and the kernels take numbers of any size",
 }  # fmt: skip
 """Mutation without its line's number, and the text of its line → why no test can see it."""
 
