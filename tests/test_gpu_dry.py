@@ -64,7 +64,17 @@ CASES = {
     if not packed or FAMILIES[config_of(name).model_type].isolation
 }
 """Models, and whether their rows are packed, by name."""
-EVERY_CASE = pytest.mark.parametrize(("name", "packed"), CASES.values(), ids=CASES)
+
+
+def marks_of(name):
+    """A larger model of a family that is tried already is one for `make gpu-dry`."""
+    return pytest.mark.dry if name.endswith("-large") else ()
+
+
+EVERY_CASE = pytest.mark.parametrize(
+    ("name", "packed"), [pytest.param(*case, id=id, marks=marks_of(case[0])) for id, case in CASES.items()]
+)
+EVERY_MODEL = pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in LENGTHS])
 
 
 @pytest.fixture(scope="module")
@@ -283,12 +293,12 @@ def bytes_saved(name, web):
     return total / (ROWS * LENGTHS[name] * module.model.config.num_hidden_layers)
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@EVERY_MODEL
 def test_what_is_kept_for_the_backward_pass(web, name):
     assert 0.9 * SAVED[name] < bytes_saved(name, web) < SAVED[name]
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@EVERY_MODEL
 def test_operations_are_those_that_torch_counts_at_real_sizes(web, monkeypatch, name):
     with fakes(monkeypatch, CPU):
         training = training_of(name, web, CPU)
