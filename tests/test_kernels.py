@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
+from reference import bytes64, keys
 from reference import documents as reference
-from reference import keys
 
 from bertdata import Loader
 from bertdata.bits import are_equal128, keep_masked, load64, store64
@@ -295,14 +295,33 @@ def test_words_are_counted_as_the_reference_counts_them(texts):
     assert counts.tolist() == [reference.num_words(text) for text in texts]
 
 
+BYTES = st.integers(0, 255)
+PARTS = [
+    b"'s",
+    b"'S",
+    b"'LL",
+    b"'re",
+    b"'Ve",
+    b"'\xc5\xbf",
+    b"-N",
+    b"In",
+    b"\0",
+    b"\r\n",
+    b"a ",
+    b"Zz",
+    b"9/:",
+    b"@[`{~\x7f",
+]
+
+
 @njit
-def words_at(data, place, ranges):
-    """What all operations on 64 bytes at a time find at an offset of an array; most give a bit for each byte."""
+def words_at(data, place, ranges, byte, fold):
+    """What all operations on 64 bytes at a time find at an offset of an array; all but the first give a bit a byte."""
     sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
-    stops = ascii_stops64(data, place), in_ranges64(data, place, ranges)
-    others = load64(data, place), _special64(data, place), _spaces64(data, place), _equal64(data, place, np.uint8(97))
-    of_bytes = _classes64(data, place) + _contractions64(data, place, np.uint64(32))
-    return (*sets, *stops, leads64(data, place), *others, *of_bytes)
+    stops = ascii_stops64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
+    others = _special64(data, place), _spaces64(data, place), _equal64(data, place, byte)
+    of_bytes = _classes64(data, place) + _contractions64(data, place, fold)
+    return (load64(data, place), *sets, *stops, *others, *of_bytes)
 
 
 @njit
@@ -353,14 +372,30 @@ def test_sixteen_bytes_are_masked_kept_and_compared(text, mask, place, bit):
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@given(
+    st.lists(st.one_of(st.sampled_from(PARTS), st.binary(min_size=1, max_size=4)), min_size=64, max_size=80),
+    st.integers(0, 60), st.lists(st.tuples(BYTES, BYTES), min_size=4, max_size=4), BYTES, st.sampled_from([0, 32]),
+)  # fmt: skip
+@example([bytes(range(256))], 0, [(0, 0)] * 4, 0, 0)
+@example([bytes(range(256))], 64, [(70, 0), (72, 0), (74, 4), (80, 255)], 97, 32)
+@example([bytes(range(256))], 128, [(200, 100), (130, 0), (131, 1), (140, 9)], 255, 0)
+@example([bytes(range(256))], 192, [(255, 0), (254, 0), (253, 0), (200, 7)], 192, 0)
+def test_operations_on_64_bytes_are_those_on_each(parts, place, ranges, byte, fold):
+    data, pairs = np.frombuffer(b"".join(parts) + bytes(PADDING), np.uint8), np.array(ranges, np.uint8)
+    found = words_at(data, place, pairs, np.uint8(byte), np.uint64(fold))
+    assert found == bytes64.words_at(data, place, pairs, byte, fold)
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_offsets_of_bytes_may_be_beyond_4_gb():
     """As those of a large file that is mapped into memory. Zeros that are not written take no memory."""
     text = "I'll eat; it's -N, In\tthe Year\n2026 é\0".encode() * 4
     far, near, ranges = 2**32, np.frombuffer(text, np.uint8), np.array([[97, 3], [48, 9], [10, 0], [65, 25]], np.uint8)
     data = np.zeros(far + 2 * len(text), np.uint8)
     data[far : far + len(text)] = near
-    assert words_at(data, far, ranges) == words_at(near, 0, ranges)
-    assert all(words_at(near, 0, ranges))
+    more = ranges, np.uint8(97), np.uint64(32)
+    assert words_at(data, far, *more) == words_at(near, 0, *more)
+    assert all(words_at(near, 0, *more))
     start = far + len(text)
     expected = tuple(sum(1 << k for k in range(64) if is_set(text[k])) for is_set in (b"\n".__contains__, (127).__lt__))
     assert copied(near, 0, data, start) == copied(data, far, np.zeros(72, np.uint8), 0) == expected

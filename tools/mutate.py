@@ -9,8 +9,8 @@ Six kinds of mutation, the same number of each, at places that a seeded generato
 bound, a missing fsync, a dtype, a dropped term, and an option that is ignored; never an annotation. Each is tried in a
 copy of the project: first the fast tests that execute the line (all fast tests for a line that only fixtures and
 imports execute), then the slow tests, unless --fast leaves these out. Python does not see which lines of a compiled
-kernel are executed: all of them count, and KERNEL_TESTS names their tests. A mutation that changes nothing that a test
-could see is listed in EQUIVALENT with the reason.
+kernel are executed: all of them count, and KERNEL_TESTS names the tests of files that are compiled. A mutation that
+changes nothing that a test could see is listed in EQUIVALENT with the reason.
 
 Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
 """
@@ -37,12 +37,13 @@ ROOT = Path(__file__).parent.parent
 FAST, SLOW = "not slow and not gpu and not dry and not outside", "slow and not gpu"
 LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
-    "bertdata/read/kernels": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
-    "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
-    "bertdata/tokenize/kernels": ["engine", "words", "tokens", "text", "kernels", "build"],
-    "bertdata/write": ["kernels", "build", "import", "prepare"],
+    "bertdata/bits.py": ["kernels", "text", "engine", "words"],
+    "bertdata/read/kernels/": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
+    "bertdata/sources/kernels.py": ["text", "inputs", "split", "import", "kernels"],
+    "bertdata/tokenize/kernels/": ["engine", "words", "tokens", "text", "kernels", "build"],
+    "bertdata/write/kernels.py": ["kernels", "build", "import", "prepare"],
 }
-"""Folder of kernels -> the files of their tests."""
+"""A file of kernels, or a folder of such -> the files of their tests."""
 COMPILED = ("jit", "part", "inline")
 """Decorators of functions that are compiled."""
 EQUIVALENT = {
@@ -273,7 +274,7 @@ def drawn(executed: dict[str, dict[str, list[str]]], count: int, seed: int) -> l
 def copy_of_project(folder: Path) -> Path:
     """A copy with the compiled kernels of the project's own tests, whose files keep their times."""
     copy = folder / "project"
-    left_out = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "site", "dist", ".bench")
+    left_out = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", "*.egg-info", "site", "dist", ".bench")
     shutil.copytree(ROOT, copy, ignore=left_out)
     return copy
 
@@ -381,9 +382,9 @@ def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes:
         has_result = str(mutation) in known and (fast or known[str(mutation)] != "not fast")
         if has_result or str(mutation) in unseen or time.monotonic() - begun > 60 * minutes:
             continue
-        tests = executed.get(mutation.file, {}).get(str(mutation.line))
-        if not tests:
-            tests = [f"tests/test_{name}.py" for name in KERNEL_TESTS.get(str(Path(mutation.file).parent), [])]
+        of_kernel = [names for path, names in KERNEL_TESTS.items() if mutation.file.startswith(path)]
+        tests = [f"tests/test_{name}.py" for names in of_kernel for name in names]
+        tests = tests or executed.get(mutation.file, {}).get(str(mutation.line), [])
         by = found_by(mutation, tests, with_slow=not fast, workers=workers)
         with open(results, "a") as file:
             file.write(json.dumps({"mutation": str(mutation), "found by": by}) + "\n")
