@@ -23,8 +23,10 @@ from bertdata.sources.kernels import PADDING, _copy_line, _special64
 from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
     ascii_stops64,
+    decoded,
     in_ranges64,
     leads64,
+    least32,
     outside64,
     write_places,
 )
@@ -384,6 +386,28 @@ def test_operations_on_64_bytes_are_those_on_each(parts, place, ranges, byte, fo
     data, pairs = np.frombuffer(b"".join(parts) + bytes(PADDING), np.uint8), np.array(ranges, np.uint8)
     found = words_at(data, place, pairs, np.uint8(byte), np.uint64(fold))
     assert found == bytes64.words_at(data, place, pairs, byte, fold)
+
+
+@njit
+def points_of(text, size, points):
+    """Writes the code points of text[:size] one after the other."""
+    i = k = 0
+    while i < size:
+        points[k], width = decoded(text, i)
+        i, k = i + width, k + 1
+
+
+def test_every_code_point_is_decoded():
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    points, text = np.zeros(len(every), np.int64), every.encode()
+    points_of(np.frombuffer(text + bytes(PADDING), np.uint8), len(text), points)
+    assert np.array_equal(points, np.frombuffer(every.encode("utf-32-le"), np.uint32))
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=32, max_size=32))
+def test_the_least_of_32_numbers(numbers):
+    assert called(least32)(np.array(numbers, np.int32)) == min(numbers)
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")

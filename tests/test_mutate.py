@@ -16,3 +16,11 @@ def test_a_name_of_no_mutation_is_refused(monkeypatch):
         mutate.equivalent()
     _, *names = caught.value.message.splitlines()
     assert names == [f"{change} in {line}  # edited"]
+
+
+def test_what_changes_speed_or_types_alone_is_no_mutation():
+    plain, compiled = "@jit(nogil=True, cache=False)\ndef f(x: Literal[1] = 2): ...", "@cache(size=4)\ndef f(): ..."
+    assert [(each.old, each.new) for each in mutate.mutations_of("a.py", plain)] == [("2", "3")]
+    assert {each.kind for each in mutate.mutations_of("a.py", compiled)} == {"ignored option", "bound"}
+    assert mutate.lines_of_kernels(plain) == {2}
+    assert mutate.lines_of_kernels(compiled) == set()

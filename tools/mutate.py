@@ -6,11 +6,11 @@
     python tools/mutate.py table mutations.json                how many were found, and those that were not
 
 Six kinds of mutation, the same number of each, at places that a seeded generator draws from executed lines: a sign, a
-bound, a missing fsync, a dtype, a dropped term, and an option that is ignored; never an annotation. Each is tried in a
-copy of the project: first the fast tests that execute the line (all fast tests for a line that only fixtures and
-imports execute), then the slow tests, unless --fast leaves these out. Python does not see which lines of a compiled
-kernel are executed: all of them count, and KERNEL_TESTS names the tests of files that are compiled. A mutation that
-changes nothing that a test could see is listed in EQUIVALENT with the reason.
+bound, a missing fsync, a dtype, a dropped term, and an option that is ignored; never an annotation, nor the options of
+compiling. Each is tried in a copy of the project: first the fast tests that execute the line (all fast tests for a
+line that only fixtures and imports execute), then the slow tests, unless --fast leaves these out. Python does not see
+which lines of a compiled kernel are executed: all of them count, and KERNEL_TESTS names the tests of files that are
+compiled. A mutation that changes nothing that a test could see is listed in EQUIVALENT with the reason.
 
 Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
 """
@@ -177,9 +177,9 @@ def mutations_of(file: str, source: str) -> Iterator[Mutation]:
         return f"({ast.unparse(node)})"
 
     tree = ast.parse(source)
-    annotations = {id(part) for node in ast.walk(tree) for part in _annotations(node)}
+    left_out = {id(part) for node in ast.walk(tree) for part in (*_annotations(node), *_compiling(node))}
     for node in ast.walk(tree):
-        if id(node) in annotations:
+        if id(node) in left_out:
             continue
         match node:
             case ast.BinOp(left=left, op=op, right=right) if not _is_text(node):
@@ -215,6 +215,13 @@ def _annotations(node: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(part)
 
 
+def _compiling(node: ast.AST) -> Iterator[ast.AST]:
+    """The decorators that compile, whose options change the speed alone."""
+    for part in getattr(node, "decorator_list", []):
+        if ast.unparse(part).partition("(")[0] in COMPILED:
+            yield from ast.walk(part)
+
+
 def _is_text(node: ast.BinOp) -> bool:
     texts = (ast.JoinedStr, ast.Constant)
     return any(isinstance(side, texts) and not isinstance(getattr(side, "value", None), int | float)
@@ -224,9 +231,7 @@ def _is_text(node: ast.BinOp) -> bool:
 def lines_of_kernels(source: str) -> set[int]:
     """The lines of functions that are compiled."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    compiled = [
-        node for node in functions for item in node.decorator_list if ast.unparse(item).partition("(")[0] in COMPILED
-    ]
+    compiled = [node for node in functions if any(_compiling(node))]
     return {line for node in compiled for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
 
 
