@@ -121,6 +121,13 @@ EQUIVALENT = {
     ("bertdata/read/stream.py dtype: np.uint8 -> np.uint16",
      "inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word"):
         "they are 0 and 1, and the kernels take numbers of any size",
+    ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
+     "other = np.int64(below32(bits, uint64(place + 1)))"):
+        "it is a place in a block",
+    ("bertdata/sources/buffer.py sign: formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4 -> "
+     "(formats.BLOCK_BYTES - formats.BLOCK_BYTES // 4)",
+     "size = formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4"):
+        "a buffer that is too small is made larger when more is read",
 }  # fmt: skip
 """Mutation without its line's number, and the text of its line → why no test can see it."""
 
