@@ -55,7 +55,8 @@ class Cutting:
         self.byte_level = False  # whether words reach the model as letters that stand for bytes
         self.cut_bytes: list[Node] = []  # of the rules that cut words of such letters: what cuts
         self.marks_spaces = False  # whether a space reaches the model as SPACE
-        self.joins_spaces = False  # whether several spaces are one
+        self.joins_spaces = False  # whether the rules take several spaces for one
+        self.collapses = False  # whether the normalizer leaves one of several spaces that a word may have
 
     def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None) -> None:
         """cutting: the part of the rule that decides where words end, if not all of it."""
@@ -111,8 +112,8 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
             raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
     if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
         raise Unsupported("its normalizer puts another character in place of several spaces")
-    forms.collapses &= bool(Rules(cut.nodes[:1]).matches(" ")[0])  # else no word has a space
-    if forms.collapses and not cut.joins_spaces:
+    cut.collapses = forms.collapses and bool(Rules(cut.nodes[:1]).matches(" ")[0])  # else no word has a space
+    if cut.collapses and not cut.joins_spaces:
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
 
@@ -224,6 +225,7 @@ class Words(Engine):
         self.forms = Forms(content.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(content.get("pre_tokenizer"), self.forms, content["model"])
+        self.forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         if "unk_id" in content["model"]:  # the library reads scores from JSON with an error in the last bit
