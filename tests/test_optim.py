@@ -122,6 +122,13 @@ def test_the_mean_of_a_run_that_is_done_when_it_begins_is_written(dataset, tmp_p
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
+def test_a_finished_run_needs_no_mean_that_is_not_asked_for(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=0.3)
+    shutil.rmtree(tmp_path / "run" / "average-00000003")
+    train(dataset.path, tmp_path / "run", **QUIET, steps=3)
+    assert not list((tmp_path / "run").glob("average-*"))
+
+
 # ---------------------------------------------------------------------------------------------------------------- Muon
 
 

@@ -275,8 +275,8 @@ class Records:
     def _finish(self) -> None:
         """Writes the mean if it is not there, as in a run that was done when it began, and the cards."""
         self.writer.wait()
-        saved, name = self.writer.saved, f"{rundir.AVERAGE}{self._run.step:08d}"
-        if saved and (saved / checkpoint.AVERAGE_FILE).exists() and not (self._run.out / name).exists():
+        average, name = self._run.training.average, f"{rundir.AVERAGE}{self._run.step:08d}"
+        if self.writer.saved and average and average.count and not (self._run.out / name).exists():
             self.writer.save(self._run.learner.model, {name: self._contents()[name]}, required=True)
         self._renew_cards()
 
