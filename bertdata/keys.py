@@ -5,7 +5,7 @@ docs/determinism.md defines both.
 
 from __future__ import annotations
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require_integer
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -31,11 +31,12 @@ def key(seed: int, purpose_name: str, *words: int) -> int:
     >>> key(1, "init", 0) == key(0, "init", 1)
     False
     """
-    for word in (seed, *words):
+    seed, *others = (require_integer("seed", word) for word in (seed, *words))
+    for word in (seed, *others):
         if not 0 <= word <= _MASK:
             sentence = f"a key is made with {word}; give a seed and words from 0 to 2**64 - 1"
             raise UsageError(sentence, "out-of-range", option="seed", given=word)
-    return absorbed(seed, purpose(purpose_name), *words)
+    return absorbed(seed, purpose(purpose_name), *others)
 
 
 def absorbed(*words: int) -> int:

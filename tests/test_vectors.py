@@ -24,7 +24,7 @@ VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 @pytest.mark.parametrize(
     ("words", "option", "given"),
     [((0, "augment-a"), "purpose_name", "augment-a"), ((0, ""), "purpose_name", ""), ((0, "é"), "purpose_name", "é"),
-     ((-1, "init"), "seed", -1), ((0, "init", 2**64), "seed", 2**64)],
+     ((-1, "init"), "seed", -1), ((0, "init", 2**64), "seed", 2**64), ((0.5, "init"), "seed", 0.5)],
 )  # fmt: skip
 def test_keys_that_would_be_equal_are_refused(words, option, given):
     """Eight bytes of a name and 64 bits of a number make a key."""
@@ -33,6 +33,7 @@ def test_keys_that_would_be_equal_are_refused(words, option, given):
 
 
 def test_keys_and_draws():
+    assert bertdata.key(np.int64(1), "init", np.uint64(2)) == bertdata.key(1, "init", 2)
     for x, mixed in VECTORS["mix"]:
         assert keys.mix(x) == int(draws.mix(np.uint64(x))) == mixed
     for (seed, purpose, *words), value in VECTORS["key"]:
