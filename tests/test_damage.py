@@ -99,7 +99,13 @@ def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(da
     for wrong in (
         *({name: "x"} for name in saved if name != "version"),
         {"version": 2},
-        {"phase": 2},  # of one
+        *({name: -1} for name in ("step", "tokens")),
+        *({"phase": number} for number in (0, 2)),  # of one
+        {"streams": {"x 32": -1}},
+        *({"since_entry": {"mlm": sums}} for sums in ([], [1], [1, "x"], 5)),
+        *({"read": [entry]} for entry in ({}, 3, {"stream": 3})),
+        {"seconds": {"trained": "x"}},
+        {"phases": [{"stop": 4, "methods": []}]},
         {"phases": [1]},
         {"phases": [{"stop": "4", "methods": {}}]},
         {"phases": [{"stop": 4}]},

@@ -20,7 +20,8 @@ OPTIONS = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4, "
 def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
     given = OPTIONS | {"steps": 10, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "clip_norm": 1e6,
                        "optimizer": "adamw", "lr": 1e-3, "save_every": 100}  # fmt: skip
-    ours = [entry["loss"] for entry in train(dataset.path, tmp_path / "run", **given) if "loss" in entry]
+    log = train(dataset.path, tmp_path / "run", **given)
+    ours = [(entry["loss"], entry["accuracy"]) for entry in log if "loss" in entry]
     config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     run = run_of(config)
     run.watch.close()
@@ -35,15 +36,18 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
         text = ids.where(labels == bertdata.IGNORE_INDEX, labels)
         may_be_masked = ~torch.isin(text, torch.tensor([*special.special_ids, special.unk]))
         assert (ids[labels != bertdata.IGNORE_INDEX] == special.mask).all()
-        total = torch.zeros(())
+        total, right = torch.zeros(()), torch.zeros(())
         for row in range(len(ids)):
             output = model(input_ids=ids[None, row], labels=labels[None, row])  # the mean over the masked tokens
             total = total + output.loss * may_be_masked[row].sum()
+            is_masked = labels[row] != bertdata.IGNORE_INDEX
+            is_right = (output.logits[0].argmax(-1) == labels[row])[is_masked].float()
+            right = right + is_right.mean() * may_be_masked[row].sum()
         loss = total / may_be_masked.sum()
         adamw.zero_grad()
         loss.backward()
         adamw.step()
-        expected.append(loss.item())
+        expected.append((loss.item(), (right / may_be_masked.sum()).item()))
     assert np.allclose(ours, expected, rtol=0, atol=1e-5)
 
 

@@ -275,3 +275,9 @@ def test_scaled_and_frozen_runs_resume_to_the_bit_and_refuse_other_scales(
     for other in (["Wqkv=0.5"], []):
         given = options | {"lr_scale": other}
         refused_run(dataset.path, tmp_path / "run", **given, kind="other-settings", option="lr_scale")
+
+
+def test_a_run_that_stopped_where_it_grows_has_the_growth_once_in_its_log(dataset, tmp_path):
+    options = QUIET | {"steps": 4, "phase": changing(0.5, layers=[1, None])}
+    log = train_twice(dataset.path, tmp_path / "run", 2, **options)
+    assert [entry["step"] for entry in log if "change" in entry] == [2]

@@ -8,6 +8,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from conftest import SPECIAL
 from families import model_of
 from helpers import refuses
 from huggingface_hub import errors
@@ -241,3 +242,22 @@ def test_an_evaluation_reads_no_tokenizer(dataset, tmp_path):
     (tmp_path / "shards" / "tokenizer.json").unlink()
     result = evaluate(learner(model_of(TINY, shards)), shards, ALONE, split="validation", length=32)
     assert 0 <= result["same_token"] < shards.special_tokens.vocab_size
+
+
+PRESETS = {
+    "bert-tiny": (2, 128, 512), "bert-mini": (4, 256, 1024), "bert-small": (4, 512, 2048),
+    "bert-base": (12, 768, 3072), "bert-large": (24, 1024, 4096), "modernbert-tiny": (2, 128, 256),
+    "modernbert-small": (6, 384, 576), "modernbert-base": (22, 768, 1152),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", families.PRESETS)
+def test_a_preset_has_its_published_sizes(name):
+    config, is_modern = families.preset(name, SPECIAL, length=32), name.startswith("modern")
+    sizes = (config.num_hidden_layers, config.hidden_size, config.intermediate_size)
+    assert (*sizes, config.num_attention_heads) == (*PRESETS[name], sizes[1] // 64)
+    assert config.max_position_embeddings == (8192 if is_modern else 512)
+    assert families.preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
+    if is_modern:
+        assert (config.cls_token_id, config.sep_token_id, config.classifier_pooling) == (2, 3, "mean")
+        assert ("sliding_attention" in config.layer_types) == (name == "modernbert-base")

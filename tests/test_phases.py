@@ -42,7 +42,7 @@ from bertrain import optim, pretrain
 from bertrain.commands import doctor, plan
 from bertrain.models import build, pretrained, rotary
 from bertrain.options.config import Config
-from bertrain.run import assemble, state
+from bertrain.run import assemble, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.phases import check_begun, resolve
 from bertrain.run.state import TrainState
@@ -652,11 +652,40 @@ def test_the_last_part_of_wsd_is_exact():
     assert [rate < 1 for rate in rates].index(True) == 94  # the first of the seven has 1 − sqrt(0)
 
 
+def test_a_mean_takes_in_no_weights_from_before_the_model_changes():
+    options = {"data": "x", "steps": 10, "phase": changing(0.5, trains=["layer", None])}
+    assert len(resolve(Config.of(**options, average=0.5), SIZES)) == 2
+    with refuses("out-of-range", "average", given=0.51, says="at most 0.5"):
+        resolve(Config.of(**options, average=0.51), SIZES)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(40, 40), (41, 4)])
+def test_a_warm_up_longer_than_its_schedule_becomes_a_tenth_of_it(asked, taken):
+    (phase,) = resolve(Config.of(data="x", steps=40, warmup_steps=asked), SIZES)
+    assert (phase.rate.warmup_steps, phase.rate.asked) == (taken, asked)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90s", 90), ("1.5m", 90), ("2h", 7200), ("3d", 259_200)])
+def test_a_time_is_so_many_seconds(given, seconds):
+    assert Config.of(data="x", budget=given).seconds == seconds
+    assert Config.of(data="x", phase=[{"time": given}, {"time": given}]).seconds == 2 * seconds
+
+
+@pytest.mark.parametrize(
+    ("more", "needed"),
+    [({}, 4 * (4 * 10 + 8 * 6)), ({"average": 0.5}, 4 * (4 * 10 + 12 * 6) + 4 * 10),
+     ({"save_at": ["tokens=1,2"]}, 6 * (4 * 10 + 8 * 6))],
+)  # fmt: skip
+def test_the_space_of_few_checkpoints_is_counted_to_the_byte(more, needed):
+    """Of a model of ten parameters, of which six are trained."""
+    assert rundir.needed_space(Config.of(data="x", keep=3, **more), 10, 6)[1] == needed
+
+
 def test_milestones_stay(dataset, tmp_path):
     """A step reads 192 tokens, and words in the share of the epoch that it reads."""
     words = dataset.manifest.counts["words"]["train"]
     samples = assemble.loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
-    marks = ["tokens=200,900", f"words={words * 19 // samples + 1}"]  # steps 2 and 5; within step 4
+    marks = ["tokens=384,900", f"words={words * 19 // samples + 1}"]  # the end of step 2, and step 5; within step 4
     options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
     train(dataset.path, tmp_path / "run", **options)
     assert sorted(int(path.name[5:]) for path in (tmp_path / "run").glob("step-*")) == [2, 4, 5, 8]

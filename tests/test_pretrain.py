@@ -152,8 +152,11 @@ def test_a_run_never_begins_anew_beside_checkpoints(dataset, tmp_path):
     out = tmp_path / "run"
     train(dataset.path, out, steps=2, **QUIET | {"save_every": 1})
     log = (out / "log.jsonl").read_bytes()
-    for step in (1, 2):
-        (out / f"step-0000000{step}" / "checkpoint.json").write_text('{"files": {}}')
+    for step, name in ((1, "config.json"), (2, "model.safetensors")):
+        index = out / f"step-0000000{step}" / "checkpoint.json"
+        files = json.loads(index.read_bytes())["files"]
+        del files[name]
+        index.write_text(json.dumps({"files": files}))
     refused(pretrain_main, *flags(dataset.path, out, steps=2, **QUIET), kind="damaged", option="out")
     assert names(out) == ["step-00000001", "step-00000002"]
     assert (out / "log.jsonl").read_bytes() == log

@@ -1,5 +1,6 @@
 """What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
 
+import errno
 import io
 import json
 import os
@@ -245,6 +246,17 @@ def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
         sentence = refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **options).sentence
         result = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options))
         assert (result.exit_code, result.stdout.splitlines()[-1].endswith(sentence)) == (1, True)
+
+
+def test_a_signal_whose_checkpoint_cannot_be_written_ends_in_an_error(dataset, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.pt")
+
+    at_step(monkeypatch, "next_batch", 1, lambda: interrupt(signal.SIGTERM))
+    monkeypatch.setattr(torch, "save", full)
+    options = {"steps": 9, "save_every": 100, "eval_every": 0, "model": "bert-tiny"}
+    result = invoke(pretrain.main, *flags(dataset.path, tmp_path / "run", **options))
+    assert (result.exit_code, "optimizer.pt" in result.stderr.splitlines()[-1]) == (1, True)
 
 
 def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monkeypatch):

@@ -337,6 +337,12 @@ def test_a_pass_on_a_gpu_has_a_limit_of_tokens(length, rows):
 OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 samples, whatever their length
 
 
+def test_a_step_may_have_all_samples_and_one_row_for_each_rank():
+    for rows, ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
+        planned = Plan.of(Config.of(data="x", steps=2, global_batch_size=rows), OF_100, world_size=ranks)
+        assert len(planned.warnings) == number, rows
+
+
 def test_a_plan_counts_the_rows_of_a_run():
     given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
     planned = Plan.of(Config.of(data="x", steps=100, phase=given), OF_100, world_size=2)
@@ -407,10 +413,14 @@ def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
     """The scale is lowered and training goes on, and the log counts the step as any that is skipped."""
     begins = functools.partial(torch.amp.GradScaler, init_scale=2.0**127, backoff_factor=2.0**-112)
     monkeypatch.setattr(torch.amp, "GradScaler", begins)
-    log = steps_of(train(dataset.path, tmp_path / "run", steps=4, precision="fp16", **QUIET))
+    options = QUIET | {"steps": 4, "precision": "fp16", "save_every": 2}
+    log = steps_of(train_twice(dataset.path, tmp_path / "run", 2, **options))  # which keeps the scale
     assert [entry.get("skipped") for entry in log] == [1, None, None, None]
     assert (log[0]["loss"], log[0]["grad_norm"]) == (None, None)
     assert all(math.isfinite(entry["loss"]) for entry in log[1:])
+    train(dataset.path, tmp_path / "plain", steps=1, **QUIET)
+    again = steps_of(train(dataset.path, tmp_path / "plain", steps=2, precision="fp16", **QUIET))
+    assert again[-1]["skipped"] == 1  # fp32 has left no scale, so it begins with its own
 
 
 def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, monkeypatch):
@@ -441,11 +451,32 @@ def test_operations_are_counted_within_windows():
     assert operations == 6 * 128 * per_token
 
 
-def test_the_peak_is_of_the_gpu_that_is_named():
+def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch):
+    now = SimpleNamespace(s=5.0)
+    weights = model.build(TINY, dataset.special_tokens, length=32, seed=0)[0]
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(rates, "peak_flops", lambda device, precision: 1e7)
+    made, step = rates.Rates(weights, training.CPU, "bf16"), {"rows": 3, "length": 32, "slots": 5}
+    for seconds in (0.5, 1.5):
+        made.add(**step, waited=seconds)
+    now.s += 8
+    flops, found = 2 * rates.Operations.of(weights).of_step(**step) / 8, made.take(4)
+    assert found.pop("memory_bytes") > 10**8
+    expected = {"tokens_per_s": 96.0, "data_wait": 0.25, "flops_per_s": round(flops), "mfu": round(flops / 1e7, 4)}
+    assert found == expected
+    now.s += 2
+    assert made.take(4)["tokens_per_s"] == 0
+
+
+def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
     assert rates.peak_flops(training.CPU, "bf16") is None
     known = {"H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "A100-SXM4-80GB": 312e12, "L40": 181e12,
              "GeForce RTX 4090": 165e12, "A10G": None, "RTX A1000": None}  # fmt: skip
     assert {name: rates.peak_of(f"NVIDIA {name}") for name in known} == known
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
+    for has_bf16, peaks in ((True, [None, 125e12, 125e12]), (False, [None, None, 125e12])):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
+        assert [rates.peak_flops(torch.device("cuda"), name) for name in ("fp32", "bf16", "fp16")] == peaks
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

@@ -82,6 +82,9 @@ def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(da
     assert begun["config"]["steps"] == 2
     assert begun["project"] == "bertrain"
     assert library.ended == 1
+    times = {"init_timeout": trackers.ANSWER_S, "finish_timeout": trackers.ANSWER_S}
+    wandb = {"name": "run", "dir": str(out), "resume": None, "settings": {"console": "off"} | times}
+    assert {"wandb": wandb, "trackio": {"resume": "allow", "embed": False}}[name].items() <= begun.items()
     train(dataset.path, out, log_to=(name,), **OPTIONS)
     assert library.rows == expected(out)
     again = library.begun[1]
@@ -141,3 +144,10 @@ def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
         succeeds(pretrain_command, *shlex.split(line), *small, "--steps", number + 1)
     assert len(library.begun) == 2
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_with_an_account_a_record_may_go_on(tmp_path, library):
+    library.mode = "online"
+    record = trackers.Trackers(["wandb"], tmp_path, {}, step=0)
+    record.close(10)
+    assert ([begun["resume"] for begun in library.begun], record.faults) == (["allow"], [])
