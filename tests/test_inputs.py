@@ -1074,6 +1074,17 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
     data, valid = pa.py_buffer(b"hiddenab"), pa.py_buffer(bytes([0b110]))
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
     path = write(folder / "null.arrow", as_arrow_file(column))
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", as_jsonl(ROWS)), ("a.fasta", b">a\nACGT\n" * 40)])
+def test_rows_are_in_all_units_where_a_file_of_text_is_a_document(folder, name, content):
+    path = write(folder / name, content)
+    every = read([path], documents="file", shard_size=100)
+    assert every == read([path], shard_size=100)
+    assert len(numbers := {unit for unit, *_ in every}) > 2
+    for number in numbers:
+        some = read([path], lambda unit, number=number: unit == number, documents="file", shard_size=100)
+        assert some == [each for each in every if each[0] == number]
+
+
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
 
 

@@ -106,7 +106,7 @@ def _chunks_of(
     units: Iterable[int] = stretch.units
     if stretch.is_divisible and isinstance(source, TextFile):
         size, of_size = source.file.size or 0, source.form.shard_size
-        stop = base + (size if source.form.documents != "file" else min(size, 1))  # such a file belongs to one unit
+        stop = base + (min(size, 1) if source.is_one_document else size)  # one document belongs to one unit
         units = (stretch.unit(number) for number in range(base // of_size, -(-stop // of_size)))
     if any(map(is_wanted, units)):
         yield from source.chunks(base, lambda number: is_wanted(stretch.unit(number)))

@@ -78,12 +78,13 @@ class TextFile:
                     yield self._decoded(some.part(number, number + 1))
 
     @property
-    def _is_one_document(self) -> bool:
+    def is_one_document(self) -> bool:
+        """Whether all of a file of plain text is one document, which no line ends."""
         return self.kind == "text" and self.form.documents == "file"
 
     def _is_divisible(self, stream: InputStream) -> bool:
         """Whether documents can be found without reading all before them."""
-        return stream.is_seekable and not self._is_one_document
+        return stream.is_seekable and not self.is_one_document
 
     def _all(self, stream: InputStream) -> Iterator[Documents]:
         """All of the input as one document, if it is not blank."""
@@ -130,7 +131,7 @@ class TextFile:
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
-        if self._is_one_document:
+        if self.is_one_document:
             yield from self._all(stream)
             return
         is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
