@@ -294,6 +294,27 @@ def test_a_pipe_before_a_file_is_built_without_an_engine(tmp_path, corpus, vocab
     assert "so `tokenizers` encodes the text, at 1 to 3 MB/s a core" in result.stderr
     # the pipe has the corpus four times, of whose last documents and first ones nothing but a line end is between
     assert bertdata.open(tmp_path / "out").num_documents == 5 * 120 - 3
+    names = [shard.name for shard in bertdata.open(tmp_path / "out").splits["train"].shards]
+    assert names == ["train-00000", "train-1048576"]
+
+
+def test_show_says_what_the_mask_did_and_what_follows(dataset):
+    shown = succeeds(main, "show", dataset.path, "--masked", "--length", 24, "--count", 60).stdout
+    said = [line.split()[-1] for line in shown.splitlines() if line.endswith(("masked", "random", "kept"))]
+    loader = bertdata.Loader(dataset, length=24)
+    batch = loader.read(np.arange(60))
+    chosen = batch.labels >= 0
+    seen, hidden = batch.input_ids[chosen], batch.labels[chosen]
+    is_mask = seen == dataset.special_tokens.mask
+    assert said == np.where(is_mask, "masked", np.where(seen == hidden, "kept", "random")).tolist()
+    assert {*said} == {"masked", "random", "kept"}
+    pairs = succeeds(main, "show", dataset.path, "--samples", "pairs", "--length", 32, "--count", 20).stdout
+    first_lines = [line for line in pairs.splitlines() if line.startswith("sample ")]
+    batch = bertdata.Loader(dataset, length=32, samples="pairs", masking=None).read(np.arange(20))
+    is_random = batch.next_sentence_label.astype(bool).tolist()
+    assert [line.endswith("another document") for line in first_lines] == is_random
+    beyond = ["--length", 24, "--sample", loader.num_samples]
+    refused(main, "show", dataset.path, *beyond, kind="out-of-range", option="sample")
 
 
 def test_show_prints_samples_as_a_trainer_gets_them(dataset):

@@ -612,3 +612,10 @@ def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):
             seal(sound / "train-00000.json", with_member(record, path, value))
             named += any("train-00000" in fault for fault in verify(sound))
         assert named >= len(junk) - 1 or path[0] in ("input", "counts"), path
+
+
+def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
+    """Two pieces, 8192 tokens apart: the first shard, and the rest of the ninth."""
+    shards = [([10 + number] * 999 + [3], [1000], None) for number in range(12)]
+    counts = bertdata.open(write_dataset(tmp_path / "out", shards)).token_counts("train", sample_tokens=8000)
+    assert {token: int(counts[token]) for token in np.flatnonzero(counts).tolist()} == {3: 2, 10: 999, 18: 807}

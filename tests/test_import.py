@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import SPECIALS
+from conftest import SPECIAL, SPECIALS, write_dataset
 from helpers import (
     assert_goes_on_after_any_failure,
     failing,
@@ -612,7 +613,7 @@ def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, conten
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
+def test_a_dataset_of_text_is_exported(tmp_path, dataset, split, monkeypatch):
     """Sentences are sequences; rows are documents with their separators."""
     expected, corpus = [], []
     for shard in dataset.splits[split].shards:
@@ -621,13 +622,29 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
             expected.append(tokens[start:stop].tolist())
             inside = [offset for offset in sentences.tolist() if start <= offset <= stop]
             corpus.append([tokens[a:b].tolist() for a, b in zip(inside, inside[1:], strict=False)])
-    export(dataset, tmp_path / "rows", format="parquet", split=split)
+    monkeypatch.setattr(exporting, "_PIECE", 5)
+    seen, total, shards = [], 2 * dataset.splits[split].num_tokens, dataset.splits[split].shards
+    succeeds(main, "export", dataset.path, "--format", "parquet", "--split", split, "--out", tmp_path / "rows")
     rows = pq.read_table(tmp_path / "rows")["input_ids"]
     assert rows.to_pylist() == expected
+    assert rows.type.value_type == pa.int32()
     with recorded(tmp_path) as disk:
-        files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split)
+        files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split,
+                       progress=lambda *at: seen.append(at))  # fmt: skip
     assert not disk.pending
     assert tuple(file.read_bytes() for file in files) == reference.megatron(corpus, "uint16")
+    assert seen == sorted(seen)
+    assert seen[-1] == (total, total)
+    assert {some.dtype for _, some in exporting._pieces(dataset, shards, "documents")} == {np.dtype(np.int64)}
+    assert exporting._offsets(dataset, shards[0]).dtype == np.int64
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_499, "uint16"), (65_500, "int32")])
+def test_a_large_vocabulary_is_exported_as_megatron_stores_it(tmp_path, size, dtype):
+    special = replace(SPECIAL, vocab_size=size)
+    out = write_dataset(tmp_path / "shards", [([10, 11, SEP], [3], None)], special=special)
+    files = export(bertdata.open(out), tmp_path / "back", format="megatron")
+    assert tuple(file.read_bytes() for file in files) == reference.megatron([[[10, 11, SEP]]], dtype)
 
 
 def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):

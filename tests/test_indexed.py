@@ -21,7 +21,7 @@ from sources import FEW, zstd
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
-from bertdata.sources import idfile
+from bertdata.sources import idfile, mds
 from bertdata.sources.idfile import Ids
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.write import import_ids
@@ -349,3 +349,13 @@ def test_what_the_library_writes_is_read_equal(tmp_path, library, monkeypatch):
             read, expected = sorted(read), sorted(expected)
         assert read == expected, name
         assert len(list(directory.rglob("*.mds*" if library == "streaming" else "*.bin"))) > 1
+
+
+def test_dtypes_have_the_numbers_of_the_libraries(tmp_path):
+    assert {code: dtype for dtype, code in reference.MDS_CODES.items()} == mds._DTYPES
+    torch = ["uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64"]
+    numpy = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+    kinds = {f"no_header_tensor:{number}": dtype for number, dtype in enumerate(torch, 11)}
+    kinds |= {f"no_header_numpy:{number}": dtype for number, dtype in enumerate(numpy)}
+    for kind, dtype in kinds.items():
+        assert documents_of(write_all(tmp_path / kind, reference.litdata(DOCUMENTS, kind, dtype))) == DOCUMENTS

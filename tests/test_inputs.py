@@ -382,6 +382,11 @@ def test_the_commands_select_files(mixed, vocab):
     result = succeeds(main, "train-tokenizer", "d", *selection, "--out", "t", "--vocab-size", 40)
     assert "1 file: 1 text; 8 bytes" in result.stderr
     assert "9 files: 7 " in result.stderr
+    options = ["--tokenizer", vocab, "--validation", 0]
+    succeeds(main, "build", "d", *selection, "--out", "one", *options)
+    every = ["--exclude", "*.gz", "--exclude", "*.BZ2", "--format", "text"]
+    succeeds(main, "build", "d", *every, "--out", "every", *options)
+    assert [bertdata.open(out).num_documents for out in ("one", "every")] == [1, 6]
 
 
 @pytest.mark.parametrize(
@@ -1069,11 +1074,6 @@ def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(folder):
         read([write(folder / "outside.arrow", content.replace(offsets, wrong))])
 
 
-def test_the_bytes_of_null_rows_do_not_count(folder):
-    """A null slot may hide bytes; later rows are in the units that docs/format.md says."""
-    data, valid = pa.py_buffer(b"hiddenab"), pa.py_buffer(bytes([0b110]))
-    column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
-    path = write(folder / "null.arrow", as_arrow_file(column))
 @pytest.mark.parametrize(("name", "content"), [("a.jsonl", as_jsonl(ROWS)), ("a.fasta", b">a\nACGT\n" * 40)])
 def test_rows_are_in_all_units_where_a_file_of_text_is_a_document(folder, name, content):
     path = write(folder / name, content)
@@ -1085,6 +1085,11 @@ def test_rows_are_in_all_units_where_a_file_of_text_is_a_document(folder, name, 
         assert some == [each for each in every if each[0] == number]
 
 
+def test_the_bytes_of_null_rows_do_not_count(folder):
+    """A null slot may hide bytes; later rows are in the units that docs/format.md says."""
+    data, valid = pa.py_buffer(b"hiddenab"), pa.py_buffer(bytes([0b110]))
+    column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
+    path = write(folder / "null.arrow", as_arrow_file(column))
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
 
 

@@ -96,6 +96,11 @@ def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     record = table.write_tables(tmp_path, {"train": [large]}) | {"token_dtype": "<u2"}
     (shard,) = table.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
+    rows = table.ShardRows("train")
+    rows.append(large)
+    assert rows.ordered().numbers[0, 1:].tolist() == [3 << 40, 5 << 40, 4 << 40]
+    split = manifest.Split((large, large))
+    assert (split.num_documents, split.num_tokens) == (6 << 40, 10 << 40)
 
 
 @pytest.mark.parametrize("has_empty", [False, True])

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import unicodedata
+from hashlib import blake2b
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from bertdata import prepare
 from bertdata.cli import main
 from bertdata.look.trace import documents_of, with_texts
 from bertdata.sources.maps import function_of
+from bertdata.sources.texts import Documents
 from bertdata.write import build, duplicates, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
@@ -236,3 +238,16 @@ def test_the_command_takes_several_functions_in_order(tmp_path, vocab):
     assert bertdata.open(out).manifest.settings["map"] == functions
     about = json.loads(succeeds(main, "inspect", out, "--json").stdout)
     assert about["counts"]["removed_documents"] == len(TEXTS) - len(WITHOUT_SEVENS)
+
+
+def test_documents_that_are_left_out_of_many_small_files_are_counted(tmp_path, vocab):
+    paths = [rows(tmp_path / f"{number}.jsonl", ["stone 7", f"river {number}"]) for number in range(3)]
+    counts = build(paths, tmp_path / "out", tokenizer=vocab, map=["test_prepare:no_sevens"]).dataset.manifest.counts
+    assert (counts["documents"], counts["removed_documents"]) == (3, 3)
+
+
+def test_texts_are_compared_by_128_bits():
+    texts = [b"stone", b"river"]
+    found = duplicates._hashes(Documents.of(texts, [0, 7], [0, 0], [-1, -1]), 1)
+    assert [row[:2].astype(">u8").tobytes() for row in found] == [blake2b(t, digest_size=16).digest() for t in texts]
+    assert found[:, 2].tolist() == [0, 7]

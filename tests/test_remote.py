@@ -46,9 +46,18 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
 
 
 def test_a_directory_and_a_pattern_stand_for_objects(bucket, tmp_path, vocab):
-    for name in ("in/a.txt", "in/b/c.txt", "in/.hidden.txt", "in/notes.pdf", "in/d.txt.gz", "inside.txt"):
+    for name in (
+        "in/a.txt",
+        "in/b/c.txt",
+        "in/b/.git/e.txt",
+        "in/.hidden.txt",
+        "in/notes.pdf",
+        "in/d.txt.gz",
+        "inside.txt",
+    ):
         bucket.put(name, gzip.compress(TEXT) if name.endswith("gz") else TEXT)
-    for url, number in (("in", 3), ("in/", 3), ("in/*.txt", 1), ("in/**/*.txt", 2), ("in/b/**", 1), ("", 4)):
+    numbers = {"in": 3, "in/": 3, "in/*.txt": 1, "in/**/*.txt": 2, "in/b/**": 1, "in/.h*": 1, "": 4}
+    for url, number in numbers.items():
         said = []
         url = f"{bucket.url}/{url}".removesuffix("/" * (not url))
         report = build(url, tmp_path / "out", tokenizer=vocab, say=said.append, overwrite=True)
@@ -197,7 +206,7 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
     urls, fail = faulty
     for fault, kind, tries in (
         ("500", "server-failed", requests.TRIES), ("403", "access-denied", 1), ("404", "not-found", 1),
-        ("400", "server-unsuitable", 1), ("cut", "server-failed", requests.TRIES),
+        ("400", "server-unsuitable", 1), ("401", "access-denied", 1), ("cut", "server-failed", requests.TRIES),
         ("reset", "server-failed", requests.TRIES), ("changed", "changed", 2),
     ):  # fmt: skip
         fail({-1: fault} if fault != "changed" else {1: fault})
@@ -365,8 +374,37 @@ def test_a_login_is_not_told_to_the_server_of_a_redirect(tmp_path, vocab):
     assert set(seen) == {None}
 
 
+def test_a_profile_and_the_files_of_the_aws_command_line_may_be_named(files_of_aws, tmp_path, monkeypatch):
+    files_of_aws()
+    keys = "[work]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = t\n"
+    paths = write(tmp_path / "c", "[profile work]\nregion = eu-central-1\n"), write(tmp_path / "k", keys)
+    names = ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE", "PROFILE", "ENDPOINT_URL_S3")
+    for name, value in zip(names, (*map(str, paths), "work", "http://s3"), strict=True):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    assert stores.s3_config() == {"endpoint": "http://s3", "region": "eu-central-1", "access_key_id": "k",
+                                  "secret_access_key": "s", "session_token": "t"}  # fmt: skip
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "x")
+            assert "region" not in stores.s3_config()
+
+
 def test_a_damaged_file_of_the_aws_command_line_is_not_shown(files_of_aws, tmp_path, vocab):
     url = files_of_aws(credentials="aws_secret_access_key = a-secret\n")
     with refuses("not-of-format") as caught:
         build(url, tmp_path / "out", tokenizer=vocab)
     assert "a-secret" not in str(caught.value)
+
+
+def test_a_web_file_without_an_etag_that_changes_is_refused(tmp_path, vocab):
+    class Dated(Handler):
+        count = 0
+
+        def do_GET(self):
+            Dated.count += 1
+            start, stop = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            self.answer(206, TEXT[start : stop + 1], Content_Range=f"bytes {start}-{stop}/{len(TEXT)}",
+                        Last_Modified=f"Sun, 22 Nov 2026 12:00:{Dated.count:02} GMT")  # fmt: skip
+
+    with serving(Dated) as address, refuses("changed"):
+        build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)

@@ -95,6 +95,14 @@ def test_padding_is_that_of_the_loader(dataset):
         for kind in ("documents", "packed"):
             loader = bertdata.Loader(dataset, length=row["length"], samples=kind, masking=None)
             assert row[kind] == pytest.approx(loader.facts["pad_share"], abs=0.01)
+    special, lengths, bars = dataset.special_tokens, [], data["lengths"]["sentences"]
+    for shard in dataset.manifest.shards:
+        tokens, sentences = (dataset.array(shard.name, name) for name in ("tokens", "sentences"))
+        parts = np.split(tokens, sentences[1:-1].astype(np.int64))
+        lengths += [int((part != special.separator).sum()) for part in parts]
+    assert [bar["documents"] for bar in bars] == [sum(b["from"] <= n <= b["to"] for n in lengths) for b in bars]
+    numbers = [number for number, ids in enumerate(dataset) if special.unk in ids]
+    assert list(looking._documents_with(dataset, special.unk)) == numbers[:40]
 
 
 def test_long_rows_make_no_larger_page(made, tmp_path):

@@ -399,6 +399,14 @@ def test_inputs_that_no_build_could_read(folder, tmp_path):
     assert [file.size for file in find_inputs([empty, text_file]).files] == [0, 1]
 
 
+def test_documents_behind_4_gib_are_found(tmp_path):
+    with open(tmp_path / "sparse.txt", "wb") as file:
+        file.seek((5 << 30) - 1)
+        file.write(b"\nthe stone\nriver\n")
+    found = read([tmp_path / "sparse.txt"], lambda unit: unit == 5, documents="line", shard_size=1 << 30)
+    assert found == [(5, b"the stone", 0), (5, b"river", 0)]
+
+
 def test_documents_of_a_column_have_64_bit_numbers_and_need_no_kernel_that_was_not_loaded():
     column = pa.array([b"a", b"b\xff", b"c"], pa.large_binary())
     made = Documents.of_column(column, np.arange(1, 4))

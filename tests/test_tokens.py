@@ -2,10 +2,13 @@
 
 import gzip
 import hashlib
+import io
 import json
 import random
+import sys
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 from urllib.parse import urlsplit
@@ -597,6 +600,18 @@ LINES = [f"line {number:06} {RANDOM.randbytes(43).hex()} " for number in range(5
 
 def content_of(lines):
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.mark.usefixtures("small_sample")
+@pytest.mark.parametrize("options", [{}, {"max_documents": 8000}])
+def test_a_sample_of_a_pipe_or_below_a_limit_is_the_beginning(tmp_path, monkeypatch, options):
+    path = tmp_path / "text"
+    path.write_bytes(content_of(LINES[:9000]))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(path.read_bytes()))))
+    texts, _ = sizes_read([path if options else "-"], **options)
+    found = [text for text in texts if text]
+    assert found == LINES[: len(found)]
+    assert 5000 <= len(found) < 5200
 
 
 def require_spread(numbers):

@@ -21,7 +21,7 @@ from sources import as_arrow_file, as_jsonl, as_parquet, as_tsv, build_parts, zs
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import StateError
-from bertdata.format.origins import Record, array_name
+from bertdata.format.origins import Record, array_name, origins_of
 from bertdata.format.verify import verify
 from bertdata.look import trace as look
 from bertdata.look.trace import documents_of, stream_of, trace, with_texts
@@ -361,3 +361,38 @@ def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
     assert lines[0]["text"] == first.text
     assert lines[0]["place"] == first.place
     assert shown.stdout.split("\n  ")[1] in first.text
+
+
+def same(text):
+    return text
+
+
+def test_a_place_has_the_bits_that_the_inputs_leave():
+    found = origins_of(np.array([0, 1, 2]), np.array([5 << 40, 0, 6 << 40]), 3)
+    assert [divmod(int(each), 1 << 62) for each in found] == [(0, 5 << 40), (1, 0), (2, 6 << 40)]
+
+
+def test_rows_of_a_format_that_was_named_are_traced(tmp_path, vocab):
+    path = tmp_path / "rows"
+    path.write_bytes(b"n,text\n1,the stone\n2\n3,river of light\n")
+    report = build(path, tmp_path / "out", tokenizer=vocab, validation=0, format="csv", on_error="skip")
+    assert report.first_skipped.startswith(f"{path}, row 2: ")
+    found = {(each.unit, each.place, each.text) for each in traced(report.dataset)}
+    assert found == {("row", 1, "the stone"), ("row", 3, "river of light")}
+
+
+def test_the_command_runs_a_function_that_it_is_given(tmp_path, vocab):
+    path = write_texts(tmp_path / "a", texts(9, seed=8))
+    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=["test_trace:same"]).dataset
+    run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 3})
+    arguments = ["trace", dataset.path, "--run", run, "--step", 2, "--inputs", tmp_path, "--json"]
+    for more, is_shown in (([], False), (["--map", "test_trace:same"], True)):
+        lines = succeeds(main, *arguments, *more).stdout.splitlines()
+        assert {json.loads(line)["text"] is not None for line in lines} == {is_shown}
+
+
+def test_a_run_whose_masks_repeat_is_traced(tmp_path, dataset):
+    loader = bertdata.Loader(dataset, length=16, masking=None, variants=1)
+    first = 3 * loader.num_samples
+    run = log(tmp_path / "run", {"step": 0} | state(dataset, first, 4, variants=1), {"step": 1})
+    assert trace(dataset, run, 1) == with_texts(dataset, documents_of(loader, np.arange(first, first + 4)))

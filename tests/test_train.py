@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import LETTERS, SPECIALS, make_text
-from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write_all
+from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
@@ -164,11 +164,25 @@ def test_another_kind_of_vocabulary_is_wrong_usage(corpus, tmp_path):
         train_tokenizer([corpus], tmp_path / "x", type="char")
 
 
-def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path):
+@pytest.mark.parametrize("change", [{"type": "bpe"}, {"cased": True}])
+def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path, change):
     with pytest.raises(KeyboardInterrupt):
         build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop_after(0))
     with refuses("other-settings", "out", error=BuildError):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, type="bpe")
+        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, **change)
+
+
+def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):
+    rows = [{"body": "der Stöne im Flüß"}, {"body": "zz"}, {"text": 1}] * 30
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "rows.data").write_text(lines, encoding="latin-1")
+    plain = write(tmp_path / "plain", *["der Stöne im Flüß"] * 30)
+    options = ["--format", "jsonl", "--text-key", "body", "--encoding", "latin-1", "--on-error", "skip"]
+    options += ["--map", "bertdata.prepare:length(3)"]
+    for path, out, more in ((tmp_path / "rows.data", "t", options), (plain, "u", [])):
+        succeeds(main, "train-tokenizer", path, "--out", tmp_path / out, "--cased", "--vocab-size", 60, *more)
+    one, other = ((tmp_path / out / "tokenizer.json").read_bytes() for out in "tu")
+    assert one == other
 
 
 # ------------------------------------------------------------------------------------------ sequences that are not text

@@ -1,11 +1,13 @@
 """Datasets under URLs: what is there is complete, after any kill, and what comes back is what went."""
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import random
 import shutil
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +132,23 @@ def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket,
         assert not disk.pending
         assert published(tmp_path / name) == without_origins(dataset.path)
         bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
+
+
+def test_a_pull_says_how_far_it_is(pushed, dataset, tmp_path):
+    seen, total = [], sum(path.stat().st_size for path in dataset.path.glob("*.npy"))
+    pull(pushed, tmp_path / "copy", progress=lambda *at: seen.append(at))
+    assert seen == sorted(seen)
+    assert seen[-1] == (total, total)
+
+
+def test_a_build_of_a_pipe_to_a_url_takes_nothing_of_an_earlier_pipe(bucket, vocab, monkeypatch):
+    def piped(text):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text))))
+        return build("-", f"{bucket.url}/there", tokenizer=vocab).dataset
+
+    with patch.object(pushing, "push", side_effect=RemoteError("no", "server-failed")), pytest.raises(RemoteError):
+        piped(b"one text\n")
+    assert piped(b"another text\n\nand a second\n").num_documents == 2
 
 
 def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, monkeypatch):
@@ -606,7 +625,10 @@ class FakeHub:
             raise FileNotFoundError(repository)
         sha = revision or list(self.commits)[-1]
         files = self.commits[sha].items()
-        siblings = [SimpleNamespace(rfilename=f, size=len(c), lfs=None, blob_id=str(hash(c))) for f, c in files]
+        siblings = [
+            SimpleNamespace(rfilename=f, size=len(c) if files_metadata else None, lfs=None, blob_id=str(hash(c)))
+            for f, c in files
+        ]
         return SimpleNamespace(sha=sha, siblings=siblings, private=self.private)
 
     def hf_hub_url(self, repository, path, *, repo_type, revision):
@@ -642,7 +664,7 @@ def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
         assert pull(url, tmp_path / f"copy{number}") == dataset.dataset_id
         assert published(tmp_path / f"copy{number}") == without_origins(dataset.path)
         assert bertdata.open(f"{url}@sha{number}").dataset_id == dataset.dataset_id
-    push(dataset.path, f"{root}/b", origins=True)
+    succeeds(main, "push", dataset.path, f"{root}/b", "--origins")
     pull(f"{root}/b", tmp_path / "all")
     assert published(tmp_path / "all") == published(dataset.path)
     assert hub.private
