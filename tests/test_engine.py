@@ -405,6 +405,15 @@ def test_other_kinds_of_tokenizers(kind):
     check(tokenizer, ["the a river bank é 水", "b\na", "", "River Bank river\u200d bank bank", *random_texts(5, 3)])
 
 
+def test_an_added_token_may_go_across_lines():
+    def edit(content):
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+        tokenizer.add_tokens([AddedToken("river\nbank", normalized=False)])
+        content["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
+
+    check(load(VOCABULARY, edit=edit), ["the river\nbank\nthe", "a\nriver\nbank"], encode=by_either)
+
+
 @pytest.mark.parametrize("edit", [lambda content: content.update(pre_tokenizer=None),
                                   lambda content: content["model"].update(unk_token="<none>")])  # fmt: skip
 def test_what_no_engine_takes_is_left_to_the_library(edit):

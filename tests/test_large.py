@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertdata
-from bertdata import Loader
+from bertdata import Loader, Masking
 from bertdata.errors import DatasetError
 from bertdata.format import arrays, manifest, shard, table
 from bertdata.format.arrays import npy_header
@@ -288,6 +288,11 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
 
 
 def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (5, 5))
+    count = len(large.splits["train"].shards)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (count, count))
+    Loader(large, length=16)
+    with refuses("too-many-files", "shards"):  # of each shard the words too
+        Loader(large, length=16, masking=Masking(policy="whole_word"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (count - 1, count - 1))
     with refuses("too-many-files", "shards"):
         Loader(large, length=16)

@@ -343,6 +343,7 @@ def test_wrong_arguments_are_named(dataset):
             kind = {"masking": "malformed", "split": "no-split"}.get(name, "out-of-range")
             with refuses(kind, name, error=UsageError):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
+    Loader(dataset, length=2**20, global_batch_size=2**24, variants=2**32 - 1, masking=None)  # the largest there are
 
 
 @pytest.mark.parametrize("samples", ["windows", "documents"])

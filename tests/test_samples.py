@@ -6,6 +6,7 @@ import mmap
 import os
 import pickle
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -307,6 +308,23 @@ def seal(cache):
 
 
 @pytest.mark.parametrize("how", DERIVED)
+def test_an_index_is_the_same_however_many_documents_are_read_at_once(dataset, cache, how, monkeypatch):
+    indexes = []
+    for number in (1 << 16, 3):
+        monkeypatch.setattr("bertdata.read.stream._DOCUMENTS_AT_ONCE", number)
+        Loader(dataset, length=16, samples=how)
+        indexes.append({path.name: path.read_bytes() for path in cache.iterdir()})
+        shutil.rmtree(cache)
+    assert indexes[0] == indexes[1]
+
+
+def test_an_index_is_made_in_the_file_system_of_the_cache(dataset, cache, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(cache / "none"))
+    Loader(dataset, length=16, samples="packed")
+    assert len(names(cache)) == 3
+
+
+@pytest.mark.parametrize("how", DERIVED)
 def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, monkeypatch):
     first = Loader(dataset, length=16, samples=how).read(np.arange(9))
     files = names(cache)
@@ -494,6 +512,24 @@ def test_pairs_need_sentences_and_two_documents(tmp_path):
     alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
     with refuses("empty", "split"):
         Loader(alone, length=8, samples="pairs")
+    two = bertdata.open(write_dataset(tmp_path / "c", [([7, 3, 8, 3], [2, 4], [2, 4])]))
+    assert Loader(two, length=8, samples="pairs").num_samples == 2
+
+
+def test_pieces_share_rows_only_within_2_to_the_19_tokens(tmp_path):
+    """15 tokens are left of the first document, and the other begins an area."""
+    tokens = [9] * (2**19 - 1) + [3, 9, 3]
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [(tokens, [2**19, 2**19 + 2], None)]))
+    assert Loader(dataset, length=2**16, samples="packed", masking=None).num_samples == 10
+
+
+def test_a_block_has_2_to_the_19_tokens(tmp_path):
+    total = 5 << 18
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [(np.full(total, 9), [total], None)]))
+    for seed in range(8):
+        loader = Loader(dataset, length=(1 << 18) + 2, shuffle="blocks", masking=None, seed=seed)
+        expected = [keys.permute_blocks(x, num_samples=5, block=2, seed=seed, epoch=0) for x in range(5)]
+        assert loader.read(np.arange(5)).sample_ids.tolist() == expected
 
 
 def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):

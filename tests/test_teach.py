@@ -439,6 +439,8 @@ def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, ca
     given = ["--data", tmp_path / "same", "--out", tmp_path / "run", "--length", 32, "--teacher-cache", caches["few"]]
     assert bertdata.open(tmp_path / "same").dataset_id in invoke(doctor.main, *given).output
     refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
+    with refuses("other-stream", "teacher_cache", says="variants was 2 and is 3"):
+        loader_of(dataset, teacher_cache=str(caches["few"]), variants=3)
 
 
 def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):

@@ -212,6 +212,20 @@ def test_what_a_tokenizer_lacks_is_refused(tmp_path):
     assert caught.value.option == "workers"
 
 
+def test_a_tokenizer_without_a_padding_token_gives_ids(tmp_path):
+    library = Library(models.WordLevel({"a": 0}, unk_token="a"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    (tmp_path / TOKENIZER).write_text(library.to_str())
+    assert bertdata.Tokenizer.load(tmp_path)("a a")["input_ids"] == [0, 0]
+
+
+def test_a_tokenizer_without_a_longest_row_cuts_nothing_and_pads_to_nothing(tmp_path):
+    folder = saved(tmp_path / "wordpiece")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), bertdata.Tokenizer.load(folder)
+    options = {"truncation": True, "padding": "max_length"}
+    assert ours([TEXT, "the"], **options) == dict(theirs([TEXT, "the"], **options))
+
+
 def test_a_tokenizer_that_transformers_saved_again_is_the_same(both, tmp_path):
     first = both[1].__reduce__()[1][0].encode()
     both[0].save_pretrained(tmp_path)

@@ -143,6 +143,13 @@ def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
         assert list(map(len, ids_of(each, ["word " * 1000]))) == [1000]
 
 
+def test_the_sides_that_a_file_names_are_settings(byte_level):
+    library = tokenizers.Tokenizer.from_str(byte_level)
+    library.enable_padding(direction="left")
+    library.enable_truncation(5, direction="left")
+    assert Tokenizer(library.to_str()).settings == {"padding_side": "left", "truncation_side": "left"}
+
+
 def test_literal_special_tokens_are_text_and_counted(tmp_path, bert):
     dataset = text_dataset(tmp_path, "[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]", str(bert))
     assert dataset.manifest.counts["special_literals"] == {"[PAD]": 1, "[SEP]": 1, "[MASK]": 2}
@@ -435,8 +442,9 @@ def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
 def test_without_a_hub_the_answer_comes_at_once(tmp_path):
     """The library itself would try for half a minute; the process is given 20 s."""
     assert from_hub("no-such-model", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9") == ["server-failed"]
-    with refuses("tokenizer-not-found", "tokenizer"):  # tests are offline
-        load("no-such-model")
+    for name in ("no-such-model", "nobody/no-such-model"):  # tests are offline
+        with refuses("tokenizer-not-found", "tokenizer", given=name, says="HF_HUB_OFFLINE"):
+            load(name)
 
 
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
@@ -566,6 +574,11 @@ def test_training_normalizes_as_encoding_does():
     letters = {tokenizer.spell(token_id).removeprefix("##") for token_id in range(5, tokenizer.special.vocab_size)}
     assert "eclair" in letters
     assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)
+
+
+def test_a_trained_vocabulary_has_a_thousand_characters_at_most():
+    text = " ".join(map(chr, range(0x4E00, 0x4E00 + 1100)))
+    assert train_wordpiece([text], 4000).special.vocab_size == len(SPECIALS) + 1000
 
 
 def test_a_trained_tokenizer_is_two_files_that_replace_nothing(tmp_path, corpus):

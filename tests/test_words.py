@@ -765,6 +765,15 @@ def test_pieces_that_are_not_their_own_normal_form_are_encoded_between_others(ki
     assert isinstance(tokenizer._engine, ByteWords)
 
 
+def test_special_ids_are_counted_in_pieces_of_either_kind():
+    """Those that are their own normal form, and others."""
+    tokenizer = Ours(json.dumps(KINDS["OLMo"]()), {"unk": "<|endoftext|>", "mask": "Ġriver"})
+    texts = ["a river", "cafe\u0301 river"]
+    assert_exact(tokenizer, texts)
+    assert isinstance(tokenizer._engine, ByteWords)
+    assert tokenizer.encode(*joined(texts), sentences=False).special_ids_replaced == 2
+
+
 def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton(kinds, monkeypatch):
     monkeypatch.setattr(bytewords, "_ascii_classes", lambda: np.zeros(128, np.uint8))
     tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())
