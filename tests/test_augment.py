@@ -31,8 +31,9 @@ def checkpoint(bert_run):
 
 
 def augmented(checkpoint, data, out, *more):
-    succeeds(augment.main, "--checkpoint", checkpoint, "--train", data, "--out", out, *more)
+    said = succeeds(augment.main, "--checkpoint", checkpoint, "--train", data, "--out", out, *more).stdout
     assert not out.with_name(out.name + ".parts").exists()
+    return said
 
 
 def proposer(checkpoint, *, most=5, kept=(), vectors=None):
@@ -108,16 +109,30 @@ def test_the_share_of_words_that_are_replaced(checkpoint):
 def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
     data = write(tmp_path / "a.csv", "one,two,label", '"the river, light","say ""not"" salt",1')
     keep = write(tmp_path / "keep.txt", "Not the", "say")
-    augmented(checkpoint, data, tmp_path / "b.csv", "--task", "pairs", "--text", "one", "--other", "two", "--label",
-              "label", "--keep", keep, "--share", 1)  # fmt: skip
+    said = augmented(checkpoint, data, tmp_path / "b.csv", "--task", "pairs", "--text", "one", "--other", "two",
+                     "--label", "label", "--keep", keep, "--share", 1)  # fmt: skip
     read = tables.read(str(tmp_path / "b.csv"), text="one", other="two", label="label")
     assert len(read.texts) > 10
+    assert f" {len(read.texts) - 1} copies of them; 50% of" in said  # three of six words are kept
     for one, two in zip(read.texts[1:], read.others[1:], strict=True):
         assert re.fullmatch(r"the (?!river)\w+, (?!light)\w+", one)
         assert re.fullmatch(r'say "not" (?!salt)\w+', two)
 
 
 # ------------------------------------------------------------------------------------------------------------ proposals
+
+
+def test_no_more_vectors_are_read_than_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(augment, "MOST_VECTORS", 2)
+    file = write(tmp_path / "v.txt", "the 1 2", "of 3 4", "and 5 6")
+    assert augment.read_vectors(str(file)).words == ["the", "of"]
+
+
+def test_parts_are_known_by_the_words_and_the_numbers_of_vectors(checkpoint):
+    one = torch.eye(2)
+    given = (["rivers", "salty"], one), (["rivers", "breads"], one), (["rivers", "salty"], one.flip(0))
+    made = [proposer(checkpoint, vectors=augment.Vectors(*each)) for each in given]
+    assert len({each.digest.hexdigest() for each in made}) == 3
 
 
 def test_proposals_are_the_most_probable_whole_words_in_the_place(checkpoint):

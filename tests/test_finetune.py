@@ -101,6 +101,7 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
         assert run["curve"][-1]["train_loss"] < run["curve"][0]["train_loss"]
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-1")
     assert model.config.id2label == {0: "0", 1: "1"}
+    assert model.config.hidden_dropout_prob == 0.1  # the default of --dropout; the checkpoint was trained without
     succeeds(plot.main, tmp_path / "out", "--out", tmp_path / "tuned.png")
     assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
 
@@ -113,6 +114,40 @@ def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
+
+
+def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_0(command, monkeypatch):
+    """Of 20 steps. Weight decay is that of matrices."""
+    noted, set_rate = [], finetune.optim.set_learning_rate
+
+    def note(optimizer, rate):
+        noted.append((rate, [group["weight_decay"] for group in optimizer.param_groups]))
+        set_rate(optimizer, rate)
+
+    monkeypatch.setattr(finetune.optim, "set_learning_rate", note)
+    succeeds(finetune.main, *command, "--epochs", 10, "--batch-size", 4, "--lr", 1e-3)
+    rates, decays = zip(*noted, strict=True)
+    assert list(rates) == pytest.approx([1e-3 * min((n + 1) / 3, (20 - n) / 18) for n in range(20)])
+    assert list(decays) == [[0.01, 0.0]] * 20
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_rows(bert_run, tmp_path):
+    """Whatever the batches, as long as nothing is learned."""
+    data, losses = write_labelled(tmp_path / "train.tsv"), []
+    for size in (4, 6):
+        out = tmp_path / str(size)
+        succeeds(finetune.main, *tuning(bert_run, data, out, "--batch-size", size, "--lr", 1e-9, "--dropout", 0))
+        (run,) = json.loads((out / "result.json").read_text())["runs"]
+        losses.append(run["curve"][0]["train_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_columns_are_numbered_from_both_ends(tmp_path):
+    path = str(write(tmp_path / "a.tsv", "x\t1"))
+    assert tables.read(path, text="-2", other="", label="1").texts == ["x"]
+    for column in ("2", "-3"):
+        with refuses("no-column", "text"):
+            tables.read(path, text=column, other="", label="1")
 
 
 def test_batches_hold_every_example_once_and_those_of_one_are_about_as_long():

@@ -257,3 +257,19 @@ def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option
     for content in ("[" * 100_000, "", "5"):
         (run / "run.json").write_text(content)
         succeeds(plot.main, run, option, tmp_path / name)
+
+
+def test_a_page_warns_of_a_loss_that_rose_of_an_early_end_and_of_waiting(tmp_path):
+    def warnings(name, *losses, steps=2, data_wait=0.1):
+        entries = [step(number, 3.0, data_wait=data_wait) for number in (1, 2)]
+        entries += [{"step": number, "validation_loss": loss} for number, loss in enumerate(losses, 1)]
+        return page(write(tmp_path / name, entries, {"config": {}, "resolved": {"steps": steps}}))["warnings"]
+
+    assert warnings("well", 2.0, 2.01) == []
+    for name, said, losses, more in (
+        ("rose", "2.0000 at step 1 to 2.1000", (2.0, 2.1), {}),
+        ("ended", "step 2 of 3", (2.0,), {"steps": 3}),
+        ("waited", "20%", (2.0,), {"data_wait": 0.2}),
+    ):
+        (line,) = warnings(name, *losses, **more)
+        assert said in line

@@ -82,6 +82,8 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
         count += int((labels != -100).sum())
     stated = json_of(evaluate_main, "--checkpoint", finished, "--data", dataset.path)
     assert stated["checkpoint"] == str(directory)
+    assert stated["length"] == 32
+    assert stated["reference"]["uniform"] == pytest.approx(np.log(dataset.special_tokens.vocab_size))
     assert stated["targets"] == count
     assert stated["loss"] == pytest.approx(total / count, rel=1e-4)
     assert entries(finished)[-1]["validation_loss"] == pytest.approx(total / count, rel=1e-4)

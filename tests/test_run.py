@@ -775,10 +775,10 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
         assert value in line
 
 
-def memory_of(model="bert", *, rows=999, nproc=1, passes=1, **options):
+def memory_of(model="bert", *, rows=999, nproc=1, passes=1, parameters=(), **options):
     """What the doctor says of the memory of a run: its verdict, and the gigabytes that are needed."""
     config = Config.of(data="x", out="y", micro_batch_size=rows, global_batch_size=rows, **options)
-    weights = SimpleNamespace(config=CONFIG_MAPPING[model](), parameters=list)
+    weights = SimpleNamespace(config=CONFIG_MAPPING[model](), parameters=lambda: parameters)
     compiled = assemble.compiles(config, [], on_gpu=torch.cuda.is_available())
     shape = Plan.of(config, OF_100, world_size=1)
     verdict, estimate = doctor._memory(config, shape, weights, nproc, passes, compiled=compiled)
@@ -795,6 +795,26 @@ def as_on_gpus(monkeypatch, *free, bf16=True):
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+
+
+def test_the_doctor_counts_weights_gradients_moments_and_the_copy_for_a_checkpoint(monkeypatch):
+    trained, frozen = (SimpleNamespace(numel=lambda: 10**9, requires_grad=needed) for needed in (True, False))
+    few = {"rows": 4, "length": 32}
+    as_on_gpus(monkeypatch, 20 * 10**9)
+    for parameter, more, verdict, size in (
+        (trained, {}, "WARN", 19.2), (frozen, {}, "PASS", 4.8), (trained, {"average": 0.5}, "FAIL", 28.8),
+    ):  # fmt: skip
+        assert memory_of(parameters=[parameter], **few, **more) == (verdict, pytest.approx(size, abs=0.4))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert memory_of(parameters=[trained], nproc=2, **few)[1] == pytest.approx(2 * 19.2 + 12, abs=0.8)
+    assert memory_of(parameters=[trained], average=0.5, **few)[1] == pytest.approx(28.8 + 16, abs=0.4)
+
+
+def test_the_doctor_wants_a_gpu_for_each_rank(monkeypatch):
+    as_on_gpus(monkeypatch, 1, 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H100")
+    assert [doctor._devices(nproc)[0] for nproc in (1, 2, 3)] == ["PASS", "PASS", "FAIL"]
+    assert "--nproc 2" in doctor._devices(3)[1]
 
 
 def test_the_doctor_compares_with_the_memory_that_is_free_on_every_gpu(monkeypatch):

@@ -36,6 +36,8 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path, monkey
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
+    seed = json.loads((tmp_path / "out" / "cola" / "seed-0" / "seed.json").read_text())
+    assert seed["of"]["the measure"] == "mcc"
     config = json.loads((tmp_path / "out" / "cola" / "seed-0" / "config.json").read_text())
     assert set(config["label2id"]) == {"0", "1"}
     assert {*GOOD, *BAD} <= {text for examples in read for text in examples.texts}

@@ -282,6 +282,9 @@ def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
     data, _ = answers.encode(tokenizer, examples, 48)
     assert max(len(row["input_ids"]) for row in data.rows) == 48
     assert len(data.rows) > 4
+    assert data.rows[0]["input_ids"].index(tokenizer.sep_token_id) == 1 + 24  # the question is cut to half a row
+    first, second = (window.spans[window.spans[:, 1] > 0] for window in data.gold.windows[:2])
+    assert first[-16:].tolist() == second[:16].tolist()  # they overlap by a third of a row
     covered = np.zeros(len(LONG), bool)
     for window in data.gold.windows[:-1]:
         for begin, end in window.spans:
@@ -298,6 +301,41 @@ def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
     for logits, (first, last) in zip(sure, data.labels.tolist(), strict=True):
         logits[first, 0] = logits[last, 1] = 9.0
     assert answers.score(sure, data.gold) == {"exact_match": 1.0, "f1": 1.0}
+    nothing = [torch.zeros(48, 2) for _ in data.rows]
+    for logits in nothing:
+        logits[0] = 9.0
+    assert answers.score(nothing, data.gold)["exact_match"] == 0.5
+    answers.may_be_none = False  # as where all questions to train on have an answer
+    assert answers.score(nothing, data.gold)["exact_match"] == 0.0
+
+
+def test_an_answer_has_no_token_that_touches_it(tokenizer, tmp_path):
+    answers = task("qa")
+    examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", "salt.river.light", "river"))))
+    data, _ = answers.encode(tokenizer, examples, 32)
+    ((first, last),) = data.labels.tolist()
+    assert tokenizer.decode(data.rows[0]["input_ids"][first : last + 1]) == "river"
+
+
+def test_losses_of_tags_and_answers_are_means():
+    logits, cross_entropy = torch.randn(2, 4, 3), torch.nn.functional.cross_entropy
+    none = [-100] * 5
+    for rows in ([[-100, 1, 2, -100, -100], [0, -100, -100, -100, -100]], [[-100, 1, -100, -100, -100], none]):
+        tags = torch.tensor(rows)
+        expected = cross_entropy(logits.flatten(0, 1), tags[:, :4].flatten())
+        torch.testing.assert_close(task("token").loss(logits, tags), expected)
+    assert task("token").loss(logits, torch.tensor([none, none])) == 0
+    ends = torch.tensor([[1, 3], [0, 2]])
+    both = [cross_entropy(logits[..., side], ends[:, side]) for side in (0, 1)]
+    torch.testing.assert_close(task("qa").loss(logits[..., :2], ends), sum(both) / 2)
+
+
+def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
+    data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
+    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
+    said = helpers.succeeds(finetune.main, *command).stderr
+    assert said.count("14 of 20") == 2  # of --train and of --dev
+    assert "14 of 20" not in helpers.succeeds(finetune.main, *command, "--seeds", 2).stderr
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 18))
@@ -312,10 +350,11 @@ def test_the_best_span_is_the_best_of_all(seed, length):
 
 
 def test_an_answer_is_not_longer_than_it_may_be():
-    scores, tokens = np.zeros((60, 2)), np.stack([np.arange(60), np.arange(60) + 1], 1)
-    scores[0, 0] = scores[59, 1] = 9.0
-    _, first, last = spans.best_span(scores, tokens)
-    assert last - first < spans.LONGEST_ANSWER
+    tokens = np.stack([np.arange(60), np.arange(60) + 1], 1)
+    for size, is_found in ((spans.LONGEST_ANSWER, True), (spans.LONGEST_ANSWER + 1, False), (60, False)):
+        scores = np.zeros((60, 2))
+        scores[0, 0] = scores[size - 1, 1] = 9.0
+        assert (spans.best_span(scores, tokens)[1:] == (0, size - 1)) == is_found
 
 
 @pytest.mark.slow

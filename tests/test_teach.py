@@ -285,6 +285,7 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     monkeypatch.setattr(teacher, "LIMIT_BYTES", 10**12)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Disk", (), {"free": 500}))
     assert "500" in is_refused(*few, kind="unwritable", option="out").sentence
+    succeeds(teacher.main, *arguments, *few, "--yes")
     is_refused(*few, "--top-k", 10**6, kind="out-of-range", option="top_k")
     is_refused(*few, "--length", 600, kind="too-long", option="length")
     is_refused(*few, "--out", dataset.path, kind="out-exists", option="out")

@@ -159,3 +159,11 @@ def test_what_cannot_be_moved_is_refused(checkpoint, vocab, tmp_path):
     bare = ["--checkpoint", roberta, "--tokenizer", tmp_path / "bare.txt", "--out", tmp_path / "out"]
     refused(transplant.main, *bare, kind="unsupported", option="model")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_for_next_sentences_is_kept(dataset, vocab, tmp_path):
+    train(dataset.path, tmp_path / "run", **QUIET, objective="mlm+nsp", steps=1)
+    moved(tmp_path / "run", vocab, tmp_path / "moved")
+    before, after = (weights_in(path) for path in (last_checkpoint(tmp_path / "run"), tmp_path / "moved"))
+    name = "cls.seq_relationship.weight"
+    assert torch.equal(before[name], after[name])
