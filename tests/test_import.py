@@ -373,6 +373,7 @@ def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
         ({"input_ids": [[1], [], [2, None]]}, "bad-row", "inputs", "row 3"),
         ({"input_ids": [[10], [], [10, 11, 999]]}, "id-outside-vocabulary", "tokenizer", "row 3: id 999"),
         ({"input_ids": [[10], [-1, 4]]}, "id-outside-vocabulary", "tokenizer", "row 2: id -1"),
+        ({"input_ids": [[10], [2**32 + 10]]}, "id-outside-vocabulary", "tokenizer", "row 2: id 4294967306"),
         ({"input_ids": pa.array([[2**64 - 1]], pa.list_(pa.uint64()))}, "id-outside-vocabulary", "tokenizer",
          "row 1: id 18446744073709551615"),
         ({"input_ids": pa.array([[], []], pa.list_(pa.int32()))}, "empty", "inputs", ""),

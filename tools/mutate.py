@@ -124,6 +124,9 @@ EQUIVALENT = {
     ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
      "other = np.int64(below32(bits, uint64(place + 1)))"):
         "it is a place in a block",
+    ("bertdata/read/kernels/rows.py dropped term: place + length -> (place)",
+     'out = ids[span["row"], place : place + length]'):
+        "it begins at the same place, and only `make bounds` checks where an array ends",
     ("bertdata/sources/buffer.py sign: formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4 -> "
      "(formats.BLOCK_BYTES - formats.BLOCK_BYTES // 4)",
      "size = formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4"):
