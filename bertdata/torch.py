@@ -75,7 +75,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
 
     `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
     batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
-    torchdata's StatefulDataLoader keeps. Such a state is for the same number of workers.
+    torchdata's StatefulDataLoader keeps. The state of a worker is for the same number of workers and rows of a batch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -102,13 +102,21 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
             yield tensors(batch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        if batches is None:
-            return {"loader": self.loader.state_dict(), "made": self._made, "workers": self._workers}
-        state = self.loader.state_dict() | {"position": self.loader.position_of(self._first + batches)}
-        return {"loader": state, "made": 0, "workers": 0}
+        state, rows = self.loader.state_dict(), self.loader.global_batch_size
+        if batches is None and self._workers:
+            return {"loader": state, "made": self._made, "workers": self._workers, "global_batch_size": rows}
+        number = self._made if batches is None else self._first + batches
+        return {"loader": state | {"position": self.loader.position_of(number)}, "made": 0, "workers": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises StateError if the state belongs to another stream; the next iteration, if it has other workers."""
+        rows = self.loader.global_batch_size
+        if state["made"] and state["global_batch_size"] != rows:
+            sentence = (
+                f"the state is of a worker whose batches had {state['global_batch_size']} rows, and here they have "
+                f"{rows}; give global_batch_size as before, or take states by state_dict(batches)"
+            )
+            raise StateError(sentence, "other-stream", option="global_batch_size", given=rows)
         self.loader.load_state_dict(state["loader"])
         self._first = self._made = self._resumed = state["made"]
         self._workers = state["workers"]

@@ -117,8 +117,22 @@ def test_a_count_of_one_worker_is_not_taken_for_that_of_others(dataset):
     next(iter(stream))
     state = stream.state_dict()
     assert state["workers"] == 0
+    of_two = state | {"workers": 2, "made": 1, "global_batch_size": 7}
     with refuses("other-stream", "num_workers", given=0, error=StateError):
-        next(iter(resumed(dataset, state | {"workers": 2})))
+        next(iter(resumed(dataset, of_two)))
+    with refuses("other-stream", "global_batch_size", given=7, error=StateError):
+        resumed(dataset, of_two | {"global_batch_size": 8})
+
+
+def test_a_stream_goes_on_with_another_batch_size(dataset):
+    stream = BatchDataset(loader_of(dataset))  # 7 rows
+    taken = iter(stream)
+    for _ in range(5):
+        next(taken)
+    restored = BatchDataset(loader_of(dataset, global_batch_size=3))
+    restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    expected = tensors(loader_of(dataset).read(np.arange(35, 38)))
+    assert torch.equal(next(iter(restored))["input_ids"], expected["input_ids"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
