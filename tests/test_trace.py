@@ -396,3 +396,14 @@ def test_a_run_whose_masks_repeat_is_traced(tmp_path, dataset):
     first = 3 * loader.num_samples
     run = log(tmp_path / "run", {"step": 0} | state(dataset, first, 4, variants=1), {"step": 1})
     assert trace(dataset, run, 1) == with_texts(dataset, documents_of(loader, np.arange(first, first + 4)))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_row_that_has_no_text_any_more_is_not_shown(tmp_path, vocab, form):
+    path, row = tmp_path / f"a.{form}", {"jsonl": '{{"text": "the stone {}"}}\n', "csv": "{},the stone\n"}[form]
+    rows = ["n,text\n"] * (form == "csv") + [row.format(number) for number in range(9)]
+    path.write_text("".join(rows))
+    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0).dataset
+    rows[4] = rows[4].replace("text", "body").replace(",", ";")
+    path.write_text("".join(rows))
+    assert [each.text is None for each in traced(dataset)].count(True) == 1

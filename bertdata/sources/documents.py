@@ -65,7 +65,7 @@ class TextFile:
         """The documents that begin at some bytes, one at a time, in the order of the input.
 
         Of a plain file nothing else is read; of any other, all that comes before. A byte at which none begins is left
-        out.
+        out, and a row without a text.
         """
         wanted = np.unique(starts)
         with opened(self.file, self.form.encoding) as stream:
@@ -75,7 +75,8 @@ class TextFile:
                 ranges = [(0, int(wanted[-1]) + 1)]
             for some in (some for first, stop in ranges for some in self._starting_in(stream, first, stop)):
                 for number in np.flatnonzero(np.isin(some.starts, wanted)).tolist():
-                    yield self._decoded(some.part(number, number + 1))
+                    if (found := self._decoded(some.part(number, number + 1))).starts.size:
+                        yield found
 
     @property
     def is_one_document(self) -> bool:

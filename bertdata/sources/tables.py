@@ -49,7 +49,8 @@ class TableFile:
         with readable(self.file, self.kind):
             for first, column in self._columns_with(wanted):
                 for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
-                    yield _documents(_binary(column.slice(row - first, 1)), row, {})
+                    if (found := _documents(_binary(column.slice(row - first, 1)), row, {})).starts.size:
+                        yield found
 
     def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
