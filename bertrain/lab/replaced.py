@@ -164,7 +164,7 @@ class ReplacedTokens(Method):
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
         length = checks.max_length(self._config)
-        self._files = checkpoint.tokenizer_files(setting.shards, discriminator, length)
+        self._files = checkpoint.tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
         """The encoder of the discriminator, with random weights."""

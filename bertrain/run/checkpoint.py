@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-import bertdata
 from bertdata.errors import BuildError, DatasetError
 from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.format.arrays import digest
@@ -223,13 +222,13 @@ def read_average(path: Path, average: Average) -> None:
             ) from None
 
 
-def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
-    """What a checkpoint holds of a dataset's tokenizer.
+def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
+    """What a checkpoint holds of a tokenizer. file_of: the contents of its files by name.
 
     tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
     model's inputs: token_type_ids only if it has them.
     """
-    config = json.loads(shards.tokenizer_file(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
+    config = json.loads(file_of(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
     config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]
     content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
-    return {TOKENIZER: shards.tokenizer_file(TOKENIZER), TOKENIZER_CONFIG: content}
+    return {TOKENIZER: file_of(TOKENIZER), TOKENIZER_CONFIG: content}

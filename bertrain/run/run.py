@@ -63,7 +63,7 @@ class Run:
         self.sums = Sums(list(self.learner.objectives), self.batches.names, ranks.device)
         if ranks.rank == 0:
             self.sums.load(begun.since_entry)
-        self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
+        self.tokenizer = checkpoint.tokenizer_files(self.shards.tokenizer_file, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
         self._read = self._amounts()
         self.milestones: list[str] = []
