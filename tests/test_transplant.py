@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 import bertdata
 from bertdata.tokenize.load import load
 from bertrain.lab import transplant
+from bertrain.models.checks import max_length
 
 KINDS = ("bert", "modernbert", "albert", "deberta-v2", "bert untied")
 
@@ -167,3 +168,30 @@ def test_a_head_for_next_sentences_is_kept(dataset, vocab, tmp_path):
     before, after = (weights_in(path) for path in (last_checkpoint(tmp_path / "run"), tmp_path / "moved"))
     name = "cls.seq_relationship.weight"
     assert torch.equal(before[name], after[name])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_positions_follow_the_padding_id(ordinary, tmp_path, place):
+    def tokens(where):
+        others = [token for token in SPECIALS if token != "[PAD]"]
+        return [*others[:where], "[PAD]", *others[where:], *ordinary]
+
+    tokenizer = load(str(write(tmp_path / "old.txt", *tokens(1))))
+    sizes = SMALL["roberta"] | {"vocab_size": len(tokens(1)), "pad_token_id": 1}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("roberta", **sizes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "old")
+    write_all(tmp_path / "old", tokenizer.files)
+    _, new = moved(tmp_path / "old", write(tmp_path / "new.txt", *tokens(place)), tmp_path / "new")
+    old_id = [tokens(1).index(token) for token in tokens(place)]
+    ids = [tokens(place).index(token) for token in ("[CLS]", *ordinary[:4], "[SEP]")]
+    expected = logits(model, [old_id[number] for number in ids])[:, old_id]
+    assert torch.allclose(logits(new, ids), expected, atol=1e-5)
+
+
+def test_the_tokenizer_is_as_the_model_takes_it(checkpoint, vocab, tmp_path):
+    _, model = moved(checkpoint("modernbert"), vocab, tmp_path / "new")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert tokenizer.model_input_names == ["input_ids", "attention_mask"]
+    assert tokenizer.model_max_length == max_length(model.config)

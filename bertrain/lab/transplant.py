@@ -26,7 +26,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertrain.models import build, checks, pretrained
-from bertrain.models.families import family_of
+from bertrain.models.families import family_of, first_position
 from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir
 
@@ -102,25 +102,38 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
         config.vocab_size = new.special.vocab_size
 
     model, _ = build.build(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
-    of_vocabulary = _of_vocabulary(old)
+    of_vocabulary, of_positions = _growing(old, "vocab_size"), set[str]()
+    if family_of(old).positions_after_padding:
+        of_positions = _growing(old, "max_position_embeddings")
     weights = model.state_dict()
     for name, tensor in old.state_dict().items():
-        if name not in of_vocabulary:
+        if name in of_vocabulary:
+            for number, ids in enumerate(made_of.of_id):
+                if ids:
+                    weights[name][number] = tensor[ids].mean(0)
+        elif name in of_positions:
+            _move_positions(tensor, first_position(old.config), weights[name], first_position(model.config))
+        else:
             weights[name].copy_(tensor)
-            continue
-        for number, ids in enumerate(made_of.of_id):
-            if ids:
-                weights[name][number] = tensor[ids].mean(0)
     return model
 
 
-def _of_vocabulary(model: PreTrainedModel) -> set[str]:
-    """The names of the weights that have a row for each id: those that grow with the vocabulary."""
+def _growing(model: PreTrainedModel, size: str) -> set[str]:
+    """The names of the weights that have a row for each of a size of the configuration: those that grow with it."""
     config = copy.deepcopy(model.config)
-    config.vocab_size += 1
+    setattr(config, size, getattr(config, size) + 1)
     with torch.device("meta"):
         larger = type(model)(config).state_dict()
-    return {name for name, tensor in model.state_dict().items() if len(larger[name]) > len(tensor)}
+    return {name for name, tensor in model.state_dict().items() if tensor.ndim and len(larger[name]) > len(tensor)}
+
+
+def _move_positions(old: torch.Tensor, old_first: int, new: torch.Tensor, new_first: int) -> None:
+    """Copies the rows of positions [P, ...] where they begin after the padding id, and the row of padding before them.
+
+    old_first, new_first: the positions of the first token of a row.
+    """
+    length = min(len(old) - old_first, len(new) - new_first) + 1
+    new[new_first - 1 : new_first - 1 + length] = old[old_first - 1 : old_first - 1 + length]
 
 
 @click.command(
