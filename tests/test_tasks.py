@@ -692,3 +692,17 @@ def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
 def test_the_page_names_every_task():
     page = (ROOT / "docs" / "finetuning.md").read_text()
     assert all(f"| `{name}` |" in page for name in TASKS)
+
+
+def test_a_pair_needs_two_columns(tmp_path):
+    path = write(tmp_path / "rte.tsv", "index\tsentence1\tsentence2\tlabel", "0\ta\tb\tyes", "1\tc\td\tno")
+    refused("pairs", path, "conflict", option="other", text="sentence1", label="label")
+    assert task("pairs", "sentence1", "sentence2", "label").read(str(path))[0].others == ["b", "d"]
+
+
+def test_the_second_file_of_c3_is_read_alone(tmp_path):
+    for kind in "dm":
+        entry = [[kind], [{"question": "q", "choice": ["a", "b"], "answer": "a"}], "1"]
+        (tmp_path / f"{kind}-dev.json").write_text(json.dumps([entry]))
+    texts = {kind: [q.text for q in task("choice").read(str(tmp_path / f"{kind}-dev.json"))[0]] for kind in "dm"}
+    assert texts == {"d": ["d", "m"], "m": ["m"]}

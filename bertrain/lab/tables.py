@@ -118,6 +118,12 @@ def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, An
             listed = ", ".join(map(str, names))
             sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
             raise UsageError(sentence, "no-column", option=role, given=wanted)
+    if "other" in columns and columns["other"] == columns["text"]:
+        sentence = (
+            f"{path}: --text and --other name the same column, {columns['text']!r}; name the column of the second text "
+            "with --other"
+        )
+        raise UsageError(sentence, "conflict", option="other", given=roles["other"])
     for role in columns.keys() - {"label"}:
         if columns[role] == columns["label"] and len(names) == 1:
             sentence = (
