@@ -36,11 +36,11 @@ class Choices(Task):
     head, main = AutoModelForSequenceClassification, "accuracy"
 
     def files(self, path: str) -> list[str]:
-        """Of C3, dialogues (d-train.json) and other texts (m-train.json) go together."""
+        """Of C3, the name of the dialogues (d-train.json) stands for the other texts (m-train.json), too."""
         name = Path(path).name
-        if name[:2] not in ("d-", "m-") or not name.endswith(".json"):
+        if not (name.startswith("d-") and name.endswith(".json")):
             return [path]
-        other = Path(path).with_name({"d": "m", "m": "d"}[name[0]] + name[1:])
+        other = Path(path).with_name("m" + name[1:])
         return [path, str(other)] if other.is_file() and _is_list(path) else [path]
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
