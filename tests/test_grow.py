@@ -16,6 +16,7 @@ from bertrain.models import build, pretrained
 from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run import checkpoint
+from bertrain.run.validation import Validation
 from bertrain.run.watch import Watch, _scale_lines
 from bertrain.runtime import clock
 
@@ -215,6 +216,14 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
     for name, more, kind, option, given in (
         ("bert", {"phase": changing(0.5, layers=[1, 1])}, "out-of-range", "layers", 1),
         ("bert", {"phase": changing(0.5, layers=[3, None])}, "out-of-range", "layers", 3),
+        ("bert", {"phase": changing(0.3, 0.6, layers=[1, 5, None])}, "out-of-range", "layers", 5),
+        (
+            "bert",
+            {"phase": changing(0.3, 0.6, layers=[1, 1, None], trains=["", r"layer\.1\.", ""])},
+            "no-match",
+            "trains",
+            r"layer\.1\.",
+        ),
         ("albert", growth, "unsupported", "layers", None),
         ("bert", {"phase": changing(0.5, trains=["", "embedings"])}, "no-match", "trains", "embedings"),
         ("bert", {"rope_base": 1e5}, "unsupported", "rope_base", 1e5),
@@ -226,6 +235,19 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
         options = {"model": configs[name], "steps": 4, "kind": kind, "option": option, "given": given} | more
         refused_run(dataset.path, tmp_path / "run", **options)
         assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_the_losses_around_a_growth_are_of_one_rotary_base(dataset, tmp_path, configs, monkeypatch):
+    seen, real = [], Validation.loss
+
+    def loss(self):
+        seen.append(self._run.learner.model.config.rope_parameters["full_attention"]["rope_theta"])
+        return real(self)
+
+    monkeypatch.setattr(Validation, "loss", loss)
+    options = {"model": configs["modernbert"], "rope_base": 777.0, "steps": 2, "phase": changing(0.5, layers=[1, None])}
+    train(dataset.path, tmp_path / "run", **QUIET | options)
+    assert seen == [777.0, 777.0]
 
 
 def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):

@@ -13,6 +13,7 @@ So weights and moments always come from one tensor (as in Shen et al., 2022), an
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,11 +112,13 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
 
 
 def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
-    """Raises UsageError for a model that cannot grow, or phases whose last one has not all of its layers."""
+    """Raises UsageError for a model that cannot grow, or for phases with more layers, or whose last one has fewer."""
     if _prefix(full) is None:
         kind = full.config.model_type
         sentence = f"the layers of {kind} cannot be told apart, or share weights; leave layers out of the phases"
         raise UsageError(sentence, "unsupported", option="layers")
+    for depth in filter(None, depths):
+        shorten(copy.deepcopy(full.config), depth)
     number = len(layers_of(full))
     if depths[-1] not in (None, number):
         sentence = f"the last phase has {depths[-1]} layers, and --model has {number}; leave layers out of it"

@@ -204,8 +204,10 @@ def check_parts(
     later = [name for method in methods for name in method.check_model(config, learner, phases, build_model)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
     optimizers.check_scales([*learner.sizes, *later], config)
-    for phase in phases:
-        check_trains(phase, trained + later)
+    for before, phase in zip((phases[0], *phases), phases, strict=False):
+        if any(method.remake(before, phase) for method in methods):
+            trained = [name for name, parameter in build_model(phase).named_parameters() if parameter.requires_grad]
+        check_trains(phase, trained)
 
 
 def check_trains(phase: Phase, names: Sequence[str]) -> None:

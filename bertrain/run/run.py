@@ -162,7 +162,7 @@ class Run:
         carry = next(filter(None, (method.remake(before, phase) for method in self.methods)), None)
         if carry:
             loss_before = loss()
-            change = self.ranks.together(lambda: self.training.remake(phase, carry))
+            change = self.ranks.together(lambda: self.training.remake(before, phase, carry))
             self.clock.lap("compiled")
             losses = {"loss_before": loss_before, "loss_after": loss()}
             parameters, scales = self.training.num_parameters(), self.training.scaled_rates()

@@ -94,11 +94,15 @@ class Training:
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
         optimizers.set_weight_decay(self.optimizer, phase.weight_decay)
 
-    def remake(self, phase: Phase, carry: Carry) -> Mapping[str, Any]:
-        """Makes the model of a phase anew, with what `carry` takes over. Returns what it says has changed."""
-        before, old = self.learner, self.optimizer
+    def remake(self, before: Phase, phase: Phase, carry: Carry) -> Mapping[str, Any]:
+        """Makes the model of a phase anew, with what `carry` takes over. Returns what it says has changed.
+
+        The model has the rotary bases of the phase before, until `apply`, so that their losses can be compared.
+        """
+        old = self.learner, self.optimizer
         self._prepare(assemble.model(self._config, self._shards, phase, methods=self._methods)[0])
-        return carry(before, self.learner, old, self.optimizer)
+        rotary.set_bases(self.learner.model, before.rope_base, before.rope_base_local)
+        return carry(old[0], self.learner, old[1], self.optimizer)
 
     def begin_phase(self) -> torch.nn.Module:
         """Called before the first step of a phase, on all ranks at the same time. Returns what its steps call.
