@@ -218,3 +218,28 @@ def test_estimates_say_that_they_do_not_count_the_discriminator(dataset, tmp_pat
     said = {line.split()[1]: line[:4] for line in lines if line.endswith("; the discriminator is not counted")}
     assert said == dict.fromkeys(["memory", "speed", "disk"], "WARN")
     assert "the discriminator is not counted" in succeeds(plan.main, *given[:2], *given[4:]).output
+
+
+def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path, options):
+    config = tmp_path / "model.json"
+    config.write_text(json.dumps(SMALL["modernbert"] | {"model_type": "modernbert"}))
+    given = options() | {"model": str(config), "discriminator": str(config), "gradient_checkpointing": True}
+    given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
+    run = run_of(Config.of(length=32, global_batch_size=6, **given))
+    run.training.begin_step(0, run.phase)
+    run.watch.close()
+    model = run.learner.objectives["discriminator"].encoder.model
+    assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def test_a_discriminator_that_computes_in_fp32_alone_is_refused_in_others(dataset, tmp_path, options):
+    settings = SMALL["deberta"] | {"model_type": "deberta"}
+    given = options(settings, share_embeddings="none", precision="bf16")
+    refused_run(dataset.path, tmp_path / "run", **given, kind="unsupported", option="precision")
+
+
+def test_attention_must_run_in_the_discriminator_too(dataset, tmp_path, options):
+    dropping = ELECTRA | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    known = {"kind": "unsupported", "option": "attention"}
+    refused_run(dataset.path, tmp_path / "run", **options(dropping, attention="flash"), **known)

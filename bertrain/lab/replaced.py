@@ -24,8 +24,9 @@ import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.errors import UsageError
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import build, checks
-from bertrain.models.encoder import Encoder, inputs_of
+from bertrain.models import build, checks, rotary
+from bertrain.models.encoder import Encoder, inputs_of, recompute_activations
+from bertrain.models.families import family_of
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.options.fields import ABOVE_0, Excludes, Needs, Options, option
 from bertrain.run import checkpoint
@@ -157,10 +158,14 @@ class ReplacedTokens(Method):
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
         """Raises UsageError for a discriminator that cannot be built, or cannot share embeddings."""
         discriminator = self._built(setting)
+        if setting.precision != "fp32" and not family_of(discriminator).half:
+            sentence = f"{discriminator.config.model_type}, the --{NAME}, computes only in fp32; give --precision fp32"
+            raise UsageError(sentence, "unsupported", option="precision", given=setting.precision)
         self._share(model, discriminator)
         objectives[NAME] = Replaced(model, discriminator, setting)
         objectives[NAME].weight = self.options.discriminator_weight
         self._seed, self._config = setting.config.seed, discriminator.config
+        self._bases: tuple[float | None, float | None] = None, None  # that a phase has set
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
         length = checks.max_length(self._config)
@@ -176,6 +181,8 @@ class ReplacedTokens(Method):
             sentence = str(error).replace("--model", f"--{NAME}")
             raise UsageError(sentence, error.kind, option=NAME, given=name) from None
         checks.check_runs(model, length=config.longest)
+        if config.gradient_checkpointing:
+            recompute_activations(model)
         encoder: Any = model.base_model
         return encoder
 
@@ -201,6 +208,10 @@ class ReplacedTokens(Method):
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
         objective: Any = learner.objectives[NAME]
         objective.key = bertdata.key(self._seed, "replace", step)
+        if self._bases != (bases := (phase.rope_base, phase.rope_base_local)):
+            self._bases = bases
+            of_kinds = zip(rotary.kinds_of(self._config), bases, strict=True)  # the model may have other kinds
+            rotary.set_bases(objective.encoder.model, *(base if is_there else None for is_there, base in of_kinds))
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: build.identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}

@@ -22,12 +22,7 @@ def set_bases(model: PreTrainedModel, base: float | None, local: float | None) -
     for option, kind, value in (("rope_base", _GLOBAL, base), ("rope_base_local", _LOCAL, local)):
         if value is None:
             continue
-        given = getattr(config, "rope_parameters", None) or {}
-        by_kind = given if given.keys() & {_GLOBAL, _LOCAL} else {_GLOBAL: given}
-        parameters = by_kind.get(kind)
-        if kind == _LOCAL and kind not in (getattr(config, "layer_types", None) or [kind]):
-            parameters = None  # ModernBERT's configuration has them without such a layer, too
-        if not parameters or "rope_theta" not in parameters:
+        if (parameters := _parameters(config, kind)) is None:
             layers = "local layers with rotary positions" if kind == _LOCAL else "rotary positions"
             sentence = f"{option} is {value:g}, and {config.model_type} has no {layers}; leave it out"
             raise UsageError(sentence, "unsupported", option=option, given=value)
@@ -40,3 +35,17 @@ def set_bases(model: PreTrainedModel, base: float | None, local: float | None) -
             fresh = dict(made(config).named_buffers(recurse=False))
             for name, buffer in module.named_buffers(recurse=False):
                 buffer.copy_(fresh[name])
+
+
+def kinds_of(config: Any) -> tuple[bool, bool]:
+    """Whether a model has layers with rotary positions, and local ones."""
+    return _parameters(config, _GLOBAL) is not None, _parameters(config, _LOCAL) is not None
+
+
+def _parameters(config: Any, kind: str) -> dict[str, Any] | None:
+    """What a configuration says of the rotary positions of a kind of layer; None: it has no such layer."""
+    given = getattr(config, "rope_parameters", None) or {}
+    parameters: dict[str, Any] | None = (given if given.keys() & {_GLOBAL, _LOCAL} else {_GLOBAL: given}).get(kind)
+    if kind == _LOCAL and kind not in (getattr(config, "layer_types", None) or [kind]):
+        return None  # ModernBERT's configuration has them without such a layer, too
+    return parameters if parameters and "rope_theta" in parameters else None

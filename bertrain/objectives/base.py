@@ -83,6 +83,12 @@ class Learner(Encoder):
         """Whether a step may give parts of the model no gradient: its head, or that bias of an untied one which only
         tied ones use."""
 
+    @property
+    def encoders(self) -> list[Encoder]:
+        """Those that train: its own, and those that objectives have beside it."""
+        every = [module for module in self.modules() if isinstance(module, Encoder)]
+        return [each for each in every if any(parameter.requires_grad for parameter in each.parameters())]
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
         return {name: objective.count(batch) for name, objective in self.objectives.items()}

@@ -64,7 +64,7 @@ class Records:
                     f"{path} has no validation split, so nothing is evaluated{where}; build it with a larger "
                     "--validation"
                 )
-        if has_dropout(run.learner.model) and run.ranks.world_size > 1:
+        if any(has_dropout(each.model) for each in run.learner.encoders) and run.ranks.world_size > 1:
             run.warnings.append("the model has dropout, so another number of ranks would give another run")
         run.watch.announce(facts, lines, [*run.warnings, *run.plan.warnings])
         return run.watch.last_evaluation.get("step", 0)

@@ -65,7 +65,8 @@ class Training:
             recompute_activations(weights)
         self.learner = assemble.learner(config, weights, self._shards, self._ranks, self.precision, self._methods)
         device, choice = self._ranks.device, config.attention
-        attention.require(choice, self.learner, device, self.autocast)
+        for encoder in self.learner.encoders:
+            attention.require(choice, encoder, device, self.autocast)
         self.attention = attention.kernels(choice, self.learner, device)
         """The kernels of attention that may run."""
         self._limited = attention.limited(self.attention)
