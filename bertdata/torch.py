@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from bertdata.errors import StateError, counted
+from bertdata.errors import StateError, UsageError, counted
 from bertdata.read.loader import Loader
 from bertdata.types import Batch
 
@@ -17,7 +17,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def tensors(batch: Batch) -> Tensors:
-    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else its rows have."""
+    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
+
+    The weights of uniform masking and a teacher's answers, which no model takes, are left out.
+    """
     arrays = {
         "input_ids": batch.input_ids,
         "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
@@ -29,6 +32,16 @@ def tensors(batch: Batch) -> Tensors:
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
+def _require_plain(loader: Loader) -> None:
+    """Raises UsageError for a loader whose batches have what `tensors` leaves out: the loss would be another one."""
+    if loader.masking and loader.masking.policy == "uniform":
+        sentence = "uniform masking weights the loss of each row, which models of transformers do not; read the Loader"
+        raise UsageError(sentence, "unsupported", option="masking", given="uniform")
+    if loader.teacher_cache:
+        sentence = "models of transformers do not take a teacher's answers; read the Loader, or leave teacher_cache out"
+        raise UsageError(sentence, "unsupported", option="teacher_cache", given=loader.teacher_cache)
+
+
 class SampleDataset(torch.utils.data.Dataset[Tensors]):
     """The samples of one epoch of a Loader, by number, in the Loader's order: for samplers, Trainer and accelerate.
 
@@ -38,6 +51,7 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
+        _require_plain(loader)
         self.loader = loader
         self._epoch = torch.tensor(epoch).share_memory_()
 
@@ -79,6 +93,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     """
 
     def __init__(self, loader: Loader) -> None:
+        _require_plain(loader)
         self.loader = loader
         self._first = self._made = self._resumed = 0  # batches: before this iteration, so far, before the next one
         self._workers = 0  # that made them

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
-from bertdata import Loader
+from bertdata import Loader, Masking
 from bertdata.errors import StateError
 from bertdata.torch import BatchDataset, SampleDataset, tensors
 
@@ -255,3 +255,9 @@ def test_a_dataset_says_what_it_reads(dataset, kind):
     shown = repr(kind(loader_of(dataset)))
     assert kind.__name__ in shown
     assert str(dataset.path) in shown
+
+
+@pytest.mark.parametrize("kind", [SampleDataset, BatchDataset])
+def test_weights_of_rows_are_not_dropped(dataset, kind):
+    with refuses("unsupported", "masking"):
+        kind(loader_of(dataset, masking=Masking(policy="uniform")))
