@@ -1,5 +1,6 @@
 """Ids that others made: none is added, left out or changed, and those of Megatron go back byte for byte."""
 
+import gzip
 import json
 import os
 import shutil
@@ -731,3 +732,15 @@ def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab,
     take(f"{prefix}.bin", overwrite=True)
     assert stored(bertdata.open(tmp_path / "out")) == DOCUMENTS
     assert verify(tmp_path / "out") == []
+
+
+def test_both_files_of_megatron_are_one_input(tmp_path, take):
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    assert stored(take([f"{prefix}.bin", f"{prefix}.idx"])) == DOCUMENTS
+
+
+@pytest.mark.parametrize("format", ["auto", "nanogpt"])
+def test_compressed_ids_are_refused(tmp_path, take, format):
+    name = str(write(tmp_path / "a.bin.gz", gzip.compress(np.arange(10, 60, dtype=np.uint16).tobytes())))
+    with refuses("unsupported", "inputs", given=name):
+        take(name, format=format)

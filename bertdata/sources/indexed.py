@@ -88,7 +88,11 @@ def open_indices(name: str) -> list[Index]:
 
 def open_index(directory: str) -> Index:
     """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
-    inside = _below_url(directory) if is_remote(directory) else lambda name: file_of_ids(Path(directory) / name)
+    inside = (
+        _below_url(directory)
+        if is_remote(directory)
+        else lambda name: file_of_ids(Path(directory) / name, may_be_compressed=True)
+    )
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
         sentence = f"{file} has {file.size:,} bytes, and at most {_MOST_INDEX_BYTES:,} are read; divide the dataset"

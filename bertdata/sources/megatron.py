@@ -56,9 +56,14 @@ def _arrays_of(index: Input) -> tuple[FileArray, FileArray, FileArray, np.dtype[
     )
 
 
+def prefix_of(name: str) -> str:
+    """PREFIX of PREFIX, PREFIX.bin or PREFIX.idx."""
+    return name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
+
+
 def open_megatron(name: str) -> IdsFile:
     """name: PREFIX, PREFIX.bin or PREFIX.idx."""
-    prefix = name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
+    prefix = prefix_of(name)
     index, data = file_of_ids(f"{prefix}.idx"), file_of_ids(f"{prefix}.bin")
     lengths, pointers, documents, dtype = _arrays_of(index)
     num_sequences, end, empty_sentences = lengths.size, 0, 0

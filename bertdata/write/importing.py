@@ -24,6 +24,7 @@ from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
 from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
+from bertdata.sources.megatron import prefix_of
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
@@ -79,6 +80,9 @@ def import_ids(
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
+    if kind == "megatron":  # a pattern of the shell names both files of a dataset
+        first = {prefix_of(name): name for name in reversed(names)}
+        names = [name for name in names if first[prefix_of(name)] == name]
     files = [open_ids(name, kind, end_id, dtype) for name in names]
     for note in filter(None, (file.note for file in files)):
         say(note)
