@@ -1110,3 +1110,21 @@ def test_an_error_in_the_text_goes_before_one_that_is_read_later(tmp_path, vocab
     write(tmp_path / "b.txt.gz", gzip.compress(as_text(ROWS))[:-20])
     with refuses("bad-row", "inputs", given=str(first)):
         build([first, tmp_path / "b.txt.gz"], tmp_path / "out", tokenizer=vocab, workers=workers)
+
+
+def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):
+    os.mkfifo(pipe := tmp_path / "pipe")
+
+    def write_and_remove():
+        with open(pipe, "wb") as file:
+            pipe.unlink()
+            file.write(as_text(ROWS))
+
+    threading.Thread(target=write_and_remove, daemon=True).start()
+    assert build(pipe, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
+
+
+def test_a_pipe_is_named_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with refuses("read-once", "inputs"):
+        find_inputs([tmp_path / "pipe"] * 2)

@@ -91,8 +91,10 @@ def find_inputs(
             paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
             names = choice.taken(name, paths, is_directory=not glob.has_magic(name))
         inputs.files.extend(of_remote(remote[each]) for each in names)
-    if [file.name for file in inputs.files].count(STANDARD_INPUT) > 1:
-        sentence = "standard input (-) is named twice, but it can be read only once; name it once"
+    pipes = [file.name for file in inputs.files if file.is_stream]
+    if twice := next((name for name in pipes if pipes.count(name) > 1), None):
+        what = "standard input (-)" if twice == STANDARD_INPUT else f"the pipe {twice}"
+        sentence = f"{what} is named twice, but it can be read only once; name it once"
         raise UsageError(sentence, "read-once", option="inputs")
     if all(file.size == 0 for file in inputs.files):
         shown = ", ".join(file.name for file in inputs.files)

@@ -201,6 +201,7 @@ def missing_roles_warning(roles: Sequence[str]) -> str:
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:
     """Raises InputError if an input is not what it was when the build began."""
+    files = [file for file in files if not file.is_stream]  # a pipe may be gone
     if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
         sentence = f"{changed[0]} changed while it was read; {advice} when nobody changes it"
         raise InputError(sentence, "changed", option="inputs", given=changed[0])
