@@ -279,3 +279,12 @@ def test_proteins_become_rows_of_a_model(ending, tmp_path):
     rows = [[0, *ids, 2] + [1] * (22 - len(ids)) for ids in expected]
     assert unmasked in rows
     assert 32 in batch.input_ids
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer_config.json", "spiece.model"])
+def test_a_directory_of_another_tokenizer_is_left_alone(tmp_path, name):
+    text, file = write(tmp_path / "text", "the stone"), write(tmp_path / "out" / name, "mine")
+    with refuses("out-exists", "out", error=BuildError):
+        train_tokenizer(text, tmp_path / "out", vocab_size=40)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+    assert file.read_text() == "mine\n"

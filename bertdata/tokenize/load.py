@@ -21,7 +21,10 @@ from bertdata.tokenize.tokenizer import (
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
+VOCABULARY = "vocab.txt"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
+FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, *SENTENCEPIECE)
+"""Those that make a directory one of a tokenizer."""
 MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
@@ -85,7 +88,7 @@ def _load_directory(path: Path) -> LoadedTokenizer:
                     option="tokenizer",
                     given=path,
                 ) from None
-    for name in (TOKENIZER, "vocab.txt"):
+    for name in (TOKENIZER, VOCABULARY):
         if (path / name).is_file():
             return _load_file(path / name, config)
     if any((path / name).is_file() for name in SENTENCEPIECE):
@@ -187,7 +190,7 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
         except (EntryNotFoundError, HFValidationError):  # not there, or not in the cache
             return None
 
-    path = download(TOKENIZER) or download("vocab.txt")
+    path = download(TOKENIZER) or download(VOCABULARY)
     if path:
         download(TOKENIZER_CONFIG)
     return path

@@ -18,7 +18,7 @@ from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
 from bertdata.tokenize.fixed import FIXED
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import FILES, load
 from bertdata.tokenize.texts import Tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
 from bertdata.tokenize.train import TRAINERS
@@ -143,7 +143,7 @@ def _require_new(directory: Path) -> None:
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
+    if any((directory / name).exists() for name in (*FILES, MANIFEST)):
         sentence = f"{directory} already holds a tokenizer; give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
