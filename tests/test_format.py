@@ -619,3 +619,14 @@ def test_of_many_small_shards_evenly_spaced_tokens_are_counted(tmp_path):
     shards = [([10 + number] * 999 + [3], [1000], None) for number in range(12)]
     counts = bertdata.open(write_dataset(tmp_path / "out", shards)).token_counts("train", sample_tokens=8000)
     assert {token: int(counts[token]) for token in np.flatnonzero(counts).tolist()} == {3: 2, 10: 999, 18: 807}
+
+
+def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
+    model = models.WordLevel({"<|endoftext|>": 0, "the": 1}, unk_token="<|endoftext|>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("the zebra\n\nthe the\n")
+    bertdata.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
+    assert verify(tmp_path / "out") == []

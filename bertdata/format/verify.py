@@ -220,7 +220,8 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, an
             fault = f"token {start + int(wrong[0])} is {ids[wrong[0]]}, a special id that must not be stored"
         if special.separator is not None:
             num_separators += int((ids == special.separator).sum())
-    if fault or any_special or special.separator is None or num_separators == num_documents:
+    is_unknown = special.unk == special.separator  # so that it may also be inside
+    if fault or any_special or is_unknown or special.separator is None or num_separators == num_documents:
         return fault
     return f"{num_separators} separators for {num_documents} documents"
 
