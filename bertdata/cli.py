@@ -658,6 +658,7 @@ def inspect(
         if html:
             sentence = f"{shards} is a teacher's cache, and --html is for datasets; leave it out"
             raise UsageError(sentence, "unsupported", option="html", given=shards)
+        _say_without_effect([*steps, "samples"], "a teacher's cache has rows of its own")
         click.echo(facts.of_cache(shards, to_json=as_json))
         return
     for option, value in steps.items():
@@ -689,7 +690,6 @@ def inspect(
 @click.option(
     "--masking",
     "--policy",
-    "policy",
     type=click.Choice(MASKING_POLICIES),
     default="exact",
     help="Masking policy for --masked.",
@@ -703,12 +703,14 @@ def show(
     length: int,
     seed: int,
     samples: str,
-    policy: MaskingPolicy,
+    masking: MaskingPolicy,
 ) -> None:
     """Print samples as a trainer gets them, decoded to text."""
     from bertdata.format.dataset import Dataset
     from bertdata.look import show as look
 
+    if not masked:
+        _say_without_effect(["masking"], "--masked was not given")
     shown = look.shown(
         Dataset(_local(shards)),
         samples=samples,
@@ -717,7 +719,7 @@ def show(
         count=count,
         length=length,
         seed=seed,
-        policy=policy if masked else None,
+        policy=masking if masked else None,
     )
     click.echo(shown)
 

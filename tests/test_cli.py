@@ -439,7 +439,7 @@ def test_a_file_is_on_disk_before_it_leaves_memory(tmp_path, monkeypatch):
 def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):
     one = bertdata.open(write_dataset(tmp_path / "one", [([7, 8, 3], [3], [1, 3])]))
     two = bertdata.open(write_dataset(tmp_path / "two", [([7, 3, 8, 3], [2, 4], [2, 4])]))
-    assert [bench._has_pairs(dataset.splits["train"]) for dataset in (one, two)] == [False, True]
+    assert [bench._is_possible("pairs", dataset.splits["train"], 32) for dataset in (one, two)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -488,3 +488,15 @@ def test_the_examples_of_a_help_are_command_lines(program, name):
         words = shlex.split(example, comments=True)
         assert words[:2] == [program, name]
         command.make_context(name, words[2:])
+
+
+def test_bench_leaves_out_rows_that_are_too_long_for_an_index(dataset, monkeypatch):
+    monkeypatch.setattr(bench, "_alone", lambda function, *given: given)
+    monkeypatch.setattr(bench, "read_together", lambda *given: {})
+    measured = bench.run(str(dataset.path), length=1 << 17, rows=1, seconds=0.01, processes=1, cold=False)
+    assert measured["warm"][2] == ["windows", "pairs"]  # the kinds
+
+
+def test_a_policy_without_masks_is_said_to_have_no_effect(dataset):
+    assert "--masking has no effect" in succeeds(main, "show", dataset.path, "--masking", "span").stderr
+    assert "no effect" not in succeeds(main, "show", dataset.path, "--masking", "span", "--masked").stderr

@@ -20,6 +20,7 @@ from bertdata.errors import UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Split
 from bertdata.read.loader import Loader
+from bertdata.read.pieces import MAX_LENGTH
 from bertdata.types import Masking
 
 
@@ -48,7 +49,7 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
             option="shards",
             given=path,
         )
-    kinds = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset.splits["train"])]
+    kinds = [name for name in SAMPLE_KINDS if _is_possible(name, dataset.splits["train"], length)]
     del dataset
     if cold:  # first, because the other measurements bring the dataset into memory
         measured["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
@@ -58,9 +59,11 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
     return measured
 
 
-def _has_pairs(split: Split) -> bool:
-    """Whether pairs can be made: sentences are stored, and there are two documents."""
-    return split.stores("sentences") and split.num_documents > 1
+def _is_possible(samples: str, split: Split, length: int) -> bool:
+    """Whether a kind of samples can be made: pairs of stored sentences and two documents, and rows that are indexed."""
+    if samples == "pairs":
+        return split.stores("sentences") and split.num_documents > 1
+    return samples == "windows" or length <= MAX_LENGTH
 
 
 @contextmanager
