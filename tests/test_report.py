@@ -13,6 +13,7 @@ from helpers import data_of, invoke, succeeds
 import bertdata
 from bertdata.choices import MASKING_POLICIES
 from bertdata.cli import main
+from bertdata.look import facts
 from bertdata.look import report as looking
 from bertdata.look.report import report
 
@@ -193,3 +194,16 @@ def test_a_notebook_shows_the_splits(made):
     assert f"82 ids; {dataset.dataset_id[:16]}</caption>" in shown
     about = f"{dataset.path}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens"
     assert repr(dataset) == f"<Dataset {about}>"
+
+
+def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
+    for seed in range(100):
+        documents = "\n\n".join(f"the stone {seed} {n}\nriver of light\na day" for n in range(30))
+        (tmp_path / "a.txt").write_text(documents)
+        options = {"tokenizer": vocab, "validation": 0.03, "sentences": "line", "overwrite": True}
+        dataset = bertdata.build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
+        if "validation" in dataset.splits and dataset.splits["validation"].num_documents == 1:
+            break
+    about = facts.facts(dataset, length=32, global_batch_size=4, world_size=1, samples="pairs")
+    assert about["splits"]["train"]["samples_per_epoch"] > 0
+    assert about["splits"]["validation"]["samples_per_epoch"] == 0

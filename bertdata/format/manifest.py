@@ -70,6 +70,11 @@ class Split:
     def num_tokens(self) -> int:
         return int(self.first_tokens[-1])
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether pairs of segments can be made of it: sentences are stored, and there are two documents."""
+        return self.stores("sentences") and self.num_documents > 1
+
     def stores(self, array: str) -> bool:
         """Whether every shard has an array of this name."""
         if isinstance(self.shards, ShardTable):

@@ -60,10 +60,8 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
 
 
 def _is_possible(samples: str, split: Split, length: int) -> bool:
-    """Whether a kind of samples can be made: pairs of stored sentences and two documents, and rows that are indexed."""
-    if samples == "pairs":
-        return split.stores("sentences") and split.num_documents > 1
-    return samples == "windows" or length <= MAX_LENGTH
+    """Whether a kind of samples can be made in rows of a length, which may be too long for an index."""
+    return split.has_pairs if samples == "pairs" else samples == "windows" or length <= MAX_LENGTH
 
 
 @contextmanager

@@ -40,7 +40,9 @@ def facts(
     splits: dict[str, Any] = {}
     for name, split in dataset.splits.items():
         num_samples, shares = -(-split.num_tokens // (length - 2)), {}
-        if samples != "windows":
+        if samples == "pairs" and not split.has_pairs and any(each.has_pairs for each in dataset.splits.values()):
+            num_samples = 0
+        elif samples != "windows":
             loader = Loader(dataset, split=name, length=length, samples=samples, masking=None)
             num_samples, shares = loader.num_samples, {share: round(x, 4) for share, x in loader.facts.items()}
         splits[name] = {
