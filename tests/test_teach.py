@@ -724,7 +724,7 @@ def test_heads_that_share_a_key_are_compared_with_it():
 
 @pytest.mark.parametrize(("method", "kind"), [("relations", "modernbert"), ("hidden", "bert"), ("logits", "bert")])
 def test_padding_teaches_nothing(pupil, kind, method):
-    module, batch = pupil(kind, distil=method, distil_layers="last")
+    module, batch = pupil(kind, distil=method, **{"distil_layers": "last"} if method == "hidden" else {})
     assert not batch.attention_mask.all()
     before, _ = taught(module, batch)
     batch.input_ids[batch.attention_mask == 0] = 17
@@ -860,3 +860,9 @@ def test_teachers_that_do_not_fit_are_refused(pupil, tmp_path):
 def test_a_loader_with_a_cache_pickles_small_and_comes_back(dataset, caches):
     options = {"teacher_cache": str(caches["few"]), "global_batch_size": 50, "epochs": 1}
     assert assert_goes_on(lambda: loader_of(dataset, **options))[0].teacher_logprobs is not None
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 2.0), ("distil_layers", "last")])
+def test_an_option_of_another_kind_of_teaching_is_refused(dataset, big, tmp_path, name, value):
+    options = QUIET | {"steps": 1, "teacher": str(big), name: value}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="needs-option", option=name)
