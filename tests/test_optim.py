@@ -2,6 +2,7 @@ import io
 import itertools
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.options.config import Config
 from bertrain.run import assemble, run, rundir
+from bertrain.runtime import clock
 
 
 def rates(schedule, steps, warmup_steps):
@@ -351,3 +353,14 @@ def test_a_step_of_lost_gradients_changes_nothing(kind):
         scaler.update()
         made.zero_grad()
         assert made.state[weight]["step"] == torch.any(weight != 1) == (factor == 1.0)
+
+
+def test_a_mean_keeps_no_weights_from_before_its_share_of_a_longer_time(dataset, tmp_path, monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
+    monkeypatch.setattr(run, "EVERY", 1)
+    options = QUIET | {"average": 0.5, "log_every": 1}
+    train(dataset.path, tmp_path / "run", budget="8s", **options)
+    log = train(dataset.path, tmp_path / "run", budget="12s", **options)
+    saved = torch.load(max((tmp_path / "run").glob("step-*")) / "average.pt", weights_only=True)
+    assert 0 < saved["count"] <= 1 + sum(entry["trained_s"] > 6 for entry in log if "lr" in entry)

@@ -19,6 +19,8 @@ class Average:
         self._means: dict[str, torch.Tensor] = {}
         self._device = next(iter(self._weights.values())).device
         self._count = torch.zeros((), dtype=torch.float64, device=self._device)
+        self.since = 0.0
+        """Seconds of training at the first weights."""
 
     @property
     def count(self) -> int:
@@ -26,12 +28,16 @@ class Average:
         return int(self._count)
 
     @torch.no_grad()
-    def add(self, skipped: torch.Tensor | None = None) -> None:
-        """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays."""
+    def add(self, skipped: torch.Tensor | None = None, *, seconds: float = 0.0) -> None:
+        """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays.
+
+        seconds: of training so far.
+        """
         weights: list[torch.Tensor] = [*self._weights.values()]
         taken = 1 - (torch.zeros((), device=self._device) if skipped is None else skipped).double()
         self._count = self._count + taken
         if not self._means:
+            self.since = seconds
             self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
         share: Any = (taken / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
         torch._foreach_lerp_(list(self._means.values()), weights, [share] * len(weights))
@@ -61,11 +67,11 @@ class Average:
         return {name: means.get(id(value), value.detach()) for name, value in module.state_dict(keep_vars=True).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "means": self._means}
+        return {"count": self.count, "means": self._means, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError if the means are of other weights."""
         if state["means"].keys() != self._weights.keys():
             raise ValueError("the means are of other weights")
-        self._count = torch.tensor(state["count"], dtype=torch.float64, device=self._device)
+        self._count, self.since = torch.tensor(state["count"], dtype=torch.float64, device=self._device), state["since"]
         self._means = {name: state["means"][name].to(weight.device) for name, weight in self._weights.items()}

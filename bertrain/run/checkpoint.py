@@ -215,7 +215,7 @@ def read_average(path: Path, average: Average) -> None:
     """
     if (path / AVERAGE_FILE).exists():
         try:
-            average.load_state_dict(_loaded(path / AVERAGE_FILE, "count", "means"))
+            average.load_state_dict(_loaded(path / AVERAGE_FILE, "count", "means", "since"))
         except ValueError as error:
             raise DatasetError(
                 f"{path / AVERAGE_FILE}: {error}; give another --out", "other-settings", option="out"

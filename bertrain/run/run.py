@@ -124,10 +124,14 @@ class Run:
         self.training.apply(self.phase)
         if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
             checkpoint.read_average(self.resumed_from, self.training.average)
-            since = 1 - self.config.average
-            in_share = sum(step / self.plan.steps > since for step in range(EVERY, self.step + 1, EVERY))
-            if not self.plan.seconds and self.training.average.count > max(1, in_share):
-                self.training.average.begin_anew()
+            since, average = 1 - self.config.average, self.training.average
+            if self.plan.seconds:
+                is_longer = average.since < since * self.plan.seconds
+            else:
+                in_share = sum(step / self.plan.steps > since for step in range(EVERY, self.step + 1, EVERY))
+                is_longer = average.count > max(1, in_share)
+            if average.count and is_longer:
+                average.begin_anew()
                 self.warnings.append("--average: the run is longer than before, so its mean begins anew")
             if self.is_done and not self.training.average.count:
                 self.warnings.append("--average: the run has ended, so no weights are averaged; give more --steps, too")
@@ -192,7 +196,7 @@ class Run:
             if before[unit] < number <= self._read[unit]
         ]
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.training.average.add(self.training.skipped)
+            self.training.average.add(self.training.skipped, seconds=self.spent)
         self.watch.advance()
 
     def _amounts(self) -> dict[str, float]:
