@@ -49,7 +49,7 @@ class Batches:
         self.read: dict[str, int] = {}
         """Samples read of each stream before the loader of this phase began."""
         self.phase = self.plan.phases[0]
-        self.loader = self._loader(self.phase)
+        self.loader, *_ = [self._loader(phase) for phase in self.plan.phases]  # a mix that cannot be ends a run here
 
     def samples(self, paths: Sequence[str], length: int) -> int:
         """The samples of an epoch of datasets, in rows of `length`."""
