@@ -713,3 +713,17 @@ def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_pat
         for share in (0.15, 0.6)
     )
     assert 3 < more / less < 5
+
+
+def test_a_later_mix_that_cannot_be_is_refused_before_the_first_step(dataset, other, tmp_path):
+    one, two = str(dataset.path), str(other.path)
+    third = [0.3333333333, 0.6666666667]
+    for data, weights, kind in (([one, two], third, "malformed"), ([one, one], [1, 2], "conflict")):
+        phases = [{"steps": 1, "data": [one]}, {"steps": 1, "data": data, "weights": weights}]
+        refused_run(dataset.path, tmp_path / "run", phase=phases, **QUIET, kind=kind, option="shards")
+        assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_another_optimizer_is_refused_where_phases_have_the_rates_of_the_recipes_own():
+    given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer"]
+    refused(plan.main, *given, "adamw", kind="conflict", option="optimizer")

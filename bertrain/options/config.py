@@ -542,7 +542,7 @@ _INSTEAD = {
     "budget": ["steps", "epochs", "tokens"],
 }
 """An option → options that say the same in another way: it replaces them where it is given later."""
-_OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
+OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
 """An option → options that go with its value: another value, given later, leaves them out."""
 
 
@@ -550,4 +550,4 @@ def replaced_by(given: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]
     """Which options of `before` do not hold any more beside those that are given after them."""
     changed = [name for name, value in given.items() if before.get(name) != value]
     replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
-    return replaced.union(*(_OF_VALUE.get(name, ()) for name in changed))
+    return replaced.union(*(OF_VALUE.get(name, ()) for name in changed))

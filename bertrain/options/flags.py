@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from bertrain.options.config import (
     DATA,
     HARDWARE,
     MODEL,
+    OF_VALUE,
     SCHEDULE,
     Config,
     all_options,
@@ -90,7 +91,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
         recipe = recipes.DEFAULT
     path = recipes.file_of(recipe) if recipe else Path(file) if file else None
     read = read_options(path) if path else {}
-    _require_apart(given, read.get("phase", ()))
+    _require_apart(given, read)
     replaced = replaced_by(given, read)
     values = {name: value for name, value in read.items() if name not in replaced}
     lines = []
@@ -153,15 +154,22 @@ def _flag(option: Field[Any], kind: type) -> click.Parameter:
     return click.Option([written, option.name], default=None, help=shown, **more)
 
 
-def _require_apart(given: dict[str, Any], phases: Any) -> None:
-    """Raises UsageError for an option of the command line that a phase sets or replaces: it would not hold there."""
+def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option of the command line that a phase sets or replaces: it would not hold there.
+
+    The same for one that leaves out what a phase sets, as another optimizer does the rates of the file's own. read: the
+    options of the file.
+    """
+    phases = read.get("phase", ())
+    changed = [name for name in OF_VALUE.keys() & given.keys() if given[name] != read.get(name)]
+    leaving = {each: name for name in changed for each in OF_VALUE[name]}
     for number, table in enumerate(phases if isinstance(phases, list) else (), 1):
         for name in table if isinstance(table, dict) else ():
-            if both := sorted(given.keys() & replaced_by({name: table[name]}, {})):
+            if other := min(given.keys() & replaced_by({name: table[name]}, {}), default=leaving.get(name)):
                 sentence = (
-                    f"{flag(both[0])} was given, and [[phase]] {number} of the file sets {name}; change it in the file"
+                    f"{flag(other)} was given, and [[phase]] {number} of the file sets {name}; change it in the file"
                 )
-                raise UsageError(sentence, "conflict", option=both[0], given=given[both[0]])
+                raise UsageError(sentence, "conflict", option=other, given=given[other])
 
 
 def read_options(path: Path) -> dict[str, Any]:
