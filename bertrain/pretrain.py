@@ -52,6 +52,7 @@ def pretrain(config: Config) -> None:
         ranks.on_first(lambda: stack.enter_context(lock))
         choice = ranks.from_first(lambda: rundir.choose(out, lambda line: click.echo(f"warning: {line}")))
         run = ranks.together(lambda: Run(config, ranks, choice))
+        run.check_ranks()
         records = Records(run, lock)
         with run.watch, Signals() as signals:
             validation = Validation(run, evaluated_step=records.begin())

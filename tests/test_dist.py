@@ -207,3 +207,33 @@ def test_the_shortest_command_trains_on_all_ranks_in_one_directory(dataset, tmp_
     (run,) = (tmp_path / "runs").iterdir()
     assert f"runs/{run.name}" in out.splitlines()[0]
     assert json.loads((run / "run.json").read_text())["resolved"]["world_size"] == 2
+
+
+@pytest.fixture
+def late(dataset, tmp_path, monkeypatch):
+    """A run of four steps, of which every rank but the first sees the first checkpoint alone, as a file system may."""
+    other, newest = tmp_path / "other", rundir.newest
+    train(dataset.path, other, steps=4, model=TINY, eval_every=0, lr=1e-2, save_every=1)
+
+    def seen(run):
+        is_late = run == other and os.environ.get("RANK", "0") != "0"
+        return (run / "step-00000001", []) if is_late else newest(run)
+
+    monkeypatch.setattr(rundir, "newest", seen)
+    return other
+
+
+@pytest.mark.slow
+def test_ranks_take_the_checkpoint_of_another_run_that_rank_0_sees(dataset, tmp_path, late):
+    options = {"steps": 3, "model": TINY, "eval_every": 0, "branch": str(late)}
+    assert_near(*(train(dataset.path, tmp_path / str(n), ranks=n, **options) for n in (1, 2)), rel=1e-4)
+    given = ["--checkpoint", late, "--data", dataset.path, "--json"]
+    out, _ = on_ranks(2, "bertrain.commands.evaluate", given)
+    assert json.loads(out.splitlines()[-1])["loss"] == pytest.approx(json_of(evaluate.main, *given)["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_teacher_that_is_another_one_on_a_rank_ends_the_run(dataset, tmp_path, late):
+    given = flags(dataset.path, tmp_path / "run", steps=3, model=TINY, eval_every=0, teacher=str(late))
+    _, err = on_ranks(2, "bertrain.pretrain", given, code=1)
+    assert err.count("Error: ") == err.count("rank 1 has another --teacher") == 1

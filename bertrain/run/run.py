@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import bertdata
-from bertdata.errors import UsageError
+from bertdata.errors import DatasetError, UsageError
 from bertrain import methods
 from bertrain.models.checks import max_length
 from bertrain.objectives import Learner
@@ -33,7 +33,9 @@ class Run:
         """choice: the checkpoint to resume from, as rank 0 chose it."""
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
-        branch = rundir.to_branch(Path(config.branch)) if config.branch and not choice.path else None
+        branch = None
+        if config.branch and not choice.path:  # once, as a run that goes on has newer ones later
+            branch = ranks.from_first(lambda: rundir.to_branch(Path(config.branch)))
         self.begun_from = self.resumed_from or branch
         """The checkpoint whose state is taken."""
         choice.check()
@@ -135,6 +137,20 @@ class Run:
                 self.warnings.append("--average: the run is longer than before, so its mean begins anew")
             if self.is_done and not self.training.average.count:
                 self.warnings.append("--average: the run has ended, so no weights are averaged; give more --steps, too")
+
+    def check_ranks(self) -> None:
+        """Raises DatasetError if a rank has another teacher than rank 0, whose newest checkpoint may be a later one."""
+        first = self.ranks.from_first(lambda: self.made_with)
+
+        def check() -> None:
+            if name := next((name for name in first if first[name] != self.made_with[name]), None):
+                sentence = (
+                    f"rank {self.ranks.rank} has another --{name} than rank 0; give a checkpoint that does not change, "
+                    "and that all machines see"
+                )
+                raise DatasetError(sentence, "other-stream", option=name, given=self.made_with[name])
+
+        self.ranks.together(check)
 
     # ------------------------------------------------------------------------------------------------------- a step
 
