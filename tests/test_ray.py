@@ -234,6 +234,16 @@ def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
     assert job.staging not in calls[:-3]
 
 
+def test_a_node_with_another_function_is_refused(job):
+    import ray
+
+    spec = "bertdata.prepare:nfc"
+    form = replace(job.plan.form, maps=(spec,))
+    other = replace(job, recipe=replace(job.recipe, form=form), codes={spec: "another digest"})
+    with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", "map", given=spec):
+        cluster._prepared.__wrapped__(other, job.staging / "attempts-1")
+
+
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus, monkeypatch):
     import ray
 

@@ -19,9 +19,9 @@ import re
 import shutil
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.files import fsync_directory, write_file
 from bertdata.sources.inputs import Input
-from bertdata.sources.maps import function_of
+from bertdata.sources.maps import code_of, function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
@@ -53,6 +53,7 @@ class Job:
     recipe: Recipe
     staging: Path
     directory: Path  # in which the command was run
+    codes: Mapping[str, str] = field(default_factory=dict)  # of functions of --map and --words, by their names
     version: str = bertdata.__version__
 
 
@@ -195,7 +196,7 @@ def records_of_task(common: list[Any], attempts: Path, units: Sequence[int]) -> 
 
 
 def _require_functions(job: Job) -> None:
-    """Raises BuildError for a function of --map or --words that this node cannot import."""
+    """Raises BuildError for a function of --map or --words that this node cannot import, or has in another version."""
     for option, spec in job.recipe.functions:
         try:
             function_of(spec, option)
@@ -205,6 +206,9 @@ def _require_functions(job: Job) -> None:
                 "put it into PYTHONPATH before ray start"
             )
             raise BuildError(sentence, "cluster-failed", option=option.removeprefix("--"), given=spec) from None
+        if spec in job.codes and code_of(spec) != job.codes[spec]:
+            sentence = f"node {platform.node()} has another version of {spec}; install one version on all nodes"
+            raise BuildError(sentence, "cluster-failed", option=option.removeprefix("--"), given=spec)
 
 
 @lru_cache(maxsize=1)

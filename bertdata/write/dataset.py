@@ -294,7 +294,8 @@ class _Work:
         if encoder.why_slow:
             self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
         if self.means.ray is not None:
-            job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
+            codes = {spec: code_of(spec) for _, spec in self.recipe.functions}
+            job = Job(units_of, self.recipe, staging.absolute(), Path.cwd(), codes)
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
         number, parts = self.means.part or (0, 1)
