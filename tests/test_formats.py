@@ -325,3 +325,14 @@ def test_files_of_a_directory_are_selected(tmp_path):
     assert names() == ["a.csv", "b.tsv.gz", "c.fa", "d.faa.zst"]
     assert names(exclude=["*.csv", "*.tsv*"]) == ["c.fa", "d.faa.zst"]
     assert names(include=["*.fa*"]) == ["c.fa", "d.faa.zst"]
+
+
+def test_a_saved_dataset_under_a_url_is_refused(bucket, tmp_path):
+    """Its order stands in a file, and files that are not its own may be beside it."""
+    save(tmp_path / "saved", ["a", "b", "c"])
+    for path in (tmp_path / "saved").iterdir():
+        bucket.put(f"saved/{path.name}", path.read_bytes())
+    url = f"{bucket.url}/saved/"
+    with refuses("unsupported", "inputs", given=url):
+        find_inputs([url])
+    assert len(find_inputs([url], include=["*.arrow"]).files) == 2

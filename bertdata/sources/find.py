@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -89,6 +89,12 @@ def find_inputs(
         names = list(remote)
         if "" not in under_urls[name]:
             paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
+            if not include and _is_saved_there({*paths.values()}):
+                sentence = (
+                    f"{name} is what save_to_disk of datasets wrote, which is read from a directory of this machine "
+                    "alone; copy it here, or select files with --include"
+                )
+                raise InputError(sentence, "unsupported", option="inputs", given=name)
             names = choice.taken(name, paths, is_directory=not glob.has_magic(name))
         inputs.files.extend(of_remote(remote[each]) for each in names)
     pipes = [file.name for file in inputs.files if file.is_stream]
@@ -192,6 +198,11 @@ def _is_saved(directory: Path, include: Sequence[str]) -> bool:
     if all((directory / name).is_file() for name in (STATE, INFO)):
         return True
     return not include and (directory / SPLITS).is_file()
+
+
+def _is_saved_there(paths: Set[PurePath]) -> bool:
+    """Whether save_to_disk wrote what is under a URL. paths: of the files, below it."""
+    return paths >= {PurePath(STATE), PurePath(INFO)} or PurePath(SPLITS) in paths
 
 
 def _is_searched(name: str) -> bool:
