@@ -1128,3 +1128,12 @@ def test_a_pipe_is_named_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with refuses("read-once", "inputs"):
         find_inputs([tmp_path / "pipe"] * 2)
+
+
+def test_a_part_is_not_advised_what_it_refuses(tmp_path, vocab):
+    path = write(tmp_path / "a.txt", as_text(ROWS))
+    build_parts(path, tmp_path / "out", 2, [0], tokenizer=vocab)
+    os.utime(path, ns=(1, 1))
+    with refuses("other-settings", "out", says=".build") as caught:
+        build_parts(path, tmp_path / "out", 2, [0], tokenizer=vocab)
+    assert "--overwrite" not in str(caught.value)

@@ -270,8 +270,8 @@ class _Work:
                 self.progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
-            # each plan for a URL has its own directory
-            require_unchanged(files, "run again" if self.is_for_url else "run again with --overwrite")
+            again = "run again" if self.is_for_url else "run again with --overwrite"  # each plan for a URL has its own
+            require_unchanged(files, again if part is None else f"remove {staging}, and make all parts again")
             if part is not None:
                 made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
@@ -282,7 +282,9 @@ class _Work:
     def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
-            continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
+            continue_or_start(
+                staging, self.plan, overwrite=overwrite, start_over=start_over, is_part=self.means.part is not None
+            )
             tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
             write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
         return tokenizer

@@ -120,7 +120,9 @@ def planning(staging: Path) -> AbstractContextManager[None]:
     return locked(staging / "planning.lock", wait=True)
 
 
-def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_over: bool) -> None:
+def continue_or_start(
+    staging: Path, plan: BuildPlan, *, overwrite: bool, start_over: bool, is_part: bool = False
+) -> None:
     """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
 
     start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
@@ -141,7 +143,7 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_
             return
     elif old is not None and not overwrite:
         old.require_rule(staging.parent)
-        raise _other_settings(staging.parent, old, plan)
+        raise _other_settings(staging.parent, old, plan, is_part=is_part)
     # first: without a plan nobody goes on with what a kill leaves of the rest
     (staging / PLAN).unlink(missing_ok=True)
     for leftover in staging.iterdir():
@@ -150,7 +152,7 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_
     plan.write(staging)
 
 
-def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildError:
+def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part: bool) -> BuildError:
     """What to say of an unfinished build in a directory whose plan is another one."""
     differing = [
         f"{name} was {old.settings.get(name)!r} and is {new.settings.get(name)!r}"
@@ -160,9 +162,12 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildErr
     if old.inputs != new.inputs:
         before, after = (", ".join(f"{each} ({each.size} bytes)" for each in plan.inputs) for plan in (old, new))
         differing.append(f"the input was {before} and is {after}" if before != after else f"{after} was changed since")
+    discard = "use --overwrite to discard it"
+    if is_part:  # others may be made now
+        discard = f"remove {directory / STAGING} once no part is being made, and make all parts again"
     sentence = (
         f"{directory} holds an unfinished build with other settings: {'; '.join(differing)}; run the old command to "
-        "finish it, or use --overwrite to discard it"
+        f"finish it, or {discard}"
     )
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
