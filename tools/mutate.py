@@ -124,6 +124,9 @@ EQUIVALENT = {
     ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
      "other = np.int64(below32(bits, uint64(place + 1)))"):
         "it is a place in a block",
+    ("bertdata/tokenize/kernels/merges.py dtype: np.int32 -> np.int64",
+     "return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE"):
+        "it is stored with 32 bits",
     ("bertdata/read/kernels/rows.py dropped term: place + length -> (place)",
      'out = ids[span["row"], place : place + length]'):
         "it begins at the same place, and only `make bounds` checks where an array ends",

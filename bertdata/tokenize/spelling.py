@@ -23,7 +23,7 @@ class Spelling:
         kinds = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
         self._is_byte_level = '"ByteLevel"' in kinds
         self._has_spaces = self._is_byte_level or '"Metaspace"' in kinds or content["model"].get("type") == "Unigram"
-        self._prefix = content["model"].get("continuing_subword_prefix") or ""
+        self._prefix: str | None = content["model"].get("continuing_subword_prefix")
         self._special = {token["content"] for token in content.get("added_tokens", []) if token.get("special")}
 
     def text_of(self, token: str) -> bytes:
@@ -34,8 +34,9 @@ class Spelling:
             return bytes(_BYTES[character] for character in token)
         if self._has_spaces:
             return token.replace("▁", " ").encode()
-        is_inside = self._prefix and token.startswith(self._prefix)
-        return token.removeprefix(self._prefix).encode() if is_inside else f" {token}".encode()
+        if self._prefix and token.startswith(self._prefix):
+            return token.removeprefix(self._prefix).encode()
+        return f" {token}".encode()
 
     def token(self, token: str) -> str:
         r"""One token alone. Its spaces are ␣, and bytes that are no complete character are like \xe6."""
