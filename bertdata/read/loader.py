@@ -24,7 +24,7 @@ from bertdata.read import order
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix, Weight, only, require_alike, whole
 from bertdata.read.source import Source
-from bertdata.read.stream import Rows, Wanted, rows_of
+from bertdata.read.stream import Rows, Wanted, require_room, rows_of
 from bertdata.read.words import continuing_ids
 from bertdata.types import Batch, Masking
 
@@ -119,6 +119,7 @@ class Loader:
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
         self._sources = [self._source(dataset, words) for dataset in datasets]
+        require_room([source.samples.stream for source in self._sources])
         self._sizes = np.array([source.num_samples for source in self._sources])
         self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._special = datasets[0].special_tokens  # of all sources

@@ -129,10 +129,10 @@ class TokenStream:
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
         self._is_random = False
         self._mapped = not isinstance(dataset.tokens(split, 0), Unmapped)
+        self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
+        """How many files reading opens by and by."""
         if dataset.opens_at_once:
             self._open(range(count))
-        else:
-            _require_room(dataset, count * (1 + has_words))
 
     def _open(self, numbers: Iterable[int]) -> None:
         """Opens shards that are not open yet."""
@@ -230,19 +230,21 @@ class TokenStream:
                 start = stop_here
 
 
-def _require_room(dataset: Dataset, num_arrays: int) -> None:
-    """Raises DatasetError if a process cannot hold so many files open and mapped, before it finds out by and by."""
+def require_room(streams: Sequence[TokenStream]) -> None:
+    """Raises DatasetError if a process cannot hold the files of streams open and mapped, before it finds out."""
+    num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = num_arrays if most == resource.RLIM_INFINITY else most
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
         most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
     if num_arrays > most:
         raise DatasetError(
-            f"{dataset.path}: reading this split opens up to {num_arrays:,} files, and this system allows a process "
-            f"{most:,}; raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size",
+            f"{path}{' and what is mixed with it' * (len(streams) > 1)}: reading the split opens up to {num_arrays:,} "
+            f"files, and this system allows a process {most:,}; raise ulimit -Hn and vm.max_map_count, or build with a "
+            "larger --shard-size",
             "too-many-files",
             option="shards",
-            given=dataset.path,
+            given=path,
         )
 
 
