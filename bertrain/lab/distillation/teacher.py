@@ -242,10 +242,9 @@ class _Work:
 
 def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
     """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
-    model = ranks.from_first(
-        lambda: rundir.resolved(options["model"])
-    )  # once, as a run that goes on has newer ones later
-    work = ranks.together(lambda: _Work(ranks, options | {"model": model}, given))
+    # The teacher is chosen once, as a run that goes on has newer checkpoints later.
+    options = options | {"model": ranks.from_first(lambda: rundir.resolved(options["model"]))}
+    work = ranks.together(lambda: _Work(ranks, options, given))
     missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
     ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
