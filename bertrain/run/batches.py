@@ -48,6 +48,8 @@ class Batches:
         self.plan = Plan.of(config, self, world_size=world_size, on_gpu=on_gpu)
         self.read: dict[str, int] = {}
         """Samples read of each stream before the loader of this phase began."""
+        self.begun = 0
+        """Steps that earlier starts of the run have taken."""
         self.phase = self.plan.phases[0]
         self.loader, *_ = [self._loader(phase) for phase in self.plan.phases]  # a mix that cannot be ends a run here
 
@@ -207,7 +209,7 @@ class Batches:
         if saved.phases or self.config.phase:  # else more may change: run.json keeps what
             check_begun(out, saved.phases, saved.phase, self.saved_phases() if self.config.phase else [])
         self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
-        self.read = dict(saved.streams)
+        self.read, self.begun = dict(saved.streams), saved.step
         self.loader = self._loader(self.phase, starts=state.get("starts", ()))
         try:
             self.loader.load_state_dict(state)

@@ -125,6 +125,8 @@ class Distillation(Method):
         if loader.teacher_cache is None:
             return
         num_samples = plan.samples()
+        if plan.seconds is None:  # what was read may have been with another batch size
+            num_samples += loader.position - sum(plan.phase_at(step).rows_at(step) for step in range(batches.begun))
         if loader.variants is not None:
             num_samples = min(num_samples, loader.variants * loader.num_samples)
         try:
