@@ -20,7 +20,7 @@ class Average:
         self._device = next(iter(self._weights.values())).device
         self._count = torch.zeros((), dtype=torch.float64, device=self._device)
         self.since = 0.0
-        """Seconds of training at the first weights."""
+        """Seconds of training at the first weights, of a run by time."""
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class Average:
     def add(self, skipped: torch.Tensor | None = None, *, seconds: float = 0.0) -> None:
         """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays.
 
-        seconds: of training so far.
+        seconds: of training so far, in a run by time; else 0, as checkpoints of equal runs are equal.
         """
         weights: list[torch.Tensor] = [*self._weights.values()]
         taken = 1 - (torch.zeros((), device=self._device) if skipped is None else skipped).double()

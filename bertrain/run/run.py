@@ -212,7 +212,7 @@ class Run:
             if before[unit] < number <= self._read[unit]
         ]
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.training.average.add(self.training.skipped, seconds=self.spent)
+            self.training.average.add(self.training.skipped, seconds=self.spent if self.plan.seconds else 0.0)
         self.watch.advance()
 
     def _amounts(self) -> dict[str, float]:
