@@ -722,9 +722,14 @@ def test_heads_that_share_a_key_are_compared_with_it():
         torch.testing.assert_close(found[:, head], q @ k.transpose(1, 2) / 2)
 
 
+def way(method):
+    """Options of a kind of teaching; of hidden states those of the last layer."""
+    return {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
+
+
 @pytest.mark.parametrize(("method", "kind"), [("relations", "modernbert"), ("hidden", "bert"), ("logits", "bert")])
 def test_padding_teaches_nothing(pupil, kind, method):
-    module, batch = pupil(kind, distil=method, **{"distil_layers": "last"} if method == "hidden" else {})
+    module, batch = pupil(kind, **way(method))
     assert not batch.attention_mask.all()
     before, _ = taught(module, batch)
     batch.input_ids[batch.attention_mask == 0] = 17
@@ -806,7 +811,7 @@ def test_layers_that_are_computed_again_are_not_kept(pupil, method):
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("hidden", "bert"), ("relations", "modernbert"), ("logits", "bert")])
 def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, kind):
-    module, batch = pupil(kind, distil=method, distil_layers="last")
+    module, batch = pupil(kind, **way(method))
     found, piece = taught(module, batch)
     sum(found.values()).backward()
     plain = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
@@ -816,7 +821,7 @@ def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, 
     for ours, theirs in zip(module.parameters(), plain, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours.grad, theirs)
-    module, batch = pupil(kind, distil=method, distil_layers="last")
+    module, batch = pupil(kind, **way(method))
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close({name: loss.sum for name, loss in module(**piece).items()}, found)
     with torch.no_grad():
