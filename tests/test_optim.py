@@ -355,6 +355,21 @@ def test_a_step_of_lost_gradients_changes_nothing(kind):
         assert made.state[weight]["step"] == torch.any(weight != 1) == (factor == 1.0)
 
 
+def test_a_mean_of_the_last_weights_alone_stays_where_a_run_by_time_is_started_again(
+    dataset, tmp_path, monkeypatch, capsys
+):
+    seconds = itertools.count()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
+    monkeypatch.setattr(run, "EVERY", 1000)
+    options = QUIET | {"average": 0.5, "budget": "4s"}
+    train(dataset.path, tmp_path / "run", **options)
+    (mean,) = (tmp_path / "run").glob("average-*")
+    shutil.rmtree(mean)
+    train(dataset.path, tmp_path / "run", **options)
+    assert mean.is_dir()
+    assert "begins anew" not in capsys.readouterr().out
+
+
 def test_a_mean_keeps_no_weights_from_before_its_share_of_a_longer_time(dataset, tmp_path, monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))

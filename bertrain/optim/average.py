@@ -19,8 +19,8 @@ class Average:
         self._means: dict[str, torch.Tensor] = {}
         self._device = next(iter(self._weights.values())).device
         self._count = torch.zeros((), dtype=torch.float64, device=self._device)
-        self.since = 0.0
-        """Seconds of training at the first weights, of a run by time."""
+        self.since: tuple[str, float] = "steps", 0.0
+        """How far the run was at the first weights: steps, or seconds of training if it is by time."""
 
     @property
     def count(self) -> int:
@@ -28,18 +28,18 @@ class Average:
         return int(self._count)
 
     @torch.no_grad()
-    def add(self, skipped: torch.Tensor | None = None, *, seconds: float = 0.0) -> None:
+    def add(self, taken: tuple[str, float], skipped: torch.Tensor | None = None) -> None:
         """Takes the weights as they are into the mean. skipped: float32 [], 1 where their step was; then it stays.
 
-        seconds: of training so far, in a run by time; else 0, as checkpoints of equal runs are equal.
+        taken: how far the run is, as `since` has it.
         """
         weights: list[torch.Tensor] = [*self._weights.values()]
-        taken = 1 - (torch.zeros((), device=self._device) if skipped is None else skipped).double()
-        self._count = self._count + taken
+        number = 1 - (torch.zeros((), device=self._device) if skipped is None else skipped).double()
+        self._count = self._count + number
         if not self._means:
-            self.since = seconds
+            self.since = taken
             self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        share: Any = (taken / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
+        share: Any = (number / self._count.clamp(min=1)).float()  # 0 leaves a mean as it is
         torch._foreach_lerp_(list(self._means.values()), weights, [share] * len(weights))
 
     def begin_anew(self) -> None:
@@ -73,5 +73,7 @@ class Average:
         """Raises ValueError if the means are of other weights."""
         if state["means"].keys() != self._weights.keys():
             raise ValueError("the means are of other weights")
-        self._count, self.since = torch.tensor(state["count"], dtype=torch.float64, device=self._device), state["since"]
+        self._count = torch.tensor(state["count"], dtype=torch.float64, device=self._device)
+        unit, number = state["since"]
+        self.since = str(unit), float(number)
         self._means = {name: state["means"][name].to(weight.device) for name, weight in self._weights.items()}

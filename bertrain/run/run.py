@@ -126,13 +126,9 @@ class Run:
         self.training.apply(self.phase)
         if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
             checkpoint.read_average(self.resumed_from, self.training.average)
-            since, average = 1 - self.config.average, self.training.average
-            if self.plan.seconds:
-                is_longer = average.since < since * self.plan.seconds
-            else:
-                in_share = sum(step / self.plan.steps > since for step in range(EVERY, self.step + 1, EVERY))
-                is_longer = average.count > max(1, in_share)
-            if average.count and is_longer:
+            average, (unit, planned) = self.training.average, self._planned
+            is_in_share = average.since[0] == unit and average.since[1] / planned > 1 - self.config.average
+            if average.count and not is_in_share:
                 average.begin_anew()
                 self.warnings.append("--average: the run is longer than before, so its mean begins anew")
             if self.is_done and not self.training.average.count:
@@ -157,7 +153,17 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of the run that is done: of its time if it is by time, else of its steps."""
-        return self.spent / self.plan.seconds if self.plan.seconds else self.step / self.plan.steps
+        return self._taken[1] / self._planned[1]
+
+    @property
+    def _taken(self) -> tuple[str, float]:
+        """How far the run is, in the unit of `_planned`."""
+        return ("seconds", self.spent) if self.plan.seconds else ("steps", float(self.step))
+
+    @property
+    def _planned(self) -> tuple[str, float]:
+        """How long the run is: its seconds if it is by time, else its steps."""
+        return ("seconds", self.plan.seconds) if self.plan.seconds else ("steps", self.plan.steps)
 
     @property
     def scheduled(self) -> int:
@@ -212,7 +218,7 @@ class Run:
             if before[unit] < number <= self._read[unit]
         ]
         if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.training.average.add(self.training.skipped, seconds=self.spent if self.plan.seconds else 0.0)
+            self.training.average.add(self._taken, self.training.skipped)
         self.watch.advance()
 
     def _amounts(self) -> dict[str, float]:
@@ -229,4 +235,4 @@ class Run:
         """At the end of a run that is too short for a mean, the mean is that of the last weights."""
         average = self.training.average
         if average and self.is_done and not average.count:
-            average.add()
+            average.add(self._taken)
