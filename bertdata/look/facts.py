@@ -39,12 +39,7 @@ def facts(
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
     for name, split in dataset.splits.items():
-        num_samples, shares = -(-split.num_tokens // (length - 2)), {}
-        if samples == "pairs" and not split.has_pairs and any(each.has_pairs for each in dataset.splits.values()):
-            num_samples = 0
-        elif samples != "windows":
-            loader = Loader(dataset, split=name, length=length, samples=samples, masking=None)
-            num_samples, shares = loader.num_samples, {share: round(x, 4) for share, x in loader.facts.items()}
+        num_samples, shares = _samples_of(dataset, name, samples, length)
         splits[name] = {
             "shards": len(split.shards),
             "documents": split.num_documents,
@@ -89,6 +84,17 @@ def facts(
         "settings": dict(manifest.settings),
         "counts": dict(manifest.counts),
     }
+
+
+def _samples_of(dataset: Dataset, name: str, samples: str, length: int) -> tuple[int, dict[str, float]]:
+    """The samples of an epoch of a split, 0 if only other splits have pairs, and what there is to say of them."""
+    split = dataset.splits[name]
+    if samples == "windows":
+        return -(-split.num_tokens // (length - 2)), {}
+    if samples == "pairs" and not split.has_pairs and any(each.has_pairs for each in dataset.splits.values()):
+        return 0, {}
+    loader = Loader(dataset, split=name, length=length, samples=samples, masking=None)
+    return loader.num_samples, {share: round(x, 4) for share, x in loader.facts.items()}
 
 
 def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
