@@ -233,6 +233,8 @@ class TokenStream:
 def require_room(streams: Sequence[TokenStream]) -> None:
     """Raises DatasetError if a process cannot hold the files of streams open and mapped, before it finds out."""
     num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
+    if not num_arrays:
+        return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = num_arrays if most == resource.RLIM_INFINITY else most
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
