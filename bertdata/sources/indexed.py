@@ -86,13 +86,14 @@ def open_indices(name: str) -> list[Index]:
     return [open_index(directory) for directory in directories]
 
 
+def _below(directory: Path) -> Callable[[str], Input]:
+    """The files of a directory of this machine, by name."""
+    return lambda name: file_of_ids(directory / name, may_be_compressed=True)
+
+
 def open_index(directory: str) -> Index:
     """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
-    inside = (
-        _below_url(directory)
-        if is_remote(directory)
-        else lambda name: file_of_ids(Path(directory) / name, may_be_compressed=True)
-    )
+    inside = _below_url(directory) if is_remote(directory) else _below(Path(directory))
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
         sentence = f"{file} has {file.size:,} bytes, and at most {_MOST_INDEX_BYTES:,} are read; divide the dataset"

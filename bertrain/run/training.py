@@ -100,10 +100,10 @@ class Training:
 
         The model has the rotary bases of the phase before, until `apply`, so that their losses can be compared.
         """
-        old = self.learner, self.optimizer
+        learner, optimizer = self.learner, self.optimizer
         self._prepare(assemble.model(self._config, self._shards, phase, methods=self._methods)[0])
         rotary.set_bases(self.learner.model, before.rope_base, before.rope_base_local)
-        return carry(old[0], self.learner, old[1], self.optimizer)
+        return carry(learner, self.learner, optimizer, self.optimizer)
 
     def begin_phase(self) -> torch.nn.Module:
         """Called before the first step of a phase, on all ranks at the same time. Returns what its steps call.
