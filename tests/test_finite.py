@@ -113,9 +113,9 @@ def test_the_mean_of_weights_leaves_a_skipped_step_out():
     one, other = Average(module), Average(module)
     for step, skipped in enumerate([1, 0, 0, 1, 0]):
         module.weight.data.fill_(step)
-        one.add(torch.tensor(float(skipped)))
+        one.add(("steps", step), torch.tensor(float(skipped)))
         if not skipped:
-            other.add()
+            other.add(("steps", step))
     assert one.count == other.count == 3
     assert one.state_dict()["means"]["weight"].tolist() == other.state_dict()["means"]["weight"].tolist()
 
