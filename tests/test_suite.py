@@ -125,3 +125,13 @@ def test_files_of_which_no_row_fits_are_refused(bert_run, tmp_path):
             write(tmp_path / folder / folder / name, *[json.dumps(row)] * 2)
         arguments = common(bert_run, tmp_path / folder, tmp_path / folder / "out")
         assert "train.jsonl" in refused(suite.main, "superglue", *arguments, kind=kind).sentence
+
+
+def test_a_fault_of_a_later_task_ends_a_suite_before_the_first_is_trained(bert_run, tmp_path):
+    data, rows = tmp_path / "glue", ["0\tlight\tsalt\tno", "1\tsalt\tsalt\tyes"]
+    for split in ("train", "dev"):
+        write(data / "RTE" / f"{split}.tsv", "index\tsentence1\tsentence2\tlabel", *rows)
+        write(data / "WNLI" / f"{split}.tsv", "index\tsentence1\tsentence2\tanswer", *rows)
+    refusal = refused(suite.main, "glue", *common(bert_run, data, tmp_path / "out"), kind="no-column", option="label")
+    assert "WNLI" in refusal.sentence
+    assert not (tmp_path / "out" / "rte").exists()

@@ -77,18 +77,29 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
 
     The caller is `alone` in the directory of the job. Raises UsageError if a seed there is of another one.
     """
-    ranks.together(lambda: _check_settings(job.settings))
-    start = ranks.from_first(lambda: rundir.resolved(job.start))
-    work = ranks.together(lambda: _read(ranks, replace(job, start=start)))
+    work, warnings = check(ranks, job)
+    for warning in warnings if ranks.rank == 0 else ():
+        click.echo(warning, err=True)
     runs: list[dict[str, Any]] = []
     for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
         mine = range(first, job.seeds)[ranks.rank : ranks.rank + 1]
         done = ranks.gather(ranks.together(lambda mine=mine: [_run(work, seed) for seed in mine]))  # type: ignore[misc]
         runs += [each for part in done for each in part]
     options = asdict(work.job.settings) | ({"teacher": job.teacher} if job.teacher else {})
-    result = {"checkpoint": start, "task": job.task, "seeds": job.seeds, **options, **_spreads(runs, job.held_out)}
+    spreads = _spreads(runs, job.held_out)
+    result = {"checkpoint": work.job.start, "task": job.task, "seeds": job.seeds, **options, **spreads}
     ranks.on_first(lambda: write_file(job.out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
+
+
+def check(ranks: World, job: Job) -> tuple[Work, list[str]]:
+    """Reads all that a job names. Returns it, and what to warn of.
+
+    Raises UsageError for what does not fit, and if a seed there is of another job.
+    """
+    ranks.together(lambda: _check_settings(job.settings))
+    start = ranks.from_first(lambda: rundir.resolved(job.start))
+    return ranks.together(lambda: _read(ranks, replace(job, start=start)))
 
 
 def _check_settings(settings: Settings) -> None:
@@ -113,8 +124,8 @@ def _check_task(job: Job) -> None:
         raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)
 
 
-def _read(ranks: World, job: Job) -> Work:
-    """Reads all that a job names. Raises UsageError for what does not fit, and if seeds are there of another job."""
+def _read(ranks: World, job: Job) -> tuple[Work, list[str]]:
+    """As `check` says, on one rank."""
     refuse_results(job.out, suite=None)
     length = heads.length_of(job.start, job.settings.length)
     job = replace(job, settings=replace(job.settings, length=length))
@@ -124,11 +135,9 @@ def _read(ranks: World, job: Job) -> Work:
         warnings += more
     warnings += task.learn(examples["train"])  # which may choose the measure, too
     task.main = job.main or task.main
-    for warning in warnings if ranks.rank == 0 else ():
-        click.echo(warning, err=True)
     made_of = seeds.made_of(job, task)
     seeds.refuse_others(job.out, made_of)
-    return Work(job, task, examples, length, made_of, ranks)
+    return Work(job, task, examples, length, made_of, ranks), warnings
 
 
 def _run(work: Work, seed: int) -> dict[str, Any]:

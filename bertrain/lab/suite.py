@@ -19,7 +19,7 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain.lab.finetune import RESULT, alone, common, refuse_results, show, tune
+from bertrain.lab.finetune import RESULT, alone, check, common, refuse_results, show, tune
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import Columns
 from bertrain.run import rundir
@@ -146,22 +146,25 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
         files = ranks.together(find_all)
         missing = [task for task, its_files in files.items() if its_files is None]
         start = ranks.from_first(lambda: rundir.resolved(start))  # once, as a run that goes on has newer ones later
-        for task, its_files in files.items():
-            if its_files is None:
-                continue
-            entry = entries[task]
-            if ranks.rank == 0:
-                click.echo(f"{task}: {entry.task}, {its_files['train']}", err=True)
-            job = Job(
+        jobs = {
+            task: Job(
                 start=start,
-                task=entry.task,
-                columns=entry.columns,
+                task=entries[task].task,
+                columns=entries[task].columns,
                 files=its_files,
                 out=Path(out, task),
                 seeds=seeds,
                 settings=Settings(**settings),
-                main=entry.metrics[0],
+                main=entries[task].metrics[0],
             )
+            for task, its_files in files.items()
+            if its_files
+        }
+        for job in jobs.values():  # a fault of the last task is said before the first one is trained
+            check(ranks, job)
+        for task, job in jobs.items():
+            if ranks.rank == 0:
+                click.echo(f"{task}: {job.task}, {job.files['train']}", err=True)
             with alone(ranks, job.out):
                 results[task] = tune(ranks, job)
         suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}
