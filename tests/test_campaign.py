@@ -27,7 +27,7 @@ TOOL = ROOT / "tools" / "campaign.py"
 
 @pytest.mark.slow
 def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
-    command = [sys.executable, str(TOOL), "--count", "8", "--minutes", "0.5", "--out", str(tmp_path)]
+    command = [sys.executable, str(TOOL), "--count", "8", "--minutes", "0.25", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[1-9]\d* runs \(.*; 0 differ$", done.stdout, re.MULTILINE), done.stdout

@@ -67,10 +67,10 @@ def test_a_line_that_does_not_come_true_is_said(inputs, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_fourth_line_comes_true():
+def test_every_sixth_line_comes_true():
     """`make capabilities` tries all."""
-    numbers = ",".join(map(str, range(1, 61, 4)))
+    numbers = ",".join(map(str, range(1, 61, 6)))
     command = [sys.executable, str(ROOT / "tools" / "capabilities.py"), "--jobs", "2", "--only", numbers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^15 capabilities, 0 failed; ", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^10 capabilities, 0 failed; ", done.stdout, re.MULTILINE), done.stdout

@@ -110,13 +110,13 @@ def test_pushes_and_pulls_beside_a_store_that_lies(bucket, lies, datasets, tmp_p
 @pytest.mark.slow
 def test_many_pushes_and_pulls_beside_a_store_that_lies(lies, bucket, datasets, tmp_path):
     num_errors = 0
-    for seed in range(1, 9):
+    for seed in range(1, 5):
         (tmp_path / f"{seed}").mkdir()
         num_errors += assert_whole_after_lies(bucket, lies, datasets, tmp_path / f"{seed}", seed)
         for key in bucket.objects():
             stores.remove(f"{bucket.url}/{key}")
     print(num_errors, "commands ended with an error; lies:", dict(lies.counts))  # pytest -s shows it
-    assert num_errors > 6
+    assert num_errors > 3
 
 
 @pytest.mark.parametrize("name", [CLAIM, "manifest.json"])

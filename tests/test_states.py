@@ -596,12 +596,12 @@ def campaign(examples, seed=None, steps=STEPS):
 
 
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
-    counts = campaign(3, steps=25)
-    assert sum(counts.values()) > 30
+    counts = campaign(2, steps=20)
+    assert sum(counts.values()) > 20
     assert len(counts) > 8  # kinds of commands and of what came of them
 
 
 @pytest.mark.slow
 def test_hundreds_of_steps_are_what_the_model_says():
     """tools/states.py makes many thousands."""
-    assert sum(campaign(5).values()) > 80
+    assert sum(campaign(3).values()) > 50

@@ -23,9 +23,9 @@ TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["builds", "--count", "6"], {"kills": 6}),
-        (["checkpoints", "--count", "3"], {"kills": 3, "runs": 1}),
-        (["soak", "--minutes", "0.1"], {"minutes": 0.1}),
+        (["builds", "--count", "4"], {"kills": 4}),
+        (["checkpoints", "--count", "2"], {"kills": 2, "runs": 1}),
+        (["soak", "--minutes", "0.05"], {"minutes": 0.05}),
         (["large", "--gigabytes", "0.1"], {}),
     ],
 )
@@ -60,9 +60,9 @@ def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
 
 
 def test_no_changed_file_of_others_is_a_traceback(tmp_path):
-    output = python(TOOL.with_name("fuzz.py"), "--count", 4000, "--seed", 5, "--keep", tmp_path, timeout=900)
+    output = python(TOOL.with_name("fuzz.py"), "--count", 2000, "--seed", 1, "--keep", tmp_path, timeout=900)
     counts = {line[:16].strip(): json.loads(line[16:]) for line in output.splitlines()}
-    assert (counts["all"]["inputs"], counts["all"]["faults"]) == (4000, 0)
+    assert (counts["all"]["inputs"], counts["all"]["faults"]) == (2000, 0)
     assert [kind for kind, each in counts.items() if not each["used"]] == []
     assert not any(tmp_path.iterdir())
 
