@@ -82,8 +82,8 @@ gpu:  ## the tests and measurements that need a GPU
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 
-# Notebooks with what they print, and programs of others. The notebooks are written anew where they are.
-outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval; some minutes
+# Notebooks with what they print, and libraries of others, each in its environment. The notebooks are written anew where they are.
+outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval, mteb, MDS, LitData; some minutes
 	$(INSTALL) nbclient ipykernel
 	$(BIN)/python tools/notebooks.py
 	$(PYTEST) -m outside

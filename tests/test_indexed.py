@@ -322,7 +322,7 @@ def test_what_contradicts_itself_is_one_sentence(tmp_path, vocab, files, kind):
 # ----------------------------------------------------------------------------------------------- the libraries
 
 
-@pytest.mark.slow
+@pytest.mark.outside
 @pytest.mark.parametrize("library", ["streaming", "litdata"])
 def test_what_the_library_writes_is_read_equal(tmp_path, library, monkeypatch):
     """The version of benchmarks/environments.py, in an environment that is made if it is not there."""
