@@ -67,8 +67,10 @@ CASES = {
 
 
 def marks_of(name):
-    """A larger model of a family that is tried already is one for `make gpu-dry`."""
-    return pytest.mark.dry if name.endswith("-large") else ()
+    """Two models are quick tests; a larger one of a family that is tried already is for `make gpu-dry`."""
+    if name.endswith("-large"):
+        return pytest.mark.dry
+    return () if name in ("bert-base", "modernbert-base") else pytest.mark.slow
 
 
 EVERY_CASE = pytest.mark.parametrize(
@@ -145,7 +147,11 @@ def test_a_step_needs_no_number(web, monkeypatch, name, packed):
 
 @pytest.mark.parametrize(
     "options",
-    [{"optimizer": "muon"}, {"optimizer": "stableadamw"}, {"optimizer": "lamb"}, {"gradient_checkpointing": True}],
+    [
+        {"optimizer": "muon"},
+        *(pytest.param({"optimizer": name}, marks=pytest.mark.slow) for name in ("stableadamw", "lamb")),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_no_kind_of_step_needs_a_number(web, monkeypatch, options):
@@ -200,7 +206,7 @@ def packing(total, length):
 
 
 VARLEN = [
-    pytest.param(kind, packed, length, marks=() if length == 64 else pytest.mark.dry)
+    pytest.param(kind, packed, length, marks=pytest.mark.dry if length > 64 else () if packed else pytest.mark.slow)
     for kind, packed in (("bert", True), ("modernbert", True), ("modernbert", False), ("ultrabert", False))
     for length in (64, 192, 1024)
 ]

@@ -136,15 +136,13 @@ def test_phases_by_time_are_parts_of_a_million(phases):
 BEGINS = st.lists(st.integers(1, 99), unique=True, max_size=2).map(lambda begins: [0, *sorted(begins)])
 
 
-@settings(max_examples=500)
 @given(
     steps=st.integers(100, 300),
     begins=st.fixed_dictionaries(dict.fromkeys(("global_batch_size", "mlm_probability", "length", "layers"), BEGINS)),
     schedule=st.sampled_from(["linear", "cosine", "wsd"]),
     warmup=st.sampled_from([0.0, 0.06, 0.3]),
 )
-def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, warmup):
-    """Before there were phases, each option had its own list of shares of the run at which it changed."""
+def test_options_that_change_at_different_shares_are_phases_that_begin_at_each(steps, begins, schedule, warmup):
     kinds = {
         "global_batch_size": [8, 16, 4], "mlm_probability": [0.3, 0.15, 0.2], "length": [32, 48, 64],
         "layers": [1, 2, 4],

@@ -307,6 +307,7 @@ def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, bert_run, tm
     refused_run(dataset.path, out, steps=2, kind="other-settings", option="objective", **options)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path):
     """As `bertrain pretrain … | head` leaves it."""
     options = QUIET | {"steps": 4, "save_every": 2}
