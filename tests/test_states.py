@@ -571,8 +571,8 @@ class Machine(RuleBasedStateMachine):
 # ------------------------------------------------------------------------------------------------------------ campaigns
 
 
-def campaign(examples, seed=None, steps=STEPS):
-    """Runs machines of at most so many steps each. Returns what was counted. seed: None is that of the profile.
+def campaign(examples, seed, steps=STEPS):
+    """Runs machines of at most so many steps each. Returns what was counted.
 
     The first machine of hypothesis is always the simplest one, which only builds. It is one more.
     """
@@ -590,18 +590,18 @@ def campaign(examples, seed=None, steps=STEPS):
             hypothesis.settings(), max_examples=examples + 1, stateful_step_count=steps, deadline=None,
             suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],  # shrinking is long
         )  # fmt: skip
-        machine = type("Seeded", (Machine,), {"_hypothesis_internal_use_seed": seed}) if seed is not None else Machine
+        machine = type("Seeded", (Machine,), {"_hypothesis_internal_use_seed": seed})
         run_state_machine_as_test(machine, settings=settings)
     return dict(COUNTS)
 
 
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
-    counts = campaign(2, steps=20)
-    assert sum(counts.values()) > 20
+    counts = campaign(2, seed=6, steps=25)
+    assert sum(counts.values()) > 30
     assert len(counts) > 8  # kinds of commands and of what came of them
 
 
 @pytest.mark.slow
 def test_hundreds_of_steps_are_what_the_model_says():
     """tools/states.py makes many thousands."""
-    assert sum(campaign(3).values()) > 50
+    assert sum(campaign(3, seed=2).values()) > 50
