@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 from unittest.mock import ANY
@@ -313,6 +314,20 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
     ):  # fmt: skip
         refused_run(dataset.path, copied, steps=9, kind=kind, option=option, **options)
     refused_run(shards_of("the stone under the river"), copied, steps=9, kind="other-settings", option="out")
+
+
+@pytest.mark.parametrize("total", [{"tokens": "4K"}, {"epochs": 0.5}])
+def test_a_run_that_counts_what_it_reads_is_not_resumed_with_another_batch_size(dataset, tmp_path, total):
+    options = {**QUIET, "length": 32, "save_every": 2}
+    whole = train(dataset.path, tmp_path / "run", **options, **total, global_batch_size=8)
+    remove_after(tmp_path / "run", 2)
+    refusal = refused_run(dataset.path, tmp_path / "run", **options, **total, global_batch_size=24,
+                          kind="other-settings", option="global_batch_size", given="24")  # fmt: skip
+    steps = int(re.search(r"--steps (\d+)", refusal.sentence)[1])
+    mended = train(dataset.path, tmp_path / "run", **options, global_batch_size=24, steps=steps)
+    of_whole, read = (max(entry.get("tokens", 0) for entry in log) for log in (whole, mended))
+    assert read == (2 * 8 + (steps - 2) * 24) * 32
+    assert abs(read - of_whole) < 24 * 32
 
 
 @pytest.mark.parametrize("change", ["version", "members"])

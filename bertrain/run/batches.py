@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import bertdata
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import StateError, UsageError, counted
 from bertrain.methods import Method
 from bertrain.options.config import Config
 from bertrain.options.fields import flag
@@ -222,12 +222,32 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
+        if not (self.config.phase or self.config.steps or self.plan.seconds):
+            self._check_rows(out, saved)
         if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
             sentence = (
                 f"{out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; give "
                 "the time that it was begun with, or go on with --branch and another --out"
             )
             raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
+
+    def _check_rows(self, out: Path, saved: TrainState) -> None:
+        """Raises UsageError if the steps taken had other rows than the ones ahead, in a run that counts what it reads.
+
+        Its number of steps is that of a run that has the same rows from the start.
+        """
+        rows, length = self.phase.rows, self.phase.length
+        if rows.first != rows.last or saved.tokens == saved.step * rows.first * length:
+            return
+        left = self.plan.samples() * length - saved.tokens
+        steps = saved.step + max(0, left // (rows.first * length))  # a plan ends with a step that is complete
+        given = f"--tokens {self.config.tokens}" if self.config.tokens else f"--epochs {self.config.epochs or 1:g}"
+        sentence = (
+            f"{out} has taken {counted(saved.step, 'step')} with another batch size than --global-batch-size {rows}, "
+            f"so its steps do not follow from {given}; give --steps {steps} to read about as much, or the "
+            "batch size as before"
+        )
+        raise UsageError(sentence, "other-settings", option="global_batch_size", given=str(rows))
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""
