@@ -39,7 +39,7 @@ LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
     "bertdata/bits.py": ["kernels", "text", "engine", "words"],
     "bertdata/read/kernels/": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
-    "bertdata/sources/kernels.py": ["text", "inputs", "split", "import", "kernels"],
+    "bertdata/sources/kernels.py": ["text", "inputs", "formats", "split", "import", "kernels"],
     "bertdata/tokenize/kernels/": ["engine", "words", "tokens", "text", "kernels", "build"],
     "bertdata/write/kernels.py": ["kernels", "build", "import", "prepare"],
 }
