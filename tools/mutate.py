@@ -56,6 +56,9 @@ EQUIVALENT = {
     ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
      "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)"):
         "they hold places of one row",
+    ("bertdata/read/kernels/rows.py dtype: np.int64 -> np.int32",
+     '("row", np.int64),  # row of the batch'):
+        "a batch has at most 2^24 rows",
     ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
      "ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])"):
         "it has no elements, and those of the other arrays decide the type",
