@@ -41,7 +41,6 @@ from bertdata.types import SpecialTokens
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LETTERS_OF_BYTES = byte_letters()
-FORM_BYTES = 12  # that an entry has room for
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
 
 
@@ -443,9 +442,9 @@ class Words(Engine):
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
         """Whether a normal form fits no entry. kinds: the leaves that match its characters."""
-        longer = len(form.encode()) > len(point.encode())  # the room for ids is counted in bytes of text
+        longer = len(form.encode()) > len(point.encode())  # the room for ids is counted in bytes of text: at most 4
         several = len(kinds) > 1 or (len(form) > 1 and not self._rules.repeatable(min(kinds)))
-        if (longer and form != SPACE) or len(form.encode()) > FORM_BYTES or several or self.forms.is_hard(point, form):
+        if (longer and form != SPACE) or several or self.forms.is_hard(point, form):
             return True
         letters = "".join(map(LETTERS_OF_BYTES.__getitem__, form.encode()))
         return letters != form and any(self._cut_bytes.matches(form + letters))
