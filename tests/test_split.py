@@ -73,6 +73,16 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
     assert some == [each for each in every if mask >> each[0] % 16 & 1]
 
 
+def test_a_table_is_read_together_whatever_its_name(folder):
+    """Where a row begins is known only from the first row on: text in quotation marks may have lines."""
+    content = b'text\n"a\nb"\n' * 9
+    kinds = {"a.csv": None, "a.txt": "csv"}
+    paths = {name: write(folder / name, content) for name in kinds}
+    plans = [split([local(paths[name])], TextFormat(kind=kinds[name], shard_size=10)) for name in kinds]
+    assert plans[0].stretches == plans[1].stretches
+    assert len({plans[1].section(unit) for unit in plans[1].stretches[0].units}) == 1
+
+
 def test_a_task_of_empty_files_is_made_alone(folder):
     """As a task on a cluster is."""
     rows = ({"text": word} for word in ("stone", "river"))
