@@ -56,6 +56,12 @@ EQUIVALENT = {
     ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
      "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)"):
         "they hold places of one row",
+    ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
+     "m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1"):
+        "it is 0 or 1",
+    ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
+     "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0"):
+        "the variable has 64 bits, as it is given others later",
     ("bertdata/read/kernels/rows.py dtype: np.int64 -> np.int32",
      '("row", np.int64),  # row of the batch'):
         "a batch has at most 2^24 rows",
@@ -68,6 +74,9 @@ EQUIVALENT = {
     ("bertdata/tokenize/kernels/records.py dtype: np.uint64 -> np.uint32",
      "SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))"):
         "the numbers are 1 to 5, and meet only numbers of 64 bits, which decide the type",
+    ("bertdata/tokenize/kernels/added.py dtype: np.uint8 -> np.uint16",
+     "hazard, after, before = hazards[point], np.uint8(1), np.uint8(1)"):
+        "they are only compared with numbers of eight bits",
     ("bertdata/tokenize/kernels/unigram.py bound: 1 -> 2", "unknown_stop = -1"):
         "any negative number says that nothing is unknown",
     ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
@@ -88,6 +97,12 @@ EQUIVALENT = {
     ("bertrain/lab/distillation/objective.py sign: -2 -> (2)",
      "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])"):
         "the array has four axes, so that the last but one is axis 2",
+    ("bertrain/commands/doctor.py bound: 1 -> 2",
+     "kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)"):
+        "no model has one dimension, and one that states none has an inner size of 0",
+    ("bertrain/lab/elastic/search.py dropped term: result is None or result[\"loss\"] is None -> "
+     "(result['loss'] is None)", 'if result is None or result["loss"] is None:'):
+        "only an evaluation that may be interrupted gives None; the term is for mypy",
     ("bertrain/run/run.py dropped term: self.training.compiles or on_gpu -> (self.training.compiles)",
      "self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)"):
         "without a GPU both are the same, and with one only what a time is called differs",
