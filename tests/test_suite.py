@@ -26,6 +26,7 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path, monkey
     for part in ("matched", "mismatched"):
         rows = "0\tlight\tsalt\tneutral", "1\tlight\tsalt\t-"
         write(data / "MNLI" / f"dev_{part}.tsv", "index\tsentence1\tsentence2\tgold_label", *rows)
+    write(data / "wnli", "a file of this name is no task")
     arguments = common(bert_run, data, tmp_path / "out")
     done = succeeds(suite.main, "glue", *arguments)
     for name in ("cola mcc", "rte accuracy", "mnli accuracy", "mnli mismatched accuracy", "sst2, mrpc, stsb, qqp"):
