@@ -115,6 +115,8 @@ def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
     assert "/" not in "".join(line for line in text.splitlines() if line.startswith(("- phase", "| --init")))
     assert "| --init | run |" in text
     assert text.count(f": `{dataset.dataset_id}`, ") == 2
+    gone = Config.of(data="x", init="/home/someone/that was removed since")
+    assert gone.differing()["--init"] == "that was removed since"
 
 
 def test_a_bar_in_an_option_ends_no_cell():
