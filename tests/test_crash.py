@@ -113,7 +113,7 @@ def test_a_crash_of_some_commands_loses_nothing():
 @pytest.mark.slow
 def test_some_commands_go_on_after_a_call_that_failed():
     found = campaign("calls", "--only", "build,merge", "--errors", "EIO,ENOSPC", "--every", 67)
-    assert all(facts["failed"] > 10 for facts in found.values())
+    assert all(facts["failed"] > 5 for facts in found.values())
     assert len(found) == 2
 
 
