@@ -116,6 +116,17 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
     return {split: str(directory / name) for split, name in files.items()}
 
 
+def _spreads(entries: dict[str, Entry], results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The measures that a suite judges by, over the seeds, by the names that its table gives them."""
+    spreads = {}
+    for task, result in results.items():
+        for split in ("dev", "test") if entries[task].test else ("dev",):
+            for metric in entries[task].metrics:
+                where = {"dev": "", "test": " " + Path(str(entries[task].test)).stem.removeprefix("dev_")}[split]
+                spreads[f"{task}{where} {metric.replace('_', ' ')}"] = result[f"{split}_{metric}"]
+    return spreads
+
+
 @click.command(
     cls=OneSentence, epilog="\b\nExample:\n  bertrain suite glue --data glue/ --checkpoint run/ --out tuned/"
 )
@@ -174,13 +185,7 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
     if as_json:
         click.echo(json.dumps(suite))
         return
-    spreads = {}
-    for task, result in results.items():
-        for split in ("dev", "test") if entries[task].test else ("dev",):
-            for metric in entries[task].metrics:
-                where = {"dev": "", "test": " " + Path(str(entries[task].test)).stem.removeprefix("dev_")}[split]
-                spreads[f"{task}{where} {metric.replace('_', ' ')}"] = result[f"{split}_{metric}"]
-    show(f"{start}: {name}", seeds, spreads, width=32)
+    show(f"{start}: {name}", seeds, _spreads(entries, results), width=32)
     if missing:
         click.echo(f"no files in {data}: {', '.join(missing)}")
     click.echo(f"models and {RESULT} of each task are in {out}")
