@@ -396,9 +396,8 @@ def main() -> None:
 
 @main.command()
 @click.option("--out", required=True, help="JSON file for file -> line -> tests.")
-@click.argument("tests", nargs=-1)
-def lines(out: str, tests: tuple[str, ...]) -> None:
-    """Run the fast tests once, or those of TESTS, and write which test executes which line."""
+def lines(out: str) -> None:
+    """Run the fast tests once, and write which test executes which line."""
     import coverage
 
     with tempfile.TemporaryDirectory() as folder:
@@ -406,7 +405,7 @@ def lines(out: str, tests: tuple[str, ...]) -> None:
         settings.write_text(f"[run]\ndata_file = {folder}/data\nsource = {ROOT}/bertdata,{ROOT}/bertrain\n")
         command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", "-m", FAST]
         around = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parent)}
-        subprocess.run([*command, "-p", "mutate", "-n", "0", *tests], cwd=ROOT, env=around, check=False)
+        subprocess.run([*command, "-p", "mutate", "-n", "0"], cwd=ROOT, env=around, check=False)
         data = coverage.CoverageData(f"{folder}/data")
         data.read()
         executed = {
