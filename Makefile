@@ -101,10 +101,11 @@ pages: $(VENV)/.dev  ## the pages of --html in Chromium: uses every control, mak
 docs: $(VENV)/.docs  ## the site in site/, from docs/ and the source; a warning or a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean --quiet
 
-check: $(VENV)/.dev  ## format, lint and types
+check: $(VENV)/.dev  ## format, lint, types and sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/size.py --check
 
 fix: $(VENV)/.dev  ## repair format and lint where that can be done
 	$(BIN)/ruff check --fix .

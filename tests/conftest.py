@@ -307,8 +307,13 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
     import obstore
 
     name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
-    for variable, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "HOME": str(home),
-                            "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": object_store}.items():  # fmt: skip
+    for variable, value in {
+        "AWS_ACCESS_KEY_ID": "a-key",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+        "HOME": str(home),
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": object_store,
+    }.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.01)
     stores.store_at.cache_clear()

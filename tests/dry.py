@@ -27,23 +27,54 @@ from bertrain.runtime.dist import World
 
 GPU = torch.device("cuda", 0)
 MODERNBERT_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
-DEBERTA = {"vocab_size": 128100, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
-           "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0,
-           "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
-ESM = {"vocab_size": 33, "num_hidden_layers": 30, "hidden_size": 640, "num_attention_heads": 20, "pad_token_id": 1,
-       "intermediate_size": 2560, "max_position_embeddings": 1026, "position_embedding_type": "rotary",
-       "token_dropout": True, "mask_token_id": 32, "hidden_dropout_prob": 0.0,
-       "attention_probs_dropout_prob": 0.0}  # fmt: skip
-XLM_ROBERTA = {"vocab_size": 250002, "max_position_embeddings": 514, "type_vocab_size": 1, "hidden_dropout_prob": 0.0,
-               "attention_probs_dropout_prob": 0.0}  # fmt: skip
+DEBERTA = {
+    "vocab_size": 128100,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 256,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+ESM = {
+    "vocab_size": 33,
+    "num_hidden_layers": 30,
+    "hidden_size": 640,
+    "num_attention_heads": 20,
+    "pad_token_id": 1,
+    "intermediate_size": 2560,
+    "max_position_embeddings": 1026,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "mask_token_id": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+XLM_ROBERTA = {
+    "vocab_size": 250002,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 OTHERS = {
     "modernbert-large": ("modernbert", MODERNBERT_LARGE),
     "xlm-roberta-base": ("xlm-roberta", XLM_ROBERTA),
     "deberta-v3-base": ("deberta-v2", DEBERTA),
     "esm-2": ("esm", ESM),
 }
-LENGTHS = {"bert-base": 512, "bert-large": 512, "modernbert-base": 1024, "modernbert-large": 2048,
-           "xlm-roberta-base": 512, "deberta-v3-base": 512, "esm-2": 1024}  # fmt: skip
+LENGTHS = {
+    "bert-base": 512,
+    "bert-large": 512,
+    "modernbert-base": 1024,
+    "modernbert-large": 2048,
+    "xlm-roberta-base": 512,
+    "deberta-v3-base": 512,
+    "esm-2": 1024,
+}
 """The models, in their published sizes, and the length of their rows, which is no other size of theirs."""
 ROWS = 64  # of a micro-batch
 VOCAB_SIZE = 30522
@@ -110,8 +141,9 @@ class Indexing(TorchFunctionMode):
 
 def training_of(name, dataset, device, **options):
     """A model in its published size in training, in bf16, of fake tensors on a device."""
-    config = Config.of(data=str(dataset.path), out="none", length=LENGTHS[name], precision="bf16", compile="off",
-                       **options)  # fmt: skip
+    config = Config.of(
+        data=str(dataset.path), out="none", length=LENGTHS[name], precision="bf16", compile="off", **options
+    )
     with torch.device("meta"):  # whose weights get no first values
         weights = AutoModelForMaskedLM.from_config(config_of(name))
     return Training(config, dataset, World(0, 1, device), methods_of(config), weights)

@@ -12,10 +12,23 @@ from bertrain.models.families import FAMILIES
 from bertrain.objectives import OBJECTIVES
 from bertrain.runtime import feed
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-         "max_position_embeddings": 80, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
-XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0,
-       "max_position_embeddings": 80}  # fmt: skip
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 80,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+XLM = {
+    "emb_dim": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 80,
+}
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SMALL = {
     "bert": SIZES,
@@ -26,8 +39,15 @@ SMALL = {
     "xlm-roberta-xl": SIZES,
     "roberta-prelayernorm": SIZES,
     "data2vec-text": SIZES,
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0,
-                   "max_position_embeddings": 80},
+    "distilbert": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 48,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": 80,
+    },
     "electra": SIZES | {"embedding_size": 16},
     "albert": SIZES | {"embedding_size": 16},
     "ernie": SIZES,
@@ -43,8 +63,15 @@ SMALL = {
     "rembert": SIZES | {"input_embedding_size": 16, "output_embedding_size": 24},
     "roformer": SIZES | {"embedding_size": 16},
     "deberta": SIZES | DEBERTA,
-    "deberta-v2": SIZES | DEBERTA | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
-                                     "position_biased_input": False, "type_vocab_size": 0},
+    "deberta-v2": SIZES
+    | DEBERTA
+    | {
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "mobilebert": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16},
     "convbert": SIZES | {"embedding_size": 16},
     "nystromformer": SIZES | {"conv_kernel_size": 1},
@@ -52,7 +79,7 @@ SMALL = {
     "squeezebert": SIZES | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2},
     "flaubert": XLM,
     "xlm": XLM,
-}  # fmt: skip
+}
 VARIANTS = {  # what a configuration can change in how a family predicts; the name of the family comes first
     "bert untied": SIZES | {"tie_word_embeddings": False},
     "roberta untied": SIZES | {"tie_word_embeddings": False},
@@ -67,7 +94,7 @@ VARIANTS = {  # what a configuration can change in how a family predicts; the na
     "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
     "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
     "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},
-}  # fmt: skip
+}
 UNLISTED = {
     "longformer": SIZES | {"attention_window": 8},
     "luke": SIZES | {"entity_vocab_size": 10, "entity_emb_size": 8},
@@ -75,7 +102,7 @@ UNLISTED = {
     "roc_bert": SIZES | {"shape_vocab_size": 9, "pronunciation_vocab_size": 9},
     "layoutlm": SIZES,
     "big_bird": SIZES | {"attention_type": "original_full"},
-}  # fmt: skip
+}
 EVERY = SMALL | UNLISTED
 LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
 FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]

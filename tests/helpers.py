@@ -242,10 +242,14 @@ def recorded(root):
 
     with ExitStack() as patched:
         for owner, name, changed in (
-            (os, "fsync", on_fsync), (os, "replace", on_replace), (os, "rename", on_rename),
-            (Path, "mkdir", on_mkdir), (Path, "unlink", removing(Path.unlink)), (Path, "rmdir", removing(rmdir)),
+            (os, "fsync", on_fsync),
+            (os, "replace", on_replace),
+            (os, "rename", on_rename),
+            (Path, "mkdir", on_mkdir),
+            (Path, "unlink", removing(Path.unlink)),
+            (Path, "rmdir", removing(rmdir)),
             (shutil, "rmtree", removing(shutil.rmtree)),
-        ):  # fmt: skip
+        ):
             patched.enter_context(patch.object(owner, name, changed))
         yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
 

@@ -54,8 +54,16 @@ def proposed(made, text):
 
 def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
     assert augment.WORD.findall("Don't re-run x2 the naïve 水河 test's end, (ok) it ’s") == [
-        "re", "run", "the", "naïve", "水", "河", "end", "ok", "it",
-    ]  # fmt: skip
+        "re",
+        "run",
+        "the",
+        "naïve",
+        "水",
+        "河",
+        "end",
+        "ok",
+        "it",
+    ]
 
 
 def test_rows_that_wait_for_the_model_take_little_memory(checkpoint):
@@ -109,8 +117,23 @@ def test_the_share_of_words_that_are_replaced(checkpoint):
 def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
     data = write(tmp_path / "a.csv", "one,two,label", '"the river, light","say ""not"" salt",1')
     keep = write(tmp_path / "keep.txt", "Not the", "say")
-    said = augmented(checkpoint, data, tmp_path / "b.csv", "--task", "pairs", "--text", "one", "--other", "two",
-                     "--label", "label", "--keep", keep, "--share", 1)  # fmt: skip
+    said = augmented(
+        checkpoint,
+        data,
+        tmp_path / "b.csv",
+        "--task",
+        "pairs",
+        "--text",
+        "one",
+        "--other",
+        "two",
+        "--label",
+        "label",
+        "--keep",
+        keep,
+        "--share",
+        1,
+    )
     read = tables.read(str(tmp_path / "b.csv"), text="one", other="two", label="label")
     assert len(read.texts) > 10
     assert f" {len(read.texts) - 1} copies of them; 50% of" in said  # three of six words are kept

@@ -53,8 +53,12 @@ def text(tmp_path):
 @pytest.fixture
 def bad(tmp_path):
     """A directory of inputs that no build takes as they are, by name."""
-    contents = {"bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n', "blank": b"\n\n \n", "invalid": b"a\xff",
-                "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}  # fmt: skip
+    contents = {
+        "bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n',
+        "blank": b"\n\n \n",
+        "invalid": b"a\xff",
+        "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n',
+    }
     return write_all(tmp_path, contents)
 
 
@@ -66,11 +70,23 @@ def bad(tmp_path):
 def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sentences):
     """Every shard, array and count, from text with invalid bytes, blank lines and documents that give no id."""
     body = make_text(25, seed=8).encode()
-    contents = [body.replace(b"stone", b"st\xffone"), b"\n\xe2\x80\x8d\n\n[MASK] \n\n" + body[:900], b"\x01\n\n\r\n",
-                body.replace(b"\n", b"\r\n")]  # fmt: skip
+    contents = [
+        body.replace(b"stone", b"st\xffone"),
+        b"\n\xe2\x80\x8d\n\n[MASK] \n\n" + body[:900],
+        b"\x01\n\n\r\n",
+        body.replace(b"\n", b"\r\n"),
+    ]
     paths = [write(tmp_path / f"{number}.txt", content) for number, content in enumerate(contents)]
-    report = build(paths, tmp_path / "out", tokenizer=vocab, documents=kind, sentences=sentences, shard_size=shard_size,
-                   validation=0.2, test=0.1)  # fmt: skip
+    report = build(
+        paths,
+        tmp_path / "out",
+        tokenizer=vocab,
+        documents=kind,
+        sentences=sentences,
+        shard_size=shard_size,
+        validation=0.2,
+        test=0.1,
+    )
 
     library = tokenizers.Tokenizer.from_str(load_tokenizer(vocab).files["tokenizer.json"].decode())
     library.encode_special_tokens = True

@@ -156,9 +156,7 @@ def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(tr
     left_out = [value for word, value in itertools.pairwise(words) if word == "--exclude"]
     names = [path.name for path in (trained / "step-00000004").iterdir()]
     sent = filter_repo_objects(names, ignore_patterns=left_out)
-    assert sorted(sent) == [
-        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
-    ]  # fmt: skip
+    assert sorted(sent) == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
 def test_a_change_of_one_letter_is_seen(run):

@@ -115,11 +115,17 @@ def test_an_output_that_is_in_the_way_is_named_before_the_work(tmp_path, corpus)
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [("--tokenizer ./nowhere.json", "tokenizer-not-found"), ("--shard-size many", "malformed"),
-     *((f"--shard-size {size}", "malformed") for size in ("99999999999999999999", "9" * 400, "0.5")),
-     ("--validation 0.7 --test 0.3", "out-of-range"), ("--workers 0", "out-of-range"),
-     ("--documents page", "malformed"), ("--max-documents 0", "out-of-range"), ("--part 3/2", "malformed")],
-)  # fmt: skip
+    [
+        ("--tokenizer ./nowhere.json", "tokenizer-not-found"),
+        ("--shard-size many", "malformed"),
+        *((f"--shard-size {size}", "malformed") for size in ("99999999999999999999", "9" * 400, "0.5")),
+        ("--validation 0.7 --test 0.3", "out-of-range"),
+        ("--workers 0", "out-of-range"),
+        ("--documents page", "malformed"),
+        ("--max-documents 0", "out-of-range"),
+        ("--part 3/2", "malformed"),
+    ],
+)
 def test_options_that_make_no_sense(tmp_path, corpus, options, kind):
     *_, last, _ = words = options.split()
     option = last.removeprefix("--").replace("-", "_")
@@ -140,9 +146,20 @@ def inspected(*arguments):
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     facts = inspected(dataset.path, "--length", 32, "--global-batch-size", 10)
     assert list(facts) == [
-        "path", "dataset_id", "documents", "sentences", "tokens", "token_dtype", "bytes", "tokenizer", "splits",
-        "steps_for", "tokens_per_document", "settings", "counts",
-    ]  # fmt: skip
+        "path",
+        "dataset_id",
+        "documents",
+        "sentences",
+        "tokens",
+        "token_dtype",
+        "bytes",
+        "tokenizer",
+        "splits",
+        "steps_for",
+        "tokens_per_document",
+        "settings",
+        "counts",
+    ]
     assert facts["documents"] == len(dataset) == sum(split["documents"] for split in facts["splits"].values())
     assert facts["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in facts["splits"].values())
     lengths = sorted(len(document) for document in dataset)
@@ -264,8 +281,13 @@ def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, cor
 def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
     out = write_dataset(tmp_path / "shards", [([5, 3], [2], None)], tokenizer="{}")
     manifest = bertdata.open(out).manifest
-    dataclasses.replace(manifest, counts=dict.fromkeys(("documents", "dropped_documents", "replaced_characters",
-        "special_ids_replaced", "text_bytes"), 0) | {"special_literals": {}}).write(out)  # fmt: skip
+    dataclasses.replace(
+        manifest,
+        counts=dict.fromkeys(
+            ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "text_bytes"), 0
+        )
+        | {"special_literals": {}},
+    ).write(out)
     assert inspected(out)["tokenizer"]["engine"] is None
     succeeds(main, "inspect", out)
 

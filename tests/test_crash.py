@@ -55,8 +55,10 @@ def test_what_was_not_synced_may_be_lost_in_any_order():
 def test_a_file_that_was_synced_is_whole_under_either_name():
     found = trees([*WRITE, synced("a.tmp"), renamed("a.tmp", "a")])
     assert {frozenset(tree.items()) for tree in found} == {
-        frozenset(), frozenset({("a.tmp", b"12345678")}), frozenset({("a", b"12345678")})
-    }  # fmt: skip
+        frozenset(),
+        frozenset({("a.tmp", b"12345678")}),
+        frozenset({("a", b"12345678")}),
+    }
 
 
 def test_what_was_synced_is_there():
@@ -83,8 +85,11 @@ def test_removals_come_in_any_order_until_they_are_synced():
     start = {"b": None, "b/one": b"1", "b/two": b"2"}
     events = [removed("b/one"), removed("b/two"), removed("b")]
     assert {frozenset(tree) for tree in trees(events, start)} >= {
-        frozenset(), frozenset({"b", "b/one"}), frozenset({"b", "b/two"}), frozenset(start)
-    }  # fmt: skip
+        frozenset(),
+        frozenset({"b", "b/one"}),
+        frozenset({"b", "b/two"}),
+        frozenset(start),
+    }
     assert trees([*events[:2], synced("b")], start) == [{"b": None}]
 
 

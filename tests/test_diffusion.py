@@ -18,16 +18,25 @@ OPTIONS = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4, "
 
 
 def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
-    given = OPTIONS | {"steps": 10, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "clip_norm": 1e6,
-                       "optimizer": "adamw", "lr": 1e-3, "save_every": 100}  # fmt: skip
+    given = OPTIONS | {
+        "steps": 10,
+        "schedule": "constant",
+        "warmup": 0.0,
+        "weight_decay": 0.0,
+        "clip_norm": 1e6,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "save_every": 100,
+    }
     log = train(dataset.path, tmp_path / "run", **given)
     ours = [(entry["loss"], entry["accuracy"]) for entry in log if "loss" in entry]
     config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     run = run_of(config)
     run.watch.close()
     model, special = run.learner.model.train(), dataset.special_tokens
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=config.epsilon, betas=(config.beta1, config.beta2),
-                              weight_decay=0.0)  # fmt: skip
+    adamw = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, eps=config.epsilon, betas=(config.beta1, config.beta2), weight_decay=0.0
+    )
     loader, expected = assemble.loader(config, dataset), []
     for _ in range(10):
         batch = next(loader)

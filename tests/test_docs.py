@@ -103,17 +103,32 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }
 REPLACED = {  # option → the words in its place
-    "--steps": f"--steps {STEPS}", "--length": "--length 48", "--long-length": "--long-length 64",
-    "--global-batch-size": "--global-batch-size 4", "--micro-batch-size": "", "--max-samples": "--max-samples 64",
-    "--save-every": "", "--latency": "--latency 100s", "--trials": "--trials 2", "--step": "--step 1",
-    "--part": "--part 1/1", "--vocab-size": "--vocab-size 1000", "--seeds": "--seeds 1", "--copies": "--copies 2",
+    "--steps": f"--steps {STEPS}",
+    "--length": "--length 48",
+    "--long-length": "--long-length 64",
+    "--global-batch-size": "--global-batch-size 4",
+    "--micro-batch-size": "",
+    "--max-samples": "--max-samples 64",
+    "--save-every": "",
+    "--latency": "--latency 100s",
+    "--trials": "--trials 2",
+    "--step": "--step 1",
+    "--part": "--part 1/1",
+    "--vocab-size": "--vocab-size 1000",
+    "--seeds": "--seeds 1",
+    "--copies": "--copies 2",
     "--bytes": "--bytes 100000",
-}  # fmt: skip
+}
 REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of options
-    r"^steps = .*": "steps = 20", r"^tokens = .*": 'tokens = "2K"', r"^warmup_steps = .*": "warmup_steps = 1",
-    r"^length = (?=\d{1,3}$).*": "length = 48", r"^length = \d{4,}": "length = 64",
-    r"^global_batch_size = \d+": "global_batch_size = 4", r"^micro_batch_size = .*": "", r"^save_every = .*": "",
-}  # fmt: skip
+    r"^steps = .*": "steps = 20",
+    r"^tokens = .*": 'tokens = "2K"',
+    r"^warmup_steps = .*": "warmup_steps = 1",
+    r"^length = (?=\d{1,3}$).*": "length = 48",
+    r"^length = \d{4,}": "length = 64",
+    r"^global_batch_size = \d+": "global_batch_size = 4",
+    r"^micro_batch_size = .*": "",
+    r"^save_every = .*": "",
+}
 REPLACED_OF = {
     "pretrain": {"--epochs": f"--steps {STEPS}", "--budget": f"--steps {STEPS}"},
     "doctor": {"--out": "--out new/"},  # where no other run is
@@ -418,8 +433,10 @@ def _tables():
         choices = {"text": "the river", "choices": ["salt", "light"], "label": 1}
         write(f"{part}.jsonl", *[json.dumps(choices)] * 3)
         answers = [{"text": "river", "answer_start": 4}]
-        asked = [{"id": "1", "question": "what", "is_impossible": False, "answers": answers},
-                 {"id": "2", "question": "who", "is_impossible": True, "answers": []}]  # fmt: skip
+        asked = [
+            {"id": "1", "question": "what", "is_impossible": False, "answers": answers},
+            {"id": "2", "question": "who", "is_impossible": True, "answers": []},
+        ]
         texts = [{"title": "x", "paragraphs": [{"context": "the river", "qas": asked}]}]
         write(f"{part}-v2.0.json", json.dumps({"version": "2.0", "data": texts}))
         (Path("glue") / "CoLA").mkdir(parents=True, exist_ok=True)
@@ -543,9 +560,13 @@ def _records(names, said):
 
 
 RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
-    "docs/finetuning.md": _augmentation, "docs/import.md": _import, "docs/methods.md": _methods,
-    "docs/howto/proteins.md": _proteins, "docs/phases.md": _phases, "docs/records.md": _records,
-}  # fmt: skip
+    "docs/finetuning.md": _augmentation,
+    "docs/import.md": _import,
+    "docs/methods.md": _methods,
+    "docs/howto/proteins.md": _proteins,
+    "docs/phases.md": _phases,
+    "docs/records.md": _records,
+}
 
 
 # --------------------------------------------------------------------------------------------------------------- tests
@@ -572,8 +593,12 @@ def listed(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_indented_is_a_block(page):
     """After a list it would be a paragraph of the list's last entry."""
-    inside = {line for token in MarkdownIt().parse(text_of(page)) if token.type in ("code_block", "fence")
-              for line in range(*token.map)}  # fmt: skip
+    inside = {
+        line
+        for token in MarkdownIt().parse(text_of(page))
+        if token.type in ("code_block", "fence")
+        for line in range(*token.map)
+    }
     lines = enumerate(text_of(page).splitlines())
     assert [line for number, line in lines if line.startswith(4 * " ") and number not in inside] == []
 

@@ -34,15 +34,96 @@ EVERY_FLAG = [
 ]
 LETTERS = "abcdefghijklmnoprstuvwxyABCDEFGHITX0123456789"  # neither q nor z
 VOCABULARY = [
-    *SPECIALS, *LETTERS, *("##" + c for c in LETTERS), *"#.,-|=`", "##", "the", "them", "theory", "##the", "##ory",
-    "THE", "The", "##ING", "##ing", "##Ing", "abcdefgh", "abcdefghi", "abcdefghabcdefgh", "abcdefghabcdefghi",
-    "##abcdefgh", "a" * 63, "a" * 64, "##" + "a" * 64, "a" * 101, "水", "##水", "火", "##水火", "豈", "##豈", "\uf900",
-    "é", "##é", "É", "##É", "naïve", "naive", "nai", "##̈ve", "ñ", "e\u0301", "##e\u0301", "##\u0301", "\u0301", "ß",
-    "##ß", "##ss", "σ", "##σ", "ς", "##ς", "Σ", "i\u0307", "##\u0307", "가", "##각", "\u1100", "\u1100\u1161",
-    "##\u1161", "##\u11a8", "\U0001f600", "##\U0001f600", "##\u200d", "\u302e", "##\u302e", "##\u0334", "##\U0001d165",
-    "\U0001d165", "\U0001d157", "##\U0001d15e", "\0", "##\0", "\ue000", "##\ue000", "\u3000", "\ufffd", "##\ufffd",
-    "\u0378", "##\U000e0001", "हि", "##न्दी", "ह", "##न", "##\u093f", "\u037e", "¿", "\u2028", "##\x85", "\xad",
-]  # fmt: skip
+    *SPECIALS,
+    *LETTERS,
+    *("##" + c for c in LETTERS),
+    *"#.,-|=`",
+    "##",
+    "the",
+    "them",
+    "theory",
+    "##the",
+    "##ory",
+    "THE",
+    "The",
+    "##ING",
+    "##ing",
+    "##Ing",
+    "abcdefgh",
+    "abcdefghi",
+    "abcdefghabcdefgh",
+    "abcdefghabcdefghi",
+    "##abcdefgh",
+    "a" * 63,
+    "a" * 64,
+    "##" + "a" * 64,
+    "a" * 101,
+    "水",
+    "##水",
+    "火",
+    "##水火",
+    "豈",
+    "##豈",
+    "\uf900",
+    "é",
+    "##é",
+    "É",
+    "##É",
+    "naïve",
+    "naive",
+    "nai",
+    "##̈ve",
+    "ñ",
+    "e\u0301",
+    "##e\u0301",
+    "##\u0301",
+    "\u0301",
+    "ß",
+    "##ß",
+    "##ss",
+    "σ",
+    "##σ",
+    "ς",
+    "##ς",
+    "Σ",
+    "i\u0307",
+    "##\u0307",
+    "가",
+    "##각",
+    "\u1100",
+    "\u1100\u1161",
+    "##\u1161",
+    "##\u11a8",
+    "\U0001f600",
+    "##\U0001f600",
+    "##\u200d",
+    "\u302e",
+    "##\u302e",
+    "##\u0334",
+    "##\U0001d165",
+    "\U0001d165",
+    "\U0001d157",
+    "##\U0001d15e",
+    "\0",
+    "##\0",
+    "\ue000",
+    "##\ue000",
+    "\u3000",
+    "\ufffd",
+    "##\ufffd",
+    "\u0378",
+    "##\U000e0001",
+    "हि",
+    "##न्दी",
+    "ह",
+    "##न",
+    "##\u093f",
+    "\u037e",
+    "¿",
+    "\u2028",
+    "##\x85",
+    "\xad",
+]
 ODD = (
     "\0\x01\t\n\v\f\r\x1c\x1f\x7f\x80\x85\x9f\xa0\xad¿\u034f\u0378\u037e\u0387\u0600\u061c\u070f\u1680\u180e\u2000"
     "\u200b\u200c\u200d\u200e\u2028\u2029\u202f\u2060\u2260\u2329\u2126\u212a\u3000\ufeff\ufffc\ufffd\ufffe\uffff"
@@ -274,8 +355,9 @@ def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
 def test_any_vocabulary(vocabulary, prefix, longest, flags, texts, data):
     vocabulary = data.draw(st.permutations([*sorted(vocabulary), *SPECIALS[1:]]))
     unk = data.draw(st.sampled_from(vocabulary))
-    tokenizer = load(vocabulary, flags=flags, unk_token=unk, continuing_subword_prefix=prefix,
-                     max_input_chars_per_word=longest)  # fmt: skip
+    tokenizer = load(
+        vocabulary, flags=flags, unk_token=unk, continuing_subword_prefix=prefix, max_input_chars_per_word=longest
+    )
     check(tokenizer, texts, encode=by_engine if unk in SPECIALS else by_either)
 
 
@@ -318,9 +400,18 @@ def test_large_ids(largest, taken):
 
 @pytest.mark.parametrize(
     ("place", "unk"),
-    [(0, "[UNK]"), (1, "a"), (60, "##a"), (65_535, "水"), (65_536, "[SEP]"), (2**20 - 1, "nothing at all"),
-     (0, "\u0301"), (65_535, "[UNK]"), (65_536, "##a")],
-)  # fmt: skip
+    [
+        (0, "[UNK]"),
+        (1, "a"),
+        (60, "##a"),
+        (65_535, "水"),
+        (65_536, "[SEP]"),
+        (2**20 - 1, "nothing at all"),
+        (0, "\u0301"),
+        (65_535, "[UNK]"),
+        (65_536, "##a"),
+    ],
+)
 def test_the_unknown_token_may_be_anything_anywhere(place, unk):
     words = [token for token in [*VOCABULARY, "nothing at all"] if token != unk]
     vocabulary = {token: number + (number >= place) for number, token in enumerate(words)} | {unk: place}
@@ -357,8 +448,23 @@ def test_a_file_may_leave_flags_out():
     check(tokenizer, random_texts(5, 3), encode=by_either)
 
 
-WORDS_AS_TOKENS = ["PAD", "pad", "##pad", "水", "##水", "[", "##]", "##", "«x»", "火水", "naïve", "<s>", "a[b", "##[a]",
-                   "7"]  # fmt: skip
+WORDS_AS_TOKENS = [
+    "PAD",
+    "pad",
+    "##pad",
+    "水",
+    "##水",
+    "[",
+    "##]",
+    "##",
+    "«x»",
+    "火水",
+    "naïve",
+    "<s>",
+    "a[b",
+    "##[a]",
+    "7",
+]
 
 
 @settings(max_examples=20)
@@ -414,8 +520,10 @@ def test_an_added_token_may_go_across_lines():
     check(load(VOCABULARY, edit=edit), ["the river\nbank\nthe", "a\nriver\nbank"], encode=by_either)
 
 
-@pytest.mark.parametrize("edit", [lambda content: content.update(pre_tokenizer=None),
-                                  lambda content: content["model"].update(unk_token="<none>")])  # fmt: skip
+@pytest.mark.parametrize(
+    "edit",
+    [lambda content: content.update(pre_tokenizer=None), lambda content: content["model"].update(unk_token="<none>")],
+)
 def test_what_no_engine_takes_is_left_to_the_library(edit):
     tokenizer = load(VOCABULARY, edit=edit)
     assert tokenizer.engine is None

@@ -195,8 +195,15 @@ def test_bf16_is_close_or_refused(configs, dataset, name):
 
 def test_a_teacher_that_computes_in_fp32_alone_teaches_one_that_does_not(configs, dataset, tmp_path):
     built(configs["deberta"], dataset, seed=1).save_pretrained(tmp_path)
-    config = Config.of(data=str(dataset.path), out="x", model=configs["bert"], length=32, teacher=str(tmp_path),
-                    distil="logits", precision="bf16")  # fmt: skip
+    config = Config.of(
+        data=str(dataset.path),
+        out="x",
+        model=configs["bert"],
+        length=32,
+        teacher=str(tmp_path),
+        distil="logits",
+        precision="bf16",
+    )
     module = learner_of(config, built(configs["bert"], dataset), dataset, "bf16")
     _, piece = four_rows(dataset)
     with assemble.autocast(CPU, "bf16")():

@@ -82,8 +82,9 @@ def samples_of(dataset, epoch):
 def test_ranks_and_workers_share_the_global_batches(dataset, workers):
     streams = [BatchDataset(loader_of(dataset, rank=rank, world_size=3)) for rank in range(3)]
     parts = [DataLoader(stream, batch_size=None, num_workers=workers) for stream in streams]
-    joined = [{name: torch.cat([part[name] for part in batch]) for name in batch[0]}
-              for batch in zip(*parts, strict=True)]  # fmt: skip
+    joined = [
+        {name: torch.cat([part[name] for part in batch]) for name in batch[0]} for batch in zip(*parts, strict=True)
+    ]
     assert_same(joined, expected_batches(dataset))
 
 
@@ -185,9 +186,15 @@ def test_pickled_datasets_are_small(dataset):
 
 def _config(dataset):
     return BertConfig(
-        vocab_size=dataset.special_tokens.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=dataset.special_tokens.vocab_size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("samples", 2), ("batches", 0)])
@@ -199,10 +206,18 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
     model.register_forward_pre_hook(lambda m, args, named: seen.append(named["input_ids"].clone()), with_kwargs=True)
     loader = Loader(dataset, **OPTIONS)
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=7, dataloader_num_workers=workers,
-        report_to=[], use_cpu=True, save_steps=3, logging_steps=1, learning_rate=1e-2, disable_tqdm=True,
+        output_dir=str(tmp_path),
+        max_steps=6,
+        per_device_train_batch_size=7,
+        dataloader_num_workers=workers,
+        report_to=[],
+        use_cpu=True,
+        save_steps=3,
+        logging_steps=1,
+        learning_rate=1e-2,
+        disable_tqdm=True,
         dataloader_pin_memory=False,
-    )  # fmt: skip
+    )
     if kind == "samples":
         trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
     else:

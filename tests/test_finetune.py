@@ -361,8 +361,11 @@ def test_a_tokenizer_that_cannot_pad_is_refused(source, tmp_path):
 
 
 def test_regression(bert_run, tmp_path):
-    rows = [{"a": text, "b": other, "score": 5.0 * (text in GOOD) + len(other) / 20}
-            for text in GOOD + BAD for other in GOOD]  # fmt: skip
+    rows = [
+        {"a": text, "b": other, "score": 5.0 * (text in GOOD) + len(other) / 20}
+        for text in GOOD + BAD
+        for other in GOOD
+    ]
     path = write(tmp_path / "pairs.jsonl", *map(json.dumps, rows))
     columns = ["--task", "regression", "--text", "a", "--other", "b", "--label", "score"]
     options = ["--epochs", 8, "--lr", 2e-3, "--batch-size", 6]

@@ -190,9 +190,19 @@ def test_commit_records(dataset, shards):
 
 def test_the_manifest(dataset, manifest, shards, vocab):
     assert manifest.keys() == {
-        "format", "format_version", "dataset_id", "token_dtype", "vocab_size", "special_tokens", "special_ids",
-        "separator_id", "tokenizer", "settings", "splits", "counts",
-    }  # fmt: skip
+        "format",
+        "format_version",
+        "dataset_id",
+        "token_dtype",
+        "vocab_size",
+        "special_tokens",
+        "special_ids",
+        "separator_id",
+        "tokenizer",
+        "settings",
+        "splits",
+        "counts",
+    }
     assert (manifest["format"], manifest["format_version"]) == ("bertdata", 1)
     assert manifest["dataset_id"] == identity(manifest) == dataset.dataset_id
     assert manifest["special_tokens"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -203,9 +213,15 @@ def test_the_manifest(dataset, manifest, shards, vocab):
     assert manifest["settings"] == SMALL | {"documents": "blank", "max_documents": None}
     assert list(manifest["splits"]) == ["train", "validation", "test"]
     assert manifest["counts"].keys() == {
-        "documents", "dropped_documents", "replaced_characters", "special_literals", "special_ids_replaced",
-        "skipped_rows", "text_bytes", "words",
-    }  # fmt: skip
+        "documents",
+        "dropped_documents",
+        "replaced_characters",
+        "special_literals",
+        "special_ids_replaced",
+        "skipped_rows",
+        "text_bytes",
+        "words",
+    }
     for _, shard in shards:
         assert shard.keys() == {"name", "num_documents", "num_tokens", "num_sentences", "arrays"}
         stated = json.loads((dataset.path / f"{shard['name']}.json").read_bytes())["arrays"]
@@ -446,9 +462,16 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, 
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
 @pytest.mark.parametrize(
     ("bits", "numbers"),  # the numbers of documents: those whose first token or separator does not begin a word
-    [("1001111", []), ("1001101", []), ("0001111", [[0]]), ("1001011", [[1]]), ("1000111", [[0]]), ("1001110", [[1]]),
-     ("10011111", [[1]])],  # the last: of bits that are 1 after the last token
-)  # fmt: skip
+    [
+        ("1001111", []),
+        ("1001101", []),
+        ("0001111", [[0]]),
+        ("1001011", [[1]]),
+        ("1000111", [[0]]),
+        ("1001110", [[1]]),
+        ("10011111", [[1]]),
+    ],  # the last: of bits that are 1 after the last token
+)
 def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, numbers, piece):
     """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
     monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
@@ -553,10 +576,18 @@ SHARD = ("splits", "train", 0)
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [((*SHARD, "num_sentences"), None), ((*SHARD, "num_documents"), 3), ((*SHARD, "num_documents"), 0),
-     ((*SHARD, "num_tokens"), 6), (("special_tokens", "mask"), 300), (("special_ids", 4), 300),
-     (("token_dtype",), "<u4"), (("splits",), {}), (("splits", "train"), [])],
-)  # fmt: skip
+    [
+        ((*SHARD, "num_sentences"), None),
+        ((*SHARD, "num_documents"), 3),
+        ((*SHARD, "num_documents"), 0),
+        ((*SHARD, "num_tokens"), 6),
+        (("special_tokens", "mask"), 300),
+        (("special_ids", 4), 300),
+        (("token_dtype",), "<u4"),
+        (("splits",), {}),
+        (("splits", "train"), []),
+    ],
+)
 def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
     manifest = unsealed(sound / "manifest.json")
     seal_manifest(sound, with_member(manifest, path, value))

@@ -31,8 +31,24 @@ FIELDS = st.lists(
 )
 BLOCKS = st.sampled_from([1, 5, 64])
 TEXTS = st.lists(FIELDS.map("".join), max_size=6)
-PIECES = [b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\n\n", b"a", b" ", b'"x"', b"\xff", b"\xc3\xa9", b"\xe2\x82",
-          b"\0", b",b\n", b'"c"\n']  # fmt: skip
+PIECES = [
+    b'"',
+    b'""',
+    b",",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\n\n",
+    b"a",
+    b" ",
+    b'"x"',
+    b"\xff",
+    b"\xc3\xa9",
+    b"\xe2\x82",
+    b"\0",
+    b",b\n",
+    b'"c"\n',
+]
 
 
 @FEW
@@ -145,8 +161,23 @@ def test_bytes_of_a_table_that_are_not_text(folder):
 # -------------------------------------------------------------------------------------------------------------- FASTA
 
 
-LINES_OF_FASTA = [b">a", b">", b">b c\r", b"ACGT", b"acNn-*", b"", b"\r", b" AC\tGT \r", b";note", b" ;AC", b"A>C",
-                  b"\xff", b"\xc3", b"\xa9A", b"\xf0\x9f\x98\x80"]  # fmt: skip
+LINES_OF_FASTA = [
+    b">a",
+    b">",
+    b">b c\r",
+    b"ACGT",
+    b"acNn-*",
+    b"",
+    b"\r",
+    b" AC\tGT \r",
+    b";note",
+    b" ;AC",
+    b"A>C",
+    b"\xff",
+    b"\xc3",
+    b"\xa9A",
+    b"\xf0\x9f\x98\x80",
+]
 FASTA = st.lists(st.sampled_from(LINES_OF_FASTA), max_size=12).map(b"\n".join)
 
 
@@ -222,8 +253,12 @@ def test_a_key_with_a_point_names_a_field_of_a_column(folder, name):
         read([path], text_key="a.m.b")
     (found,) = source_of(local(path), TextFormat(text_key="a.m.b")).at([2])
     assert found.text[: found.num_bytes].tobytes() == b"y\n"
-    for key, kind in (("a.m.z", "no-column"), ("a.k.b", "no-column"), ("a.k", "wrong-column-type"),
-                      ("a.m", "wrong-column-type")):  # fmt: skip
+    for key, kind in (
+        ("a.m.z", "no-column"),
+        ("a.k.b", "no-column"),
+        ("a.k", "wrong-column-type"),
+        ("a.m", "wrong-column-type"),
+    ):
         with refuses(kind, "text_key", given=key):
             read([path], text_key=key)
 
@@ -263,10 +298,12 @@ def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_pat
     (directory / names[1]).unlink()
     with refuses("not-found", given=str(directory / names[1])):
         found()
-    for content, kind in (({"_indices_data_files": [{"filename": "i.arrow"}]}, "unsupported"),
-                          ({"_data_files": [{"filename": "../a.arrow"}]}, "not-of-format"),
-                          ({"_data_files": [{"filename": "a\0.arrow"}]}, "not-of-format"),
-                          ({"_data_files": None}, "not-of-format")):  # fmt: skip
+    for content, kind in (
+        ({"_indices_data_files": [{"filename": "i.arrow"}]}, "unsupported"),
+        ({"_data_files": [{"filename": "../a.arrow"}]}, "not-of-format"),
+        ({"_data_files": [{"filename": "a\0.arrow"}]}, "not-of-format"),
+        ({"_data_files": None}, "not-of-format"),
+    ):
         save(directory, ["a"], **content)
         with refuses(kind, "inputs", given=str(directory)):
             found()

@@ -9,8 +9,20 @@ import pytest
 from training import train  # noqa: F401  (one thread)
 
 BUILDS = "wordpiece", "bpe", "chinese"
-RUNS = ["bert", "nsp", "packed", "lengths", "mix", "muon-bert", "average", "grow", "elastic", "lora", "relations",
-        "logits"]  # fmt: skip
+RUNS = [
+    "bert",
+    "nsp",
+    "packed",
+    "lengths",
+    "mix",
+    "muon-bert",
+    "average",
+    "grow",
+    "elastic",
+    "lora",
+    "relations",
+    "logits",
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +58,11 @@ def test_scenarios_have_names_of_their_own_and_what_they_read_comes_earlier():
     names = [name for stage in stages for name in stage]
     assert len(names) == len(set(names))
     assert [list(stage) for stage in freeze.scenarios("ranks-grow, resumed") if stage] == [
-        ["wordpiece"], ["dedup"], ["ranks-grow"], ["ranks-grow, resumed"],
-    ]  # fmt: skip
+        ["wordpiece"],
+        ["dedup"],
+        ["ranks-grow"],
+        ["ranks-grow, resumed"],
+    ]
     earlier = set()
     for stage in stages:
         for line in stage.values():

@@ -274,8 +274,15 @@ def test_a_model_is_one_graph(web, case):
 
 # ----------------------------------------------------------------------------------------- memory and operations
 
-SAVED = {"bert-base": 32_000, "bert-large": 42_500, "modernbert-base": 28_500, "modernbert-large": 46_500,
-         "xlm-roberta-base": 32_000, "deberta-v3-base": 149_000, "esm-2": 36_700}  # fmt: skip
+SAVED = {
+    "bert-base": 32_000,
+    "bert-large": 42_500,
+    "modernbert-base": 28_500,
+    "modernbert-large": 46_500,
+    "xlm-roberta-base": 32_000,
+    "deberta-v3-base": 149_000,
+    "esm-2": 36_700,
+}
 """At most so many bytes a token and layer are kept for the backward pass, without what a compiler saves."""
 
 

@@ -48,9 +48,19 @@ MOVE = {
 GRAMMAR = Grammar(MOVE, EMIT)
 LENGTH = 32
 DISTANCE = 0.12  # nats above the floor that training has to come within
-SMALL = {"model_type": "modernbert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2,
-         "intermediate_size": 128, "vocab_size": len(GRAMMAR.vocabulary), "pad_token_id": 0, "cls_token_id": 2,
-         "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}  # fmt: skip
+SMALL = {
+    "model_type": "modernbert",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": len(GRAMMAR.vocabulary),
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "bos_token_id": 2,
+    "sep_token_id": 3,
+    "eos_token_id": 3,
+}
 
 
 def test_floor_is_what_enumeration_gives():
@@ -99,9 +109,17 @@ def near_the_floor(tmp_path, *, steps, documents, lr):
     shards = tmp_path / "shards"
     bertdata.build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
     train(
-        shards, tmp_path / "run", steps=steps, length=LENGTH, global_batch_size=32, lr=lr, log_every=100,
-        eval_every=0, save_every=1000, model=str(tmp_path / "config.json"),
-    )  # fmt: skip
+        shards,
+        tmp_path / "run",
+        steps=steps,
+        length=LENGTH,
+        global_batch_size=32,
+        lr=lr,
+        log_every=100,
+        eval_every=0,
+        save_every=1000,
+        model=str(tmp_path / "config.json"),
+    )
     module = learner(pretrained.load(rundir.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
     dataset, cpu = bertdata.open(shards), torch.device("cpu")
@@ -146,6 +164,8 @@ def test_the_example_of_a_million_parameters_runs(tmp_path, monkeypatch, capsys)
         assert 0 < float(floor) < float(loss) < 7
     with pytest.raises(click.UsageError, match="301"):
         one_million.main(["--out", str(tmp_path), "--documents", "301"], standalone_mode=False)
-    operations = [one_million.cost(tmp_path / name)[1] for name in
-                  ("complete-0", "progressive-2-then-4-layers-0", "progressive-1-2-then-4-layers-0")]  # fmt: skip
+    operations = [
+        one_million.cost(tmp_path / name)[1]
+        for name in ("complete-0", "progressive-2-then-4-layers-0", "progressive-1-2-then-4-layers-0")
+    ]
     assert operations[0] > operations[1] > operations[2] > 0

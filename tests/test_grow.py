@@ -46,8 +46,10 @@ def state(out, step):
     options = {name: of_run[name] for name in ("optimizer", "lr_scale")}
     optimizer = optimizers.build(module, Config.of(data="x", out="y", **options))
     checkpoint.read_optimizer(path, optimizer, module)
-    return {name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
-            for name, weight in module.named_parameters()}  # fmt: skip
+    return {
+        name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
+        for name, weight in module.named_parameters()
+    }
 
 
 def layer_of(name, prefix):
@@ -70,8 +72,10 @@ def grown(before, after, prefix, number, *, stack):
 def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp_path, files, name):
     optimizer = {"bert": "adamw", "modernbert": "muon"}[name]
     log = train(dataset.path, tmp_path / "run", model=files[name], optimizer=optimizer, **GROW | {"save_every": 5})
-    configs = {int(path.name[5:]): AutoModelForMaskedLM.from_pretrained(path).config
-               for path in (tmp_path / "run").glob("step-*")}  # fmt: skip
+    configs = {
+        int(path.name[5:]): AutoModelForMaskedLM.from_pretrained(path).config
+        for path in (tmp_path / "run").glob("step-*")
+    }
     assert {step: config.num_hidden_layers for step, config in configs.items()} == {3: 1, 5: 2, 6: 2, 10: 4}
     if name == "modernbert":
         assert configs[6].layer_types == ["full_attention", "sliding_attention"]

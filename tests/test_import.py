@@ -247,8 +247,19 @@ def test_a_dtype_is_refused_where_a_file_says_it_and_where_it_does_not_fit(tmp_p
         take(short)
     with refuses("unknown", "dtype", given="float32", error=UsageError):
         take(ids, dtype="float32")
-    refused(main, "import", llm_c, "--tokenizer", vocab, "--out", tmp_path / "o", "--dtype", "int64",
-            kind="conflict", option="dtype")  # fmt: skip
+    refused(
+        main,
+        "import",
+        llm_c,
+        "--tokenizer",
+        vocab,
+        "--out",
+        tmp_path / "o",
+        "--dtype",
+        "int64",
+        kind="conflict",
+        option="dtype",
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -285,8 +296,11 @@ def test_datatrove_says_where_documents_end(tmp_path, take, dtype, monkeypatch):
     assert dataset.special_tokens.separator == SEP
     assert dataset.document(0).tolist() == [10, 11, 12]
     assert dataset.manifest.counts["dropped_documents"] == 2
-    for kind, broken in (("cut-short", index[:-1]), ("not-of-format", index[:-8]),
-                         ("not-of-format", index[:8] + b"\xff" * 8 + index[16:])):  # fmt: skip
+    for kind, broken in (
+        ("cut-short", index[:-1]),
+        ("not-of-format", index[:-8]),
+        ("not-of-format", index[:8] + b"\xff" * 8 + index[16:]),
+    ):
         written(tmp_path / "in", "000_unshuffled", (".ds.index", broken))
         with refuses(kind, "inputs", given=f"{path}.index"):
             take(path, "out2")
@@ -375,11 +389,15 @@ def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
         ({"input_ids": [[10], [], [10, 11, 999]]}, "id-outside-vocabulary", "tokenizer", "row 3: id 999"),
         ({"input_ids": [[10], [-1, 4]]}, "id-outside-vocabulary", "tokenizer", "row 2: id -1"),
         ({"input_ids": [[10], [2**32 + 10]]}, "id-outside-vocabulary", "tokenizer", "row 2: id 4294967306"),
-        ({"input_ids": pa.array([[2**64 - 1]], pa.list_(pa.uint64()))}, "id-outside-vocabulary", "tokenizer",
-         "row 1: id 18446744073709551615"),
+        (
+            {"input_ids": pa.array([[2**64 - 1]], pa.list_(pa.uint64()))},
+            "id-outside-vocabulary",
+            "tokenizer",
+            "row 1: id 18446744073709551615",
+        ),
         ({"input_ids": pa.array([[], []], pa.list_(pa.int32()))}, "empty", "inputs", ""),
     ],
-)  # fmt: skip
+)
 def test_rows_without_ids_are_refused(tmp_path, take, table, kind, option, value):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table(table), path)
@@ -631,8 +649,9 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split, monkeypatch):
     assert rows.to_pylist() == expected
     assert rows.type.value_type == pa.int32()
     with recorded(tmp_path) as disk:
-        files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split,
-                       progress=lambda *at: seen.append(at))  # fmt: skip
+        files = export(
+            dataset, tmp_path / "new" / "corpus", format="megatron", split=split, progress=lambda *at: seen.append(at)
+        )
     assert not disk.pending
     assert tuple(file.read_bytes() for file in files) == reference.megatron(corpus, "uint16")
     assert seen == sorted(seen)

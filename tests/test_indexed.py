@@ -47,9 +47,15 @@ def documents_of(name, format=None, end_token=None, dtype=None, ends_with_ids=Tr
 
 
 @FEW
-@given(CORPORA, st.sampled_from(["ndarray", "ndarray:uint8", "ndarray:int16", "ndarray:uint64", "bytes"]),
-       st.integers(1, 5), st.sampled_from([None, zstd]), st.sampled_from([(), ("md5", "sha1"), ("xxh64",)]),
-       st.booleans(), st.sampled_from([1, 100, 1 << 19]))  # fmt: skip
+@given(
+    CORPORA,
+    st.sampled_from(["ndarray", "ndarray:uint8", "ndarray:int16", "ndarray:uint64", "bytes"]),
+    st.integers(1, 5),
+    st.sampled_from([None, zstd]),
+    st.sampled_from([(), ("md5", "sha1"), ("xxh64",)]),
+    st.booleans(),
+    st.sampled_from([1, 100, 1 << 19]),
+)
 def test_samples_of_mds_are_documents(corpus, encoding, per_shard, pack, hashes, others, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         patched.setattr(idfile, "BLOCK_IDS", block)
@@ -73,10 +79,21 @@ def test_samples_of_equal_size_state_no_size(tmp_path, others):
 
 
 @FEW
-@given(CORPORA, st.sampled_from([("no_header_tensor:20", "uint16"), ("no_header_tensor:16", "int32"),
-                                 ("no_header_numpy:6", "uint32"), ("no_header_numpy:3", "int64")]),
-       st.integers(1, 5), st.sampled_from([("TokensLoader", None), ("PyTreeLoader", None), ("PyTreeLoader", "tokens")]),
-       st.booleans(), st.sampled_from([1, 100, 1 << 19]))  # fmt: skip
+@given(
+    CORPORA,
+    st.sampled_from(
+        [
+            ("no_header_tensor:20", "uint16"),
+            ("no_header_tensor:16", "int32"),
+            ("no_header_numpy:6", "uint32"),
+            ("no_header_numpy:3", "int64"),
+        ]
+    ),
+    st.integers(1, 5),
+    st.sampled_from([("TokensLoader", None), ("PyTreeLoader", None), ("PyTreeLoader", "tokens")]),
+    st.booleans(),
+    st.sampled_from([1, 100, 1 << 19]),
+)
 def test_items_of_litdata_are_documents_or_blocks_of_them(corpus, kind, per_chunk, how, ended, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         patched.setattr(idfile, "BLOCK_IDS", block)
@@ -128,8 +145,10 @@ def test_documents_end_after_a_token_wherever_blocks_do(blocks):
 
 
 def test_the_commands_read_both(tmp_path, vocab):
-    for name, files in (("mds", reference.mds(DOCUMENTS, "bytes")),
-                        ("litdata", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))):  # fmt: skip
+    for name, files in (
+        ("mds", reference.mds(DOCUMENTS, "bytes")),
+        ("litdata", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16")),
+    ):
         source = write_all(tmp_path / name, files)
         arguments = ["import", source, "--tokenizer", vocab, "--out", tmp_path / f"out-{name}"]
         kind, option = ("missing", "dtype") if name == "mds" else ("conflict", "dtype")
@@ -137,10 +156,30 @@ def test_the_commands_read_both(tmp_path, vocab):
         succeeds(main, *arguments, "--validation", 0, *["--dtype", "int64"] * (name == "mds"))
         assert stored(bertdata.open(tmp_path / f"out-{name}")) == [ids for ids in DOCUMENTS if ids]
     (tmp_path / "mds" / "index.json").write_text("[")
-    refused(main, "import", tmp_path / "mds", "--tokenizer", vocab, "--out", tmp_path / "o",
-            kind="not-of-format", option="inputs")  # fmt: skip
-    refused(main, "import", tmp_path / "litdata", "--tokenizer", vocab, "--out", tmp_path / "o", "--end-token", "</s>",
-            kind="unknown", option="end_token")  # fmt: skip
+    refused(
+        main,
+        "import",
+        tmp_path / "mds",
+        "--tokenizer",
+        vocab,
+        "--out",
+        tmp_path / "o",
+        kind="not-of-format",
+        option="inputs",
+    )
+    refused(
+        main,
+        "import",
+        tmp_path / "litdata",
+        "--tokenizer",
+        vocab,
+        "--out",
+        tmp_path / "o",
+        "--end-token",
+        "</s>",
+        kind="unknown",
+        option="end_token",
+    )
 
 
 def test_an_id_outside_the_vocabulary_is_named_with_its_sample(tmp_path, vocab):
@@ -199,8 +238,11 @@ def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
 
 @pytest.mark.parametrize("format", ["mds", "litdata"])
 def test_a_url_stands_for_a_directory(bucket, tmp_path, vocab, format):
-    files = (reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd, hashes=["sha1"]) if format == "mds"
-             else reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))  # fmt: skip
+    files = (
+        reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd, hashes=["sha1"])
+        if format == "mds"
+        else reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16")
+    )
     for name, content in files.items():
         bucket.put(f"data/{name}", content)
     options = {"tokenizer": vocab, "validation": 0}
@@ -251,8 +293,16 @@ MEMBERS = [  # kind of error, files, the place of a member of their index, wrong
     ("unsupported", MDS, (*FIRST, "version"), 3),
     ("no-column", MDS, (*FIRST, "column_names"), ["a", "ids", "n"], []),
     ("not-of-format", MDS, (*FIRST, "column_encodings"), ["str"]),
-    ("wrong-column-type", MDS, (*FIRST, "column_encodings", 1), "ndarray:float32", "ndarray:uint16:2,3",
-     "ndarray:uint16:0", "ndarray:uint16:9", "pkl"),
+    (
+        "wrong-column-type",
+        MDS,
+        (*FIRST, "column_encodings", 1),
+        "ndarray:float32",
+        "ndarray:uint16:2,3",
+        "ndarray:uint16:0",
+        "ndarray:uint16:9",
+        "pkl",
+    ),
     ("not-of-format", MDS, (*FIRST, "column_encodings", 1), "ndarray:uint16:x", None),
     ("bad-row", MDS, (*FIRST, "column_encodings", 1), "ndarray", "ndarray:uint64"),
     ("bad-row", MDS, (*FIRST, "column_sizes", 2), 9, 2**39),
@@ -262,8 +312,17 @@ MEMBERS = [  # kind of error, files, the place of a member of their index, wrong
     ("cut-short", MDS, (*FIRST, "raw_data", "bytes"), 1),
     ("not-of-format", MDS, (*FIRST, "raw_data", "hashes"), 7),
     ("damaged", MDS, (*FIRST, "raw_data", "hashes", "sha1"), "00", None),
-    ("not-of-format", MDS, (*FIRST, "raw_data", "basename"), "../shard.00000.mds", "/etc/passwd", "a\0b", "\ud800", "",
-     5),
+    (
+        "not-of-format",
+        MDS,
+        (*FIRST, "raw_data", "basename"),
+        "../shard.00000.mds",
+        "/etc/passwd",
+        "a\0b",
+        "\ud800",
+        "",
+        5,
+    ),
     ("not-found", MDS, (*FIRST, "raw_data", "basename"), "gone.mds"),
     ("unsupported", PACKED, (*FIRST, "compression"), "br", None),
     ("cut-short", PACKED, (*FIRST, "zip_data", "bytes"), 5),
@@ -285,19 +344,32 @@ MEMBERS = [  # kind of error, files, the place of a member of their index, wrong
     ("no-column", DICT, ("config", "data_spec"), None),
     ("wrong-column-type", DICT, ("config", "data_format"), ["int", "no_header_tensor:20"]),
     ("bad-row", DICT, ("config", "data_format"), ["no_header_tensor:18", "int"]),
-]  # fmt: skip
+]
 CONTENTS = [  # kind of error, files, the name of one, changes of its content
-    ("not-of-format", MDS, "index.json", lambda content: content[:-1], lambda content: b"[" * 100_000,
-     lambda content: b"\xff"),
+    (
+        "not-of-format",
+        MDS,
+        "index.json",
+        lambda content: content[:-1],
+        lambda content: b"[" * 100_000,
+        lambda content: b"\xff",
+    ),
     ("cut-short", MDS, "shard.00000.mds", lambda content: content[:-1]),
     ("damaged", MDS, "shard.00000.mds", lambda content: content[:-1] + b"\xff"),
     ("not-of-format", plain(MDS), "shard.00000.mds", at(0, 4), at(4, 0), at(8, 2**32 - 1), at(16, 2**32 - 1)),
-    ("bad-row", plain(MDS), "shard.00000.mds", at(8, beginning(0)), at(8, beginning(0) + 3),
-     at(beginning(0), 2**32 - 1), at(beginning(1), 0, 1)),
+    (
+        "bad-row",
+        plain(MDS),
+        "shard.00000.mds",
+        at(8, beginning(0)),
+        at(8, beginning(0) + 3),
+        at(beginning(0), 2**32 - 1),
+        at(beginning(1), 0, 1),
+    ),
     ("cut-short", PACKED, "shard.00000.mds.zstd", lambda content: content[:-9] + bytes(9), bytes.upper),
     ("cut-short", LITDATA, "chunk-0-0.bin", lambda content: content[:-1]),
     ("bad-row", LITDATA, "chunk-0-0.bin", at(8, 23)),
-]  # fmt: skip
+]
 WRONG = [
     pytest.param(files | {"index.json": json.dumps(index).encode()}, kind, id=f"{'.'.join(map(str, path))}: {value!a}")
     for kind, files, path, *values in MEMBERS

@@ -153,11 +153,18 @@ def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, plain,
 
 
 def test_kinds_can_be_mixed(tmp_path, vocab, plain):
-    made = [("0.txt.xz", lzma.compress(as_text(ROWS[:9]))), ("1.json", as_jsonl(ROWS[9:20])),
-            ("2.parquet", as_parquet(ROWS[20:24])), ("3.parquet", as_parquet(ROWS[24:28])),
-            ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))), ("5.feather", as_arrow_file(ROWS[30:33])),
-            ("6", as_text(ROWS[33:35])), ("7.TSV.gz", gzip.compress(as_tsv(ROWS[35:36]))),
-            ("8.csv", as_csv(ROWS[36:38])), ("9.ndjson.bz2", bz2.compress(as_jsonl(ROWS[38:])))]  # fmt: skip
+    made = [
+        ("0.txt.xz", lzma.compress(as_text(ROWS[:9]))),
+        ("1.json", as_jsonl(ROWS[9:20])),
+        ("2.parquet", as_parquet(ROWS[20:24])),
+        ("3.parquet", as_parquet(ROWS[24:28])),
+        ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))),
+        ("5.feather", as_arrow_file(ROWS[30:33])),
+        ("6", as_text(ROWS[33:35])),
+        ("7.TSV.gz", gzip.compress(as_tsv(ROWS[35:36]))),
+        ("8.csv", as_csv(ROWS[36:38])),
+        ("9.ndjson.bz2", bz2.compress(as_jsonl(ROWS[38:]))),
+    ]
     paths = [write(tmp_path / "in" / name, content) for name, content in made]
     for number, inputs in enumerate((paths, tmp_path / "in")):
         dataset = build(inputs, tmp_path / str(number), tokenizer=vocab, **SPLIT).dataset
@@ -276,8 +283,21 @@ def test_a_bad_row_of_standard_input_is_named(tmp_path, vocab):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("d/b.txt", "d/a.txt", "d/sub/0.txt", "d/.hidden", "d/_SUCCESS", "d/.git/x", "d/_tmp/x", "d/10.txt",
-                 "d/9.txt", "d/sub/.x/y", "e/c.txt", "f/.only", "z.txt"):  # fmt: skip
+    for name in (
+        "d/b.txt",
+        "d/a.txt",
+        "d/sub/0.txt",
+        "d/.hidden",
+        "d/_SUCCESS",
+        "d/.git/x",
+        "d/_tmp/x",
+        "d/10.txt",
+        "d/9.txt",
+        "d/sub/.x/y",
+        "e/c.txt",
+        "f/.only",
+        "z.txt",
+    ):
         write(tmp_path / name, name)
     return tmp_path
 
@@ -329,10 +349,17 @@ def mixed(tmp_path, monkeypatch):
     """A directory as people have them: text of several kinds, and files that are not."""
     monkeypatch.chdir(tmp_path)
     contents = {
-        "d/a.txt": b"the stone\n", "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/AA/wiki_00": b"light\n",
-        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.xml": b"<a/>\n",
-        "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
-    }  # fmt: skip
+        "d/a.txt": b"the stone\n",
+        "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])),
+        "d/AA/wiki_00": b"light\n",
+        "d/c.TXT.BZ2": bz2.compress(b"wind\n"),
+        "d/README.md": b"# notes\n",
+        "d/table.xml": b"<a/>\n",
+        "d/AA/notes.md": b"more\n",
+        "d/.git/config": b"x",
+        "d/_SUCCESS": b"",
+        "d/news.2007.en": b"salt\n",
+    }
     return write_all(tmp_path, contents)
 
 
@@ -357,12 +384,16 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
         ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
         ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
         ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
-        ({"include": ["*"], "exclude": ["*.xml"]},
-         ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
-        ({"any_ending": True, "exclude": ["*.xml", "*.md"]},
-         ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
+        (
+            {"include": ["*"], "exclude": ["*.xml"]},
+            ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"],
+        ),
+        (
+            {"any_ending": True, "exclude": ["*.xml", "*.md"]},
+            ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_patterns_select_files_of_a_directory(mixed, options, files):
     inputs = find_inputs(["d"], **options)
     assert [str(file) for file in inputs.files] == [f"d/{name}" for name in files]
@@ -372,8 +403,10 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
 
 
 def test_patterns_select_files_of_a_pattern(mixed):
-    assert names("d/*") == [f"d/{name}" for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2",
-                                                     "news.2007.en", "table.xml")]  # fmt: skip
+    assert names("d/*") == [
+        f"d/{name}"
+        for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en", "table.xml")
+    ]
     assert names("d/**/*", include=["*.md"], exclude=["AA/*"]) == ["d/README.md"]
 
 
@@ -417,8 +450,11 @@ def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "text", b"the stone\n")
     refused(main, "build", "hdfs://n:9/d/", "--out", "out", "--tokenizer", vocab, kind="bad-url", option="inputs")
-    for command, *arguments in (("build", "text", "--out", "hdfs://n:9/d/"), ("build", "--finish", "--out", "s3://b/x"),
-                                ("train-tokenizer", "text", "--out", "s3://bucket/x")):  # fmt: skip
+    for command, *arguments in (
+        ("build", "text", "--out", "hdfs://n:9/d/"),
+        ("build", "--finish", "--out", "s3://b/x"),
+        ("train-tokenizer", "text", "--out", "s3://bucket/x"),
+    ):
         refused(main, command, *arguments, kind="bad-url", option="out")
         refused(main, command, *arguments[:-1], "", kind="missing", option="out")  # not the directory one is in
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
@@ -636,8 +672,12 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
     content, count = bad_jsonl(BAD)
     desert = b'{"body": "nothing at all"}\n' * 250
     rows = [*ROWS[:9], *[None] * 300, *ROWS[9:]]
-    contents = {"a.jsonl": content + desert + content, "b.jsonl.gz": gzip.compress(desert),
-                "c.parquet": as_parquet(rows), "d.arrow.zst": zstd(as_arrow(ROWS))}  # fmt: skip
+    contents = {
+        "a.jsonl": content + desert + content,
+        "b.jsonl.gz": gzip.compress(desert),
+        "c.parquet": as_parquet(rows),
+        "d.arrow.zst": zstd(as_arrow(ROWS)),
+    }
     paths = [write(tmp_path / name, content) for name, content in contents.items()]
     options = SPLIT | {"tokenizer": vocab, "shard_size": 3000, "on_error": "skip"}
     expected = build(paths, tmp_path / "straight", **options)
@@ -701,8 +741,14 @@ def test_a_reader_that_begins_in_a_long_document_keeps_nothing_of_it(folder, kin
 
 
 @FEW
-@given(st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3), st.sampled_from(["blank", "line", "file"]), BLOCKS,
-       SIZES, WANTED, st.one_of(st.none(), st.integers(1, 20)))  # fmt: skip
+@given(
+    st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3),
+    st.sampled_from(["blank", "line", "file"]),
+    BLOCKS,
+    SIZES,
+    WANTED,
+    st.one_of(st.none(), st.integers(1, 20)),
+)
 @example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, lambda unit: unit in (1, 6), None)
 @example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, lambda unit: unit == 1, None)
 @example([b" \n" * 9 + b"a"], "line", 3, 4, lambda unit: unit == 4, None)
@@ -1039,8 +1085,12 @@ def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(t
 
 # ------------------------------------------------------------------------------------------------------ columns
 
-KINDS = [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()),
-         pa.dictionary(pa.int32(), pa.large_string())]  # fmt: skip
+KINDS = [
+    pa.large_string(),
+    pa.string_view(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.int32(), pa.large_string()),
+]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -211,9 +211,13 @@ def test_masks_equal_their_reference(data, policy):
     inside = [data.draw(st.sets(st.integers(1, length)), "places that continue a word") for _ in rows]
 
     masking = Masking(
-        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1],
-        random_from="vocabulary" if everything else "ordinary", **rule,
-    )  # fmt: skip
+        probability=p,
+        policy=policy,
+        mask_fraction=shares[0],
+        random_fraction=shares[1],
+        random_from="vocabulary" if everything else "ordinary",
+        **rule,
+    )
     continuing = np.isin(np.arange(vocab_size), sorted(continues))
     masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing)
     assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **rule)
@@ -228,10 +232,22 @@ def test_masks_equal_their_reference(data, policy):
 
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
-            row, length=length, seed=seed, variant=epochs[b], sample_id=ids[b], special=special, mask_id=4,
-            vocab_size=vocab_size, p=p, policy=policy, shares=shares, continues=continues, inside=inside[b],
-            everything=everything, **rule,
-        )  # fmt: skip
+            row,
+            length=length,
+            seed=seed,
+            variant=epochs[b],
+            sample_id=ids[b],
+            special=special,
+            mask_id=4,
+            vocab_size=vocab_size,
+            p=p,
+            policy=policy,
+            shares=shares,
+            continues=continues,
+            inside=inside[b],
+            everything=everything,
+            **rule,
+        )
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))
         assert positions[b].tolist() == places + [0] * unused
@@ -282,8 +298,26 @@ def test_spellings_are_counted_as_python_counts_them(pieces, strings):
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
 
 
-WORDS = st.sampled_from([b"a", b" ", b"\t", b"\n", b"\v", b"\f", b"\r", b"\x08", b"\x0e", b"\x1f", b"!", b"\0",
-                         "é\xa0".encode(), b"a" * 63, b" " * 63, b"ab " * 20])  # fmt: skip
+WORDS = st.sampled_from(
+    [
+        b"a",
+        b" ",
+        b"\t",
+        b"\n",
+        b"\v",
+        b"\f",
+        b"\r",
+        b"\x08",
+        b"\x0e",
+        b"\x1f",
+        b"!",
+        b"\0",
+        "é\xa0".encode(),
+        b"a" * 63,
+        b" " * 63,
+        b"ab " * 20,
+    ]
+)
 
 
 @given(st.lists(st.lists(WORDS, max_size=6).map(b"".join), max_size=4))
@@ -376,8 +410,11 @@ def test_sixteen_bytes_are_masked_kept_and_compared(text, mask, place, bit):
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 @given(
     st.lists(st.one_of(st.sampled_from(PARTS), st.binary(min_size=1, max_size=4)), min_size=64, max_size=80),
-    st.integers(0, 60), st.lists(st.tuples(BYTES, BYTES), min_size=4, max_size=4), BYTES, st.sampled_from([0, 32]),
-)  # fmt: skip
+    st.integers(0, 60),
+    st.lists(st.tuples(BYTES, BYTES), min_size=4, max_size=4),
+    BYTES,
+    st.sampled_from([0, 32]),
+)
 @example([bytes(range(256))], 0, [(0, 0)] * 4, 0, 0)
 @example([bytes(range(256))], 64, [(70, 0), (72, 0), (74, 4), (80, 255)], 97, 32)
 @example([bytes(range(256))], 128, [(200, 100), (130, 0), (131, 1), (140, 9)], 255, 0)
@@ -434,9 +471,13 @@ def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path):
     for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
         Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
     used = {
-        order_kernels: ("permute", "permute_blocks"), rows: ("fill_rows",), windows: ("window_rows",),
-        pieces: ("pack", "piece_rows"), pairs: ("pair_rows", "segment"), masks: ("mask",),
-    }  # fmt: skip
+        order_kernels: ("permute", "permute_blocks"),
+        rows: ("fill_rows",),
+        windows: ("window_rows",),
+        pieces: ("pack", "piece_rows"),
+        pairs: ("pair_rows", "segment"),
+        masks: ("mask",),
+    }
     for module, names in used.items():
         for name in names:
             assert getattr(module, name).nopython_signatures, name

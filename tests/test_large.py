@@ -138,8 +138,13 @@ def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path,
 def test_batches_are_those_of_the_listed_dataset(listed, kept, samples, shuffle, mapped, monkeypatch):
     if not mapped:
         monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
-    options = {"length": 40, "samples": samples, "shuffle": shuffle, "global_batch_size": 5,
-               "masking": bertdata.Masking(policy="whole_word")}  # fmt: skip
+    options = {
+        "length": 40,
+        "samples": samples,
+        "shuffle": shuffle,
+        "global_batch_size": 5,
+        "masking": bertdata.Masking(policy="whole_word"),
+    }
     ours, theirs = Loader(bertdata.open(kept.path), **options), Loader(listed, **options)
     for _ in range(2 * theirs.num_samples // 5):
         assert_same(next(ours), next(theirs))

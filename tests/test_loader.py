@@ -31,10 +31,18 @@ def reference_row(dataset, position, *, length, seed, masking, split="train"):
     if masking is None:
         return row, [], [], sample_id
     changed, places, targets = keys.mask(
-        row, length=length, seed=seed, variant=epoch, sample_id=sample_id, special={*special.special_ids, special.unk},
-        mask_id=special.mask, vocab_size=special.vocab_size, p=masking.probability, policy=masking.policy,
+        row,
+        length=length,
+        seed=seed,
+        variant=epoch,
+        sample_id=sample_id,
+        special={*special.special_ids, special.unk},
+        mask_id=special.mask,
+        vocab_size=special.vocab_size,
+        p=masking.probability,
+        policy=masking.policy,
         shares=(masking.mask_fraction, masking.random_fraction),
-    )  # fmt: skip
+    )
     return changed, places, targets, sample_id
 
 
@@ -81,8 +89,14 @@ def test_windows_longer_than_shards_and_splits(tmp_path, text_length):
 def test_one_token(tmp_path):
     special = SpecialTokens(vocab_size=9, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7], [1], None)], special=special))
-    batch = next(Loader(dataset, length=8, global_batch_size=2, masking=Masking(probability=0.4, mask_fraction=1.0,
-                                                                              random_fraction=0.0)))  # fmt: skip
+    batch = next(
+        Loader(
+            dataset,
+            length=8,
+            global_batch_size=2,
+            masking=Masking(probability=0.4, mask_fraction=1.0, random_fraction=0.0),
+        )
+    )
     assert batch.input_ids.tolist() == [[2, 4, 3, 0, 0, 0, 0, 0]] * 2  # no padding token: id 0, made inert by
     assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
     assert batch.targets.tolist() == [[7, -100, -100]] * 2
@@ -91,8 +105,10 @@ def test_one_token(tmp_path):
 def test_every_split_has_its_own_stream(dataset):
     for split in ("train", "validation", "test"):
         loader = Loader(dataset, length=32, split=split, masking=None, epochs=1, global_batch_size=1)
-        rows = [batch.input_ids if batch.attention_mask is None else batch.attention_mask[batch.attention_mask > 0]
-                for batch in loader]  # fmt: skip
+        rows = [
+            batch.input_ids if batch.attention_mask is None else batch.attention_mask[batch.attention_mask > 0]
+            for batch in loader
+        ]
         assert sum(row.size - 2 for row in rows) == dataset.splits[split].num_tokens
         for position in (0, 1):
             row, _, _, _ = reference_row(dataset, position, length=32, seed=0, masking=None, split=split)
@@ -189,9 +205,17 @@ def test_state_holds_what_the_specification_says(dataset):
     loader = Loader(dataset, length=16, global_batch_size=10, seed=2**64 - 1)
     next(loader)
     assert loader.state_dict() == {
-        "version": 1, "dataset_id": dataset.dataset_id, "split": "train", "seed": 2**64 - 1, "length": 16,
-        "samples": "windows", "short_seq_prob": None, "shuffle": "full", "masking": asdict(Masking()), "position": 10,
-    }  # fmt: skip
+        "version": 1,
+        "dataset_id": dataset.dataset_id,
+        "split": "train",
+        "seed": 2**64 - 1,
+        "length": 16,
+        "samples": "windows",
+        "short_seq_prob": None,
+        "shuffle": "full",
+        "masking": asdict(Masking()),
+        "position": 10,
+    }
 
 
 def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
@@ -206,8 +230,15 @@ def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
 
 def test_numbers_may_be_those_of_numpy(dataset):
     """The state is JSON, at the end of the stream too."""
-    options = {"length": 16, "global_batch_size": 1000, "seed": 2**63, "rank": 1, "world_size": 3, "epochs": 1,
-               "variants": 2}  # fmt: skip
+    options = {
+        "length": 16,
+        "global_batch_size": 1000,
+        "seed": 2**63,
+        "rank": 1,
+        "world_size": 3,
+        "epochs": 1,
+        "variants": 2,
+    }
     masking = Masking(probability=np.float32(0.25), min_targets=np.int8(1), max_targets=np.int64(20))
     plain = Loader(dataset, masking=Masking(probability=0.25, min_targets=1, max_targets=20), **options)
     loader = Loader(dataset, masking=masking, **{name: np.uint64(value) for name, value in options.items()})
@@ -332,9 +363,16 @@ def test_a_rank_may_get_no_row(dataset):
     assert {rank.position for rank in ranks} == {2}
 
 
-OUT_OF_RANGE = {"length": [2, 128.5, True, 2**20 + 1], "global_batch_size": [0, 2.5, 2**24 + 1],
-                "seed": [-1, 2**64, 0.5], "rank": [-1, 2], "epochs": [0, "3", 1.5], "variants": [0, 2.0, 2**32],
-                "short_seq_prob": ["0.1", NAN], "starts": [5]}  # fmt: skip
+OUT_OF_RANGE = {
+    "length": [2, 128.5, True, 2**20 + 1],
+    "global_batch_size": [0, 2.5, 2**24 + 1],
+    "seed": [-1, 2**64, 0.5],
+    "rank": [-1, 2],
+    "epochs": [0, "3", 1.5],
+    "variants": [0, 2.0, 2**32],
+    "short_seq_prob": ["0.1", NAN],
+    "starts": [5],
+}
 
 
 def test_wrong_arguments_are_named(dataset):
@@ -374,9 +412,16 @@ def test_nothing_comes_before_the_first_sample(dataset):
     assert np.array_equal(loader.batch(-1).input_ids, first.input_ids)
 
 
-WRONG = {"probability": [-0.1, 1.1, NAN, "0.15"], "policy": ["whole words"], "rounding": ["up"],
-         "random_from": ["anywhere"], "min_targets": [-1, 3, 2.5, None], "max_targets": [2.5],
-         "mask_fraction": [-0.1, 0.95, NAN], "random_fraction": [NAN]}  # fmt: skip
+WRONG = {
+    "probability": [-0.1, 1.1, NAN, "0.15"],
+    "policy": ["whole words"],
+    "rounding": ["up"],
+    "random_from": ["anywhere"],
+    "min_targets": [-1, 3, 2.5, None],
+    "max_targets": [2.5],
+    "mask_fraction": [-0.1, 0.95, NAN],
+    "random_fraction": [NAN],
+}
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])

@@ -271,8 +271,12 @@ def test_tokenizers_that_only_are_spelled_otherwise_can_be_mixed(dataset, tmp_pa
     spelled = json.loads(dataset.tokenizer_file("tokenizer.json"))
     for number, vocabulary in enumerate((spelled["model"]["vocab"], {"a": 0, "[UNK]": 1})):
         content = spelled | {"model": spelled["model"] | {"vocab": vocabulary}}
-        made = write_dataset(tmp_path / str(number), [([9, 3], [2], None)], tokenizer=json.dumps(content, indent=3),
-                             special=dataset.special_tokens)  # fmt: skip
+        made = write_dataset(
+            tmp_path / str(number),
+            [([9, 3], [2], None)],
+            tokenizer=json.dumps(content, indent=3),
+            special=dataset.special_tokens,
+        )
         pair = [(dataset, 1), (bertdata.open(made), 1)]
         if number == 0:
             Loader(pair, length=8)

@@ -85,15 +85,28 @@ def test_a_config_file_makes_a_model_and_a_misspelt_setting_is_named(dataset, tm
     ("kind", "contents"),
     [
         # a decoder, an encoder with a decoder, what has no words, and a family whose padding id is always 1
-        ("unsupported", [{"model_type": "gpt2"}, {"model_type": "t5"}, ONE_LAYER | {"is_decoder": True},
-                         {"model_type": "vit"}, ONE_LAYER | {"model_type": "mpnet"}]),
+        (
+            "unsupported",
+            [
+                {"model_type": "gpt2"},
+                {"model_type": "t5"},
+                ONE_LAYER | {"is_decoder": True},
+                {"model_type": "vit"},
+                ONE_LAYER | {"model_type": "mpnet"},
+            ],
+        ),
         ("model-unreadable", [{"model_type": "berd"}, {"config": {"data": "shards"}}, [1, 2]]),
         ("model-unreadable", [b"not json", b"[" * 100_000, b"\xff{}"]),
-        ("model-unreadable", [ONE_LAYER | wrong for wrong in ({"num_attention_heads": 3}, {"hidden_act": "geluu"},
-                                                              {"hidden_size": "wide"})]),
+        (
+            "model-unreadable",
+            [
+                ONE_LAYER | wrong
+                for wrong in ({"num_attention_heads": 3}, {"hidden_act": "geluu"}, {"hidden_size": "wide"})
+            ],
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_no_masked_language_model_is_refused(dataset, tmp_path, kind, contents):
     path = tmp_path / "config.json"
     for content in contents:
@@ -117,9 +130,13 @@ def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
     weights, warnings = model.build(str(path), special, length=32, seed=0)
     (warning,) = warnings
     config = json.loads(weights.config.to_json_string(use_diff=False))
-    for name, before, after in [("vocab_size", 50265, special.vocab_size), ("bos_token_id", 0, 2),
-                                ("eos_token_id", 2, 3), ("pad_token_id", 1, 0),
-                                ("max_position_embeddings", 20, 33)]:  # fmt: skip
+    for name, before, after in [
+        ("vocab_size", 50265, special.vocab_size),
+        ("bos_token_id", 0, 2),
+        ("eos_token_id", 2, 3),
+        ("pad_token_id", 1, 0),
+        ("max_position_embeddings", 20, 33),
+    ]:
         assert f"{name} {before} → {after}" in warning
         assert config[name] == after
     assert checks.max_length(weights.config) == 32
@@ -245,10 +262,15 @@ def test_an_evaluation_reads_no_tokenizer(dataset, tmp_path):
 
 
 PRESETS = {
-    "bert-tiny": (2, 128, 512), "bert-mini": (4, 256, 1024), "bert-small": (4, 512, 2048),
-    "bert-base": (12, 768, 3072), "bert-large": (24, 1024, 4096), "modernbert-tiny": (2, 128, 256),
-    "modernbert-small": (6, 384, 576), "modernbert-base": (22, 768, 1152),
-}  # fmt: skip
+    "bert-tiny": (2, 128, 512),
+    "bert-mini": (4, 256, 1024),
+    "bert-small": (4, 512, 2048),
+    "bert-base": (12, 768, 3072),
+    "bert-large": (24, 1024, 4096),
+    "modernbert-tiny": (2, 128, 256),
+    "modernbert-small": (6, 384, 576),
+    "modernbert-base": (22, 768, 1152),
+}
 
 
 @pytest.mark.parametrize("name", families.PRESETS)

@@ -265,11 +265,14 @@ def reloaded(optimizer, groups, options):
     decays=st.tuples(st.sampled_from([0.0, 0.01, 0.5]), st.sampled_from([0.0, 0.1])),
     betas=st.tuples(BETAS, BETAS),
     eps=st.sampled_from([1e-8, 1e-6, 1e-2]),
-    sizes=st.lists(st.lists(st.sampled_from([None, 0.0, 1e-4, 1.0, 1e3]), min_size=len(SHAPES), max_size=len(SHAPES)),
-                   min_size=1, max_size=8),
+    sizes=st.lists(
+        st.lists(st.sampled_from([None, 0.0, 1e-4, 1.0, 1e3]), min_size=len(SHAPES), max_size=len(SHAPES)),
+        min_size=1,
+        max_size=8,
+    ),
     zeros=st.booleans(),
     loaded_at=st.integers(0, 8),
-)  # fmt: skip
+)
 def test_steps_are_those_of_the_reference(kind, seed, decays, betas, eps, sizes, zeros, loaded_at):
     """sizes: of the gradients of each tensor in each step, None for no gradient; a tensor may begin with zeros."""
     generator = torch.Generator().manual_seed(seed)

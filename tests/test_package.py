@@ -99,9 +99,13 @@ def completed(program, *words, **more):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["bertdata", "ver"], ["plain,verify"]), (["bertdata", "build", "--type", "w"], ["plain,wordpiece"]),
-     (["bertdata", "build", "cor"], ["file,cor"]), (["bertrain", "pre"], ["plain,pretrain"])],
-)  # fmt: skip
+    [
+        (["bertdata", "ver"], ["plain,verify"]),
+        (["bertdata", "build", "--type", "w"], ["plain,wordpiece"]),
+        (["bertdata", "build", "cor"], ["file,cor"]),
+        (["bertrain", "pre"], ["plain,pretrain"]),
+    ],
+)
 def test_a_shell_completes_a_line_without_torch(hiding, words, expected):
     heavy = "torch transformers numpy numba tokenizers pyarrow matplotlib"
     assert completed(*words, hide=heavy, before=hiding) == expected
@@ -110,9 +114,11 @@ def test_a_shell_completes_a_line_without_torch(hiding, words, expected):
 def test_a_shell_completes_the_options_of_a_command_that_needs_torch(hiding):
     """In this process, which has imported torch."""
     for words, expected in (
-        (["pretrain", "--masking", "w"], "plain,whole_word"), (["pretrain", "--init", "r"], "file,r"),
-        (["evaluate", "--pai"], "plain,--pairs"), (["finetune", "--train", "t"], "file,t"),
-    ):  # fmt: skip
+        (["pretrain", "--masking", "w"], "plain,whole_word"),
+        (["pretrain", "--init", "r"], "file,r"),
+        (["evaluate", "--pai"], "plain,--pairs"),
+        (["finetune", "--train", "t"], "file,t"),
+    ):
         variables = {"COMP_WORDS": " ".join(["bertrain", *words]), "COMP_CWORD": str(len(words))}
         environment = variables | {"_BERTRAIN_COMPLETE": "bash_complete"}
         assert invoke(main, prog_name="bertrain", env=environment).output == f"{expected}\n"
@@ -271,8 +277,11 @@ def test_a_release_is_built_where_nothing_can_be_published_and_published_where_n
         "docs": {"contents": "write"},
     }
     assert {name: job.get("needs") for name, job in jobs.items()} == {
-        "test": None, "archives": "test", "publish": "archives", "docs": "publish",
-    }  # fmt: skip
+        "test": None,
+        "archives": "test",
+        "publish": "archives",
+        "docs": "publish",
+    }
     assert runs["publish"] == []
     used = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"]]
     assert used == ["actions/download-artifact", "actions/attest", "actions/attest", "pypa/gh-action-pypi-publish"]
@@ -282,11 +291,16 @@ def test_a_release_is_built_where_nothing_can_be_published_and_published_where_n
 
 @pytest.mark.parametrize(
     ("tag", "heading", "address", "passes"),
-    [("v1.2.3", "1.2.3 — 2031-05-04", "https://a/b", True), ("v1.2.4", "1.2.4 — 2031-05-04", "https://a/b", False),
-     ("1.2.3", "1.2.3 — 2031-05-04", "https://a/b", False), ("v1.2.3", "Unreleased", "https://a/b", False),
-     ("v1.2.3", "1.2.3", "https://a/b", False), ("v1.2.3", "1.2.30 — 2031-05-04", "https://a/b", False),
-     ("v1.2.3", "1.2.3 — 2031-05-04", "", False)],
-)  # fmt: skip
+    [
+        ("v1.2.3", "1.2.3 — 2031-05-04", "https://a/b", True),
+        ("v1.2.4", "1.2.4 — 2031-05-04", "https://a/b", False),
+        ("1.2.3", "1.2.3 — 2031-05-04", "https://a/b", False),
+        ("v1.2.3", "Unreleased", "https://a/b", False),
+        ("v1.2.3", "1.2.3", "https://a/b", False),
+        ("v1.2.3", "1.2.30 — 2031-05-04", "https://a/b", False),
+        ("v1.2.3", "1.2.3 — 2031-05-04", "", False),
+    ],
+)
 def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, address, passes):
     shutil.copy(ROOT / "Makefile", tmp_path)
     write(tmp_path / "bertdata" / "__init__.py", "import x", "", '__version__ = "1.2.3"')

@@ -30,14 +30,29 @@ from bertrain.run import watch
 from bertrain.runtime.dist import World
 
 PAIRS = [
-    {"good": "The rivers are under the house.", "bad": "The rivers is under the house.",
-     "field": "morphology", "phenomenon": "agreement", "paradigm": "number_1"},
-    {"good": "Bread and salt", "bad": "Bread salt and",
-     "field": "syntax", "phenomenon": "order", "paradigm": "order_1"},
-    {"good": "the morning light, the x火house letters", "bad": "the morning light, the x火house letter",
-     "field": "syntax", "phenomenon": "order", "paradigm": "order_2"},
+    {
+        "good": "The rivers are under the house.",
+        "bad": "The rivers is under the house.",
+        "field": "morphology",
+        "phenomenon": "agreement",
+        "paradigm": "number_1",
+    },
+    {
+        "good": "Bread and salt",
+        "bad": "Bread salt and",
+        "field": "syntax",
+        "phenomenon": "order",
+        "paradigm": "order_1",
+    },
+    {
+        "good": "the morning light, the x火house letters",
+        "bad": "the morning light, the x火house letter",
+        "field": "syntax",
+        "phenomenon": "order",
+        "paradigm": "order_2",
+    },
     {"good": "wind", "bad": "x-ray windows of\nstone", "field": "syntax", "phenomenon": "order", "paradigm": "order_2"},
-]  # fmt: skip
+]
 
 
 def byte_level():

@@ -144,9 +144,11 @@ BEGINS = st.lists(st.integers(1, 99), unique=True, max_size=2).map(lambda begins
 )
 def test_options_that_change_at_different_shares_are_phases_that_begin_at_each(steps, begins, schedule, warmup):
     kinds = {
-        "global_batch_size": [8, 16, 4], "mlm_probability": [0.3, 0.15, 0.2], "length": [32, 48, 64],
+        "global_batch_size": [8, 16, 4],
+        "mlm_probability": [0.3, 0.15, 0.2],
+        "length": [32, 48, 64],
         "layers": [1, 2, 4],
-    }  # fmt: skip
+    }
 
     def value(name, step):
         begun = [number for number, begin in enumerate(begins[name]) if round(Fraction(begin, 100) * steps) <= step]
@@ -536,9 +538,14 @@ def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_
 
 @pytest.mark.parametrize(
     ("more", "size"),
-    [({}, 12), ({"average": 0.5}, 16), ({"lr_scale": "bert.encoder=0"}, None), ({"lora": "r=2,alpha=4"}, None),
-     ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12)],
-)  # fmt: skip
+    [
+        ({}, 12),
+        ({"average": 0.5}, 16),
+        ({"lr_scale": "bert.encoder=0"}, None),
+        ({"lora": "r=2,alpha=4"}, None),
+        ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12),
+    ],
+)
 def test_the_plan_and_the_doctor_know_the_same_disk_space(dataset, tmp_path, bert_run, more, size):
     """size: bytes a parameter of each of 10,001 checkpoints; None for less than those of a model trained in full."""
     options = {"init": bert_run, "keep": 10_000, "length": 32, "steps": 1} | more
@@ -671,9 +678,12 @@ def test_a_time_is_so_many_seconds(given, seconds):
 
 @pytest.mark.parametrize(
     ("more", "needed"),
-    [({}, 4 * (4 * 10 + 8 * 6)), ({"average": 0.5}, 4 * (4 * 10 + 12 * 6) + 4 * 10),
-     ({"save_at": ["tokens=1,2"]}, 6 * (4 * 10 + 8 * 6))],
-)  # fmt: skip
+    [
+        ({}, 4 * (4 * 10 + 8 * 6)),
+        ({"average": 0.5}, 4 * (4 * 10 + 12 * 6) + 4 * 10),
+        ({"save_at": ["tokens=1,2"]}, 6 * (4 * 10 + 8 * 6)),
+    ],
+)
 def test_the_space_of_few_checkpoints_is_counted_to_the_byte(more, needed):
     """Of a model of ten parameters, of which six are trained."""
     assert rundir.needed_space(Config.of(data="x", keep=3, **more), 10, 6)[1] == needed

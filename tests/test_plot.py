@@ -76,8 +76,12 @@ def test_logs_that_end_anywhere_are_drawn(tmp_path):
 
 
 def test_losses_that_are_not_finite_are_left_out_and_skipped_steps_said(tmp_path):
-    entries = [step(1, 3.0), step(2, float("nan"), skipped=2), step(3, float("inf"), tokens_per_s=float("nan")),
-               step(4, None, skipped=1)]  # fmt: skip
+    entries = [
+        step(1, 3.0),
+        step(2, float("nan"), skipped=2),
+        step(3, float("inf"), tokens_per_s=float("nan")),
+        step(4, None, skipped=1),
+    ]
     entries += [{"step": 4, "validation_loss": float("nan"), "validation_accuracy": 0.5}]
     data = page(write(tmp_path / "run", entries))
     assert data["runs"][0]["points"]["loss"] == [3.0, None, None, None]
@@ -174,8 +178,10 @@ def test_an_option_that_the_stream_covers_is_said_once(tmp_path):
     changed = {"mlm_probability": [0.3, 0.2], "masking": ["exact", "span"], "lr": [1, 2]}
     about = {"config": {}, "history": [{"after_step": 4, "changed": changed}]}
     assert events_of(page(write(tmp_path / "run", entries, about))) == [
-        (4, "probability 0.3 → 0.2"), (4, "policy exact → span"), (4, "lr 1 → 2"),
-    ]  # fmt: skip
+        (4, "probability 0.3 → 0.2"),
+        (4, "policy exact → span"),
+        (4, "lr 1 → 2"),
+    ]
 
 
 def test_what_differs_between_runs_is_said(tmp_path):
@@ -237,10 +243,19 @@ def test_fine_tunings_have_no_page(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", "{}", '{"runs": [{"seed": 0}]}', '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
-     '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}', "[" * 100_000, "5", '{"runs": [5]}',
-     '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"runs": [{"seed": 0}]}',
+        '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
+        '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}',
+        "[" * 100_000,
+        "5",
+        '{"runs": [5]}',
+        '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}',
+    ],
+)
 def test_a_damaged_result_is_one_sentence(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     refused(plot.main, tmp_path, "--out", tmp_path / "x.png", kind="not-a-run", option="runs")
@@ -251,8 +266,12 @@ def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option
     run = shutil.copytree(finished, tmp_path / "run")
     with open(run / "log.jsonl", "a") as file:
         file.write("[" * 100_000 + "\n")
-        for odd in ({"loss": "x", "lr": [], "validation_loss": {}}, {"change": 5}, {"change": {"lr": 5}},
-                    {"stream": {"masking": 5}}):  # fmt: skip
+        for odd in (
+            {"loss": "x", "lr": [], "validation_loss": {}},
+            {"change": 5},
+            {"change": {"lr": 5}},
+            {"stream": {"masking": 5}},
+        ):
             file.write(json.dumps({"step": 7} | odd) + "\n")
     for content in ("[" * 100_000, "", "5"):
         (run / "run.json").write_text(content)

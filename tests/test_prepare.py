@@ -195,9 +195,16 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
 
 @pytest.mark.parametrize(
     "spec",
-    ["nothing", "json:nothing", "nowhere:f", "bertdata.prepare:length(1", "bertdata.prepare:length(x)",
-     "bertdata.prepare:length()", "math:pi"],
-)  # fmt: skip
+    [
+        "nothing",
+        "json:nothing",
+        "nowhere:f",
+        "bertdata.prepare:length(1",
+        "bertdata.prepare:length(x)",
+        "bertdata.prepare:length()",
+        "math:pi",
+    ],
+)
 def test_what_is_no_function_is_refused(tmp_path, corpus, vocab, spec):
     for option, value in (("map", [spec]), ("words", spec)):
         with refuses("bad-function", option, given=spec):

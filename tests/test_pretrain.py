@@ -293,25 +293,34 @@ def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_t
 
 def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
     for kind, option, given in (
-        ("out-of-range", "mlm_probability", {"mlm_probability": 0}), ("out-of-range", "lr", {"lr": -1}),
-        ("out-of-range", "steps", {"steps": 0}), ("out-of-range", "epochs", {"epochs": "nan"}),
-        ("out-of-range", "warmup", {"warmup": "inf"}), ("conflict", "steps", {"steps": 1, "epochs": 1}),
-        ("malformed", "objective", {"objective": "mlm+mlm"}), ("unknown", "objective", {"objective": "spam"}),
-        ("not-found", "config", {"config": "nowhere.json"}), ("server-failed", "model", {"model": "bert-huge"}),
-        ("out-of-range", "length", {"length": 2}), ("out-of-range", "seed", {"seed": -1}),
+        ("out-of-range", "mlm_probability", {"mlm_probability": 0}),
+        ("out-of-range", "lr", {"lr": -1}),
+        ("out-of-range", "steps", {"steps": 0}),
+        ("out-of-range", "epochs", {"epochs": "nan"}),
+        ("out-of-range", "warmup", {"warmup": "inf"}),
+        ("conflict", "steps", {"steps": 1, "epochs": 1}),
+        ("malformed", "objective", {"objective": "mlm+mlm"}),
+        ("unknown", "objective", {"objective": "spam"}),
+        ("not-found", "config", {"config": "nowhere.json"}),
+        ("server-failed", "model", {"model": "bert-huge"}),
+        ("out-of-range", "length", {"length": 2}),
+        ("out-of-range", "seed", {"seed": -1}),
         ("malformed", "global_batch_size", {"global_batch_size": 2**24 + 1}),
-    ):  # fmt: skip
+    ):
         refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **given)
     refused_run("nowhere", tmp_path / "run", kind="not-found")
 
 
 def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shards_of):
     for options, kind, option in (
-        ({"seed": 1}, "other-settings", "seed"), ({"data_seed": 1}, "other-settings", "data_seed"),
+        ({"seed": 1}, "other-settings", "seed"),
+        ({"data_seed": 1}, "other-settings", "data_seed"),
         ({"seed": 1, "data_seed": 0}, "other-settings", "seed"),
-        ({"length": 16}, "other-settings", "length"), ({"model": "bert-tiny"}, "other-settings", "model"),
-        ({"shuffle": "blocks"}, "other-settings", "shuffle"), ({"resume": "no"}, "out-exists", "out"),
-    ):  # fmt: skip
+        ({"length": 16}, "other-settings", "length"),
+        ({"model": "bert-tiny"}, "other-settings", "model"),
+        ({"shuffle": "blocks"}, "other-settings", "shuffle"),
+        ({"resume": "no"}, "out-exists", "out"),
+    ):
         refused_run(dataset.path, copied, steps=9, kind=kind, option=option, **options)
     refused_run(shards_of("the stone under the river"), copied, steps=9, kind="other-settings", option="out")
 
@@ -321,8 +330,16 @@ def test_a_run_that_counts_what_it_reads_is_not_resumed_with_another_batch_size(
     options = {**QUIET, "length": 32, "save_every": 2}
     whole = train(dataset.path, tmp_path / "run", **options, **total, global_batch_size=8)
     remove_after(tmp_path / "run", 2)
-    refusal = refused_run(dataset.path, tmp_path / "run", **options, **total, global_batch_size=24,
-                          kind="other-settings", option="global_batch_size", given="24")  # fmt: skip
+    refusal = refused_run(
+        dataset.path,
+        tmp_path / "run",
+        **options,
+        **total,
+        global_batch_size=24,
+        kind="other-settings",
+        option="global_batch_size",
+        given="24",
+    )
     steps = int(re.search(r"--steps (\d+)", refusal.sentence)[1])
     mended = train(dataset.path, tmp_path / "run", **options, global_batch_size=24, steps=steps)
     of_whole, read = (max(entry.get("tokens", 0) for entry in log) for log in (whole, mended))

@@ -34,8 +34,14 @@ from bertrain.run import assemble, checkpoint, rundir, watch
 from bertrain.run import evaluate as evaluation
 from bertrain.runtime import stop
 
-DROPOUT = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
-           "intermediate_size": 64, "hidden_dropout_prob": 0.3}  # fmt: skip
+DROPOUT = {
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.3,
+}
 
 
 def interrupt(number=signal.SIGINT):
@@ -231,10 +237,17 @@ def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_p
     train(dataset.path, tmp_path / "run", steps=3, eval_every=0, model="bert-tiny")
     seen = [(bar.desc.rstrip(": "), bar.unit, bar.unit_scale, bar.total) for bar in bars]
     assert seen == [
-        *[("", "sample", False, stated["samples"])] * 2, ("seed 0", "step", False, 4), ("teacher", "batch", False, 1),
-        ("seed 0", "step", False, 2), ("", "unit", False, 3), ("propose", "word", True, 2), ("write", "row", True, 40),
-        ("", "token", True, 4), ("", "step", False, 3), ("", "sample", False, stated["samples"]),
-    ]  # fmt: skip
+        *[("", "sample", False, stated["samples"])] * 2,
+        ("seed 0", "step", False, 4),
+        ("teacher", "batch", False, 1),
+        ("seed 0", "step", False, 2),
+        ("", "unit", False, 3),
+        ("propose", "word", True, 2),
+        ("write", "row", True, 40),
+        ("", "token", True, 4),
+        ("", "step", False, 3),
+        ("", "sample", False, stated["samples"]),
+    ]
     assert [bar.n for bar in bars] == [bar.total for bar in bars]
     assert stated["samples"] > 12
 

@@ -301,9 +301,12 @@ def nodes(tmp_path_factory):
             second = started.add_node(**size)
             started.wait_for_nodes()
             yield SimpleNamespace(
-                address=started.address, here=here, second=second, remove=started.remove_node,
+                address=started.address,
+                here=here,
+                second=second,
+                remove=started.remove_node,
                 add=lambda: started.add_node(**size),
-            )  # fmt: skip
+            )
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # some versions of Ray leave files open
@@ -379,9 +382,14 @@ def test_a_node_lost_in_the_middle_changes_nothing(nodes, hold, text, expected, 
     losing.start()
     with hold():
         build(
-            text, tmp_path / "ray", tokenizer=vocab, ray=nodes.address, say=lines.append,
-            progress=lambda *read: done.append(read), **OPTIONS,
-        )  # fmt: skip
+            text,
+            tmp_path / "ray",
+            tokenizer=vocab,
+            ray=nodes.address,
+            say=lines.append,
+            progress=lambda *read: done.append(read),
+            **OPTIONS,
+        )
     losing.join()
     nodes.second = nodes.add()
     assert lost

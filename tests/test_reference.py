@@ -46,8 +46,11 @@ def word_rows(text):
 def texts_of(tree):
     """The constant texts of a module, without docstrings: pairs of line and text."""
     described = (ast.Module, ast.FunctionDef, ast.ClassDef)
-    docs = {id(node.body[0].value) for node in ast.walk(tree)
-            if isinstance(node, described) and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, described) and node.body and isinstance(node.body[0], ast.Expr)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node.lineno, node.value

@@ -625,8 +625,14 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
     folder = tmp_path / "Häuser und 水"
     folder.mkdir()
     (folder / "ein Text.txt").write_text(make_text(20), encoding="utf-8")
-    environment = {"PATH": os.environ["PATH"], "LANG": "C", "LC_ALL": "C", "HOME": "/nonexistent",
-                   "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}  # fmt: skip
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LANG": "C",
+        "LC_ALL": "C",
+        "HOME": "/nonexistent",
+        "PYTHONPATH": str(ROOT),
+        "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"],
+    }
     out = folder / "die Scherben"
     arguments = (folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0)
     run(BUILD, *arguments, environment=environment)

@@ -158,8 +158,12 @@ class Faulty(Handler):
 
 def use_server(monkeypatch, address):
     """Makes an address the store of s3:// URLs."""
-    for name, value in {"ACCESS_KEY_ID": "a-key", "SECRET_ACCESS_KEY": "a-secret", "REGION": "us-east-1",
-                        "ENDPOINT_URL": f"http://{address}"}.items():  # fmt: skip
+    for name, value in {
+        "ACCESS_KEY_ID": "a-key",
+        "SECRET_ACCESS_KEY": "a-secret",
+        "REGION": "us-east-1",
+        "ENDPOINT_URL": f"http://{address}",
+    }.items():
         monkeypatch.setenv(f"AWS_{name}", value)
 
 
@@ -205,10 +209,15 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
 def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vocab, scheme):
     urls, fail = faulty
     for fault, kind, tries in (
-        ("500", "server-failed", requests.TRIES), ("403", "access-denied", 1), ("404", "not-found", 1),
-        ("400", "server-unsuitable", 1), ("401", "access-denied", 1), ("cut", "server-failed", requests.TRIES),
-        ("reset", "server-failed", requests.TRIES), ("changed", "changed", 2),
-    ):  # fmt: skip
+        ("500", "server-failed", requests.TRIES),
+        ("403", "access-denied", 1),
+        ("404", "not-found", 1),
+        ("400", "server-unsuitable", 1),
+        ("401", "access-denied", 1),
+        ("cut", "server-failed", requests.TRIES),
+        ("reset", "server-failed", requests.TRIES),
+        ("changed", "changed", 2),
+    ):
         fail({-1: fault} if fault != "changed" else {1: fault})
         refusal = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
         assert refusal.sentence.startswith(urls[scheme].partition("?")[0])
@@ -344,10 +353,20 @@ def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, voca
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://key:secret@bucket/a.txt", "az://container/a.txt?sig=secret", "http://[::1/secret", "s3://",
-     "hf://datasets/one", "https://u:sec\u2100ret@host/a", "https://host:port/a.txt", "s3://bucket/a//b.txt",
-     "s3://bu cket/b.txt", "S3://bucket/a.txt", "ftp://user:secret@host/a.txt"],
-)  # fmt: skip
+    [
+        "s3://key:secret@bucket/a.txt",
+        "az://container/a.txt?sig=secret",
+        "http://[::1/secret",
+        "s3://",
+        "hf://datasets/one",
+        "https://u:sec\u2100ret@host/a",
+        "https://host:port/a.txt",
+        "s3://bucket/a//b.txt",
+        "s3://bu cket/b.txt",
+        "S3://bucket/a.txt",
+        "ftp://user:secret@host/a.txt",
+    ],
+)
 def test_a_url_that_cannot_be_read_is_one_sentence_without_secrets(tmp_path, url):
     with pytest.raises(UsageError) as caught:
         build(url, tmp_path / "out", tokenizer="none")
@@ -381,8 +400,13 @@ def test_a_profile_and_the_files_of_the_aws_command_line_may_be_named(files_of_a
     names = ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE", "PROFILE", "ENDPOINT_URL_S3")
     for name, value in zip(names, (*map(str, paths), "work", "http://s3"), strict=True):
         monkeypatch.setenv(f"AWS_{name}", value)
-    assert stores.s3_config() == {"endpoint": "http://s3", "region": "eu-central-1", "access_key_id": "k",
-                                  "secret_access_key": "s", "session_token": "t"}  # fmt: skip
+    assert stores.s3_config() == {
+        "endpoint": "http://s3",
+        "region": "eu-central-1",
+        "access_key_id": "k",
+        "secret_access_key": "s",
+        "session_token": "t",
+    }
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         with monkeypatch.context() as patched:
             patched.setenv(name, "x")
@@ -403,8 +427,12 @@ def test_a_web_file_without_an_etag_that_changes_is_refused(tmp_path, vocab):
         def do_GET(self):
             Dated.count += 1
             start, stop = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            self.answer(206, TEXT[start : stop + 1], Content_Range=f"bytes {start}-{stop}/{len(TEXT)}",
-                        Last_Modified=f"Sun, 22 Nov 2026 12:00:{Dated.count:02} GMT")  # fmt: skip
+            self.answer(
+                206,
+                TEXT[start : stop + 1],
+                Content_Range=f"bytes {start}-{stop}/{len(TEXT)}",
+                Last_Modified=f"Sun, 22 Nov 2026 12:00:{Dated.count:02} GMT",
+            )
 
     with serving(Dated) as address, refuses("changed"):
         build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)

@@ -62,8 +62,10 @@ def test_tokens_are_put_at_masked_places_alone(data):
     places = data.draw(st.lists(st.integers(0, length - 1), max_size=min(slots, length), unique=True))
     tokens = list(range(1000, 1000 + slots))
     targets = [0] * len(places) + [bertdata.IGNORE_INDEX] * (slots - len(places))
-    piece = {"masked_positions": torch.tensor([[*places, *[0] * (slots - len(places))]]),
-             "targets": torch.tensor([targets])}  # fmt: skip
+    piece = {
+        "masked_positions": torch.tensor([[*places, *[0] * (slots - len(places))]]),
+        "targets": torch.tensor([targets]),
+    }
     expected = list(ids)
     for place, token in zip(places, tokens, strict=False):
         expected[place] = token
@@ -89,8 +91,13 @@ def plain_losses(config, shards, num_steps):
     if config.flat()["share_embeddings"] == "tied":
         del own[name.replace(".", "|")]
     generator = generator.train()
-    adamw = torch.optim.AdamW([*generator.parameters(), *own.parameters()], lr=config.lr, eps=config.epsilon,
-                              betas=(config.beta1, config.beta2), weight_decay=0.0)  # fmt: skip
+    adamw = torch.optim.AdamW(
+        [*generator.parameters(), *own.parameters()],
+        lr=config.lr,
+        eps=config.epsilon,
+        betas=(config.beta1, config.beta2),
+        weight_decay=0.0,
+    )
     loader, found = assemble.loader(config, shards), []
     for step in range(num_steps):
         batch = next(loader)
@@ -122,8 +129,18 @@ def plain_losses(config, shards, num_steps):
 
 @pytest.mark.parametrize("sharing", replaced.SHARING)
 def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path, options, sharing):
-    given = options(share_embeddings=sharing, steps=10, schedule="constant", warmup=0.0, weight_decay=0.0,
-                    clip_norm=1e6, optimizer="adamw", lr=1e-3, save_every=100, epsilon=1e-6)  # fmt: skip
+    given = options(
+        share_embeddings=sharing,
+        steps=10,
+        schedule="constant",
+        warmup=0.0,
+        weight_decay=0.0,
+        clip_norm=1e6,
+        optimizer="adamw",
+        lr=1e-3,
+        save_every=100,
+        epsilon=1e-6,
+    )
     log = train(dataset.path, tmp_path / "run", **given)
     config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     expected = plain_losses(config, dataset, 10)

@@ -356,11 +356,20 @@ def test_a_plan_counts_the_rows_of_a_run():
 
 def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     config = Config.of(
-        data=str(dataset.path), out=str(tmp_path / "run"), budget="10s", model=TINY, phase=changing(
-            0.3, 0.5, 0.6, 0.8, length=[32, 32, 32, 32, 48], global_batch_size=[4, 4, 6, 6, 6],
+        data=str(dataset.path),
+        out=str(tmp_path / "run"),
+        budget="10s",
+        model=TINY,
+        phase=changing(
+            0.3,
+            0.5,
+            0.6,
+            0.8,
+            length=[32, 32, 32, 32, 48],
+            global_batch_size=[4, 4, 6, 6, 6],
             mlm_probability=[0.4, 0.2, 0.2, 0.1, 0.1],
         ),
-    )  # fmt: skip
+    )
 
     def start():
         run = training.run_of(config)
@@ -470,8 +479,15 @@ def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch):
 
 def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
     assert rates.peak_flops(training.CPU, "bf16") is None
-    known = {"H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "A100-SXM4-80GB": 312e12, "L40": 181e12,
-             "GeForce RTX 4090": 165e12, "A10G": None, "RTX A1000": None}  # fmt: skip
+    known = {
+        "H100 80GB HBM3": 989e12,
+        "H100 PCIe": 756e12,
+        "A100-SXM4-80GB": 312e12,
+        "L40": 181e12,
+        "GeForce RTX 4090": 165e12,
+        "A10G": None,
+        "RTX A1000": None,
+    }
     assert {name: rates.peak_of(f"NVIDIA {name}") for name in known} == known
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
     for has_bf16, peaks in ((True, [None, 125e12, 125e12]), (False, [None, None, 125e12])):
@@ -724,12 +740,16 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"steps": 10, "warmup_steps": 50}, "warm-up", "WARN", "--warmup-steps 50"),
         ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "masks", "FAIL", "0.01 "),
         ({"model": "bert-huge"}, "model", "FAIL", "bert-huge"),
-        ({"model": "bert-tiny", "micro_batch_size": 2**23, "global_batch_size": 2**24}, "memory", "FAIL",
-         "--micro-batch-size"),
+        (
+            {"model": "bert-tiny", "micro_batch_size": 2**23, "global_batch_size": 2**24},
+            "memory",
+            "FAIL",
+            "--micro-batch-size",
+        ),
         ({"model": "bert-tiny", "keep": 10**9}, "disk", "FAIL", "--keep"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdict, value):
     if phases := options.get("phase"):
         file = training.toml(tmp_path / "run.toml", phase=phases)
@@ -766,10 +786,14 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
     code, lines = examine(dataset.path, tmp_path / "far" / "run")
     assert (code, lines["run"][:4], f" {tmp_path} " in lines["run"]) == (1, "FAIL", True)
     for options, verdict, value in (
-        ({}, "PASS", "step-00000006"), ({"resume": "no"}, "FAIL", "--out"), ({"seed": 1}, "FAIL", "--seed 0"),
-        ({"model": "bert-tiny"}, "FAIL", "--model modernbert-tiny"), ({"lr_scale": "norm=2"}, "FAIL", "--lr-scale"),
-        ({"masking": "span"}, "FAIL", "masking"), ({"length": 16}, "FAIL", "--length 32"),
-    ):  # fmt: skip
+        ({}, "PASS", "step-00000006"),
+        ({"resume": "no"}, "FAIL", "--out"),
+        ({"seed": 1}, "FAIL", "--seed 0"),
+        ({"model": "bert-tiny"}, "FAIL", "--model modernbert-tiny"),
+        ({"lr_scale": "norm=2"}, "FAIL", "--lr-scale"),
+        ({"masking": "span"}, "FAIL", "masking"),
+        ({"length": 16}, "FAIL", "--length 32"),
+    ):
         line = examine(dataset.path, finished, optimizer="adamw", steps=6, **options)[1]["run"]
         assert line.startswith(verdict), line
         assert value in line
@@ -802,8 +826,10 @@ def test_the_doctor_counts_weights_gradients_moments_and_the_copy_for_a_checkpoi
     few = {"rows": 4, "length": 32}
     as_on_gpus(monkeypatch, 20 * 10**9)
     for parameter, more, verdict, size in (
-        (trained, {}, "WARN", 19.2), (frozen, {}, "PASS", 4.8), (trained, {"average": 0.5}, "FAIL", 28.8),
-    ):  # fmt: skip
+        (trained, {}, "WARN", 19.2),
+        (frozen, {}, "PASS", 4.8),
+        (trained, {"average": 0.5}, "FAIL", 28.8),
+    ):
         assert memory_of(parameters=[parameter], **few, **more) == (verdict, pytest.approx(size, abs=0.4))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert memory_of(parameters=[trained], nproc=2, **few)[1] == pytest.approx(2 * 19.2 + 12, abs=0.8)
@@ -859,9 +885,14 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs
         return batch, waited
 
     given = changing(
-        0.3, 0.5, 0.6, 0.9, global_batch_size=[4, 8, 8, 6, 6], length=[32, 32, 32, 32, 48],
+        0.3,
+        0.5,
+        0.6,
+        0.9,
+        global_batch_size=[4, 8, 8, 6, 6],
+        length=[32, 32, 32, 32, 48],
         mlm_probability=[0.3, 0.3, 0.15, 0.15, 0.15],
-    )  # fmt: skip
+    )
     options = {"phase": given, "log_every": 5, "model": TINY}
     monkeypatch.setattr(Run, "next_batch", next_batch)
     costs(Run, "next_batch", 1)

@@ -198,10 +198,15 @@ def test_masks_and_invariance(dataset, how):
     for b in range(0, 2 * n, 7):
         filled = 32 if rows_.attention_mask is None else int(rows_.attention_mask[b].sum())
         changed, places, targets = keys.mask(
-            rows_.input_ids[b, :filled].tolist(), length=32, seed=5, variant=b // n,
-            sample_id=int(rows_.sample_ids[b]), special={*special.special_ids, special.unk}, mask_id=special.mask,
+            rows_.input_ids[b, :filled].tolist(),
+            length=32,
+            seed=5,
+            variant=b // n,
+            sample_id=int(rows_.sample_ids[b]),
+            special={*special.special_ids, special.unk},
+            mask_id=special.mask,
             vocab_size=special.vocab_size,
-        )  # fmt: skip
+        )
         assert everything.input_ids[b, :filled].tolist() == changed
         assert everything.masked_positions[b, : len(places)].tolist() == places
         assert everything.targets[b, : len(places)].tolist() == targets
@@ -227,8 +232,11 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     groups = {order.group_of(p, num_samples=n, block=block) for p in range(2 * n)}
     assert len(groups) >= 4
     for epoch, group in groups:
-        positions = [p for p in range(epoch * n, epoch * n + n)
-                     if order.group_of(p, num_samples=n, block=block) == (epoch, group)]  # fmt: skip
+        positions = [
+            p
+            for p in range(epoch * n, epoch * n + n)
+            if order.group_of(p, num_samples=n, block=block) == (epoch, group)
+        ]
         ids = order.sample_ids(np.array(positions), num_samples=n, seed=0, block=block)[1]
         blocks = order.blocks_of(epoch, group, num_samples=n, seed=0, block=block)
         assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
@@ -242,15 +250,18 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
                     kept = row[row >= 5]
                     assert np.isin(kept, text).all()
             if how == "windows":
-                assert sum(b - a for a, b in ranges) == sum((batch.attention_mask.sum(1) if batch.attention_mask
-                                                             is not None else np.full(len(at), 17)) - 2)  # fmt: skip
+                assert sum(b - a for a, b in ranges) == sum(
+                    (batch.attention_mask.sum(1) if batch.attention_mask is not None else np.full(len(at), 17)) - 2
+                )
     asked.clear()
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     for _ in range(2 * n // 8):
         next(loader)
     expected = [order.blocks_of(*group, num_samples=n, seed=0, block=block) for group in sorted(groups)]
-    ranges = [[loader.sources[0].samples.ranges(e, *b) for b in blocks]
-              for (e, _), blocks in zip(sorted(groups), expected, strict=True)]  # fmt: skip
+    ranges = [
+        [loader.sources[0].samples.ranges(e, *b) for b in blocks]
+        for (e, _), blocks in zip(sorted(groups), expected, strict=True)
+    ]
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
 
@@ -375,9 +386,17 @@ def test_a_damaged_copy_makes_no_index_for_the_sound_dataset(dataset, tmp_path, 
 
 def test_other_settings_have_another_index(dataset, cache):
     for number, change in enumerate(
-        [{}, {"length": 17}, {"split": "validation"}, {"samples": "documents"}, {"samples": "pairs"},
-         {"samples": "pairs", "seed": 1}, {"samples": "pairs", "short_seq_prob": 0.2}], 1
-    ):  # fmt: skip
+        [
+            {},
+            {"length": 17},
+            {"split": "validation"},
+            {"samples": "documents"},
+            {"samples": "pairs"},
+            {"samples": "pairs", "seed": 1},
+            {"samples": "pairs", "short_seq_prob": 0.2},
+        ],
+        1,
+    ):
         Loader(dataset, **{"length": 16, "samples": "packed"} | change)
         assert sum(name.endswith(".json") for name in names(cache)) == number
 
@@ -688,9 +707,13 @@ def chinese(tmp_path_factory):
     texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
     (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     build(
-        [directory / "corpus.txt"], directory / "shards", tokenizer=str(directory / "vocab.txt"),
-        words="conftest:in_pairs", validation=0.1, shard_size=3000,
-    )  # fmt: skip
+        [directory / "corpus.txt"],
+        directory / "shards",
+        tokenizer=str(directory / "vocab.txt"),
+        words="conftest:in_pairs",
+        validation=0.1,
+        shard_size=3000,
+    )
     return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
 
 
@@ -753,10 +776,19 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
             at = stop + 2
         else:
             changed, chosen, _ = keys.mask(
-                row, length=19, seed=8, variant=0, sample_id=int(rows_.sample_ids[b]),
-                special={*special.special_ids, special.unk}, mask_id=special.mask, vocab_size=special.vocab_size,
-                p=0.3, policy=policy, continues=np.flatnonzero(continuing_ids(dataset)).tolist(), inside=inside,
-            )  # fmt: skip
+                row,
+                length=19,
+                seed=8,
+                variant=0,
+                sample_id=int(rows_.sample_ids[b]),
+                special={*special.special_ids, special.unk},
+                mask_id=special.mask,
+                vocab_size=special.vocab_size,
+                p=0.3,
+                policy=policy,
+                continues=np.flatnonzero(continuing_ids(dataset)).tolist(),
+                inside=inside,
+            )
             assert batch.input_ids[b, : len(row)].tolist() == changed
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen
             joined += len(inside)

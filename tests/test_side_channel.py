@@ -157,11 +157,17 @@ def test_other_tables_and_frozen_embeddings_are_refused(dataset, table, with_tab
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path):
-    for number, (content, kind, line) in enumerate((
-        (b"a\tx\n\nstone\n", "bad-row", "line 3"), (b"a\tx\t\n", "bad-row", "line 1"), (b"\tx\n", "bad-row", "line 1"),
-        (b"a\tx\nb\tx\na\ty\n", "bad-row", "line 3"), (b"unheard\tx\n", "no-match", ""), (b"", "no-match", ""),
-        (b"a\t\xff\n", "not-text", "line 1"),
-    )):  # fmt: skip
+    for number, (content, kind, line) in enumerate(
+        (
+            (b"a\tx\n\nstone\n", "bad-row", "line 3"),
+            (b"a\tx\t\n", "bad-row", "line 1"),
+            (b"\tx\n", "bad-row", "line 1"),
+            (b"a\tx\nb\tx\na\ty\n", "bad-row", "line 3"),
+            (b"unheard\tx\n", "no-match", ""),
+            (b"", "no-match", ""),
+            (b"a\t\xff\n", "not-text", "line 1"),
+        )
+    ):
         path = tmp_path / str(number)
         path.write_bytes(content)
         with refuses(kind, None if kind == "not-text" else "side_channel", error=UsageError, says=str(path)) as refusal:

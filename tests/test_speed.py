@@ -26,8 +26,15 @@ def decoder(width, layers, vocab_size, parameters, *, rotary=False):
     """One that multiplies each token with those before it, and predicts all of them."""
     token, target = 12 * layers * width**2, vocab_size * width
     operations = Operations(token=token, target=target, width=width, scores=float, windows=(None,) * layers)
-    return Sizes(operations=operations, trained=parameters, width=width, inner=4 * width, layers=layers,
-                 vocab_size=vocab_size, rotary=rotary)  # fmt: skip
+    return Sizes(
+        operations=operations,
+        trained=parameters,
+        width=width,
+        inner=4 * width,
+        layers=layers,
+        vocab_size=vocab_size,
+        rotary=rotary,
+    )
 
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 2, "sep_token_id": 3}
@@ -46,18 +53,31 @@ MEASURED = {
         for gpu in gpus
     },
     "ModernBERT-base, rows of 1,024": (
-        encoder(ModernBertConfig()), "h100", {"rows": 576, "length": 1024, "slots": 307, "passes": 6, "gpus": 8}),
+        encoder(ModernBertConfig()),
+        "h100",
+        {"rows": 576, "length": 1024, "slots": 307, "passes": 6, "gpus": 8},
+    ),
     "BERT-large of NVIDIA, rows of 128": (
-        encoder(BertConfig(**LARGE)), "a100", {"rows": 8192, "length": 128, "slots": 20, "passes": 32, "gpus": 1}),
+        encoder(BertConfig(**LARGE)),
+        "a100",
+        {"rows": 8192, "length": 128, "slots": 20, "passes": 32, "gpus": 1},
+    ),
     "GPT-2 (124M) of llm.c in PyTorch": (
-        decoder(768, 12, 50304, 124_000_000), "h100",
-        {"rows": 64, "length": 1024, "slots": 1024, "passes": 1, "gpus": 8}),
+        decoder(768, 12, 50304, 124_000_000),
+        "h100",
+        {"rows": 64, "length": 1024, "slots": 1024, "passes": 1, "gpus": 8},
+    ),
     "nanochat of 32 layers": (
-        decoder(2048, 32, 65536, 1_879_048_192, rotary=True), "h100",
-        {"rows": 32, "length": 2048, "slots": 2048, "passes": 4, "gpus": 8}),
+        decoder(2048, 32, 65536, 1_879_048_192, rotary=True),
+        "h100",
+        {"rows": 32, "length": 2048, "slots": 2048, "passes": 4, "gpus": 8},
+    ),
     "BERT-base of Hugging Face, in MosaicBERT's recipe": (
-        encoder(BertConfig()), "a100", {"rows": 512, "length": 128, "slots": 128, "passes": 4, "gpus": 8}),
-}  # fmt: skip
+        encoder(BertConfig()),
+        "a100",
+        {"rows": 512, "length": 128, "slots": 128, "passes": 4, "gpus": 8},
+    ),
+}
 """Name → model, GPU, and the step of one of them: of runs of ours, and of those that others published."""
 
 

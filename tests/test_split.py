@@ -22,8 +22,9 @@ from bertdata.write import build, finish
 WORDS = st.text("ab é\n", max_size=12)
 FILES = st.lists(
     st.tuples(st.sampled_from(["text", "jsonl", "gzip", "parquet", "arrow", "csv"]), st.lists(WORDS, max_size=9)),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 def expected(inputs, kinds, size):

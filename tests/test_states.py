@@ -587,9 +587,13 @@ def campaign(examples, seed, steps=STEPS):
             stack.enter_context(patch.object(stores, name, getattr(Machine.world.store, name)))
         load(str(base / "vocab.txt"))
         settings = hypothesis.settings(
-            hypothesis.settings(), max_examples=examples + 1, stateful_step_count=steps, deadline=None,
-            suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],  # shrinking is long
-        )  # fmt: skip
+            hypothesis.settings(),
+            max_examples=examples + 1,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate],  # shrinking is long
+        )
         machine = type("Seeded", (Machine,), {"_hypothesis_internal_use_seed": seed})
         run_state_machine_as_test(machine, settings=settings)
     return dict(COUNTS)

@@ -51,8 +51,15 @@ def test_a_suite_of_chinese_files(bert_run, tmp_path):
     for split in ("train", "dev"):
         rows = [{"id": i, "abst": "river light", "keyword": ["salt", "水"], "label": str(i % 2)} for i in range(4)]
         write(data / "csl_public" / f"{split}.json", *map(json.dumps, rows))
-        wsc = [{"target": {"span1_index": 0, "span1_text": "床", "span2_index": 2, "span2_text": "它"}, "idx": i,
-                "label": label, "text": "床，它很软"} for i, label in enumerate(("true", "false"))]  # fmt: skip
+        wsc = [
+            {
+                "target": {"span1_index": 0, "span1_text": "床", "span2_index": 2, "span2_text": "它"},
+                "idx": i,
+                "label": label,
+                "text": "床，它很软",
+            }
+            for i, label in enumerate(("true", "false"))
+        ]
         write(data / "cluewsc2020" / f"{split}.json", *map(json.dumps, wsc))
         question = {"question": "river", "choice": ["salt", "light"], "answer": "light"}
         for kind in "dm":
@@ -78,7 +85,7 @@ def test_a_suite_of_json_lines(bert_run, tmp_path):
         "RTE": {"premise": "the river", "hypothesis": "a river", "label": "entailment"},
         "WiC": {"sentence1": "light it", "sentence2": "the light", "word": "light", "label": False, **word},
         "WSC": {"text": "The river rose. it fell", "target": target, "label": True},
-    }  # fmt: skip
+    }
     for name, row in rows.items():
         for split in ("train", "val"):
             write(data / name / f"{split}.jsonl", *[json.dumps(row)] * 2)

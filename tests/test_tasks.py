@@ -118,10 +118,14 @@ def test_entities_are_counted_whole():
 
 def test_answers_are_compared_as_squad_does():
     for predicted, answers, exact, f1 in (
-        ("The Norman  conquest!", ["norman conquest"], 1, 1), ("a cat", ["dog"], 0, 0), ("", [], 1, 1),
-        ("Norman conquest of 1066", ["the Norman conquest", "1066"], 0, 2 / 3), ("something", [], 0, 0),
-        ("", ["something"], 0, 0), ("北京大学", ["北京"], 0, 2 / 3),
-    ):  # fmt: skip
+        ("The Norman  conquest!", ["norman conquest"], 1, 1),
+        ("a cat", ["dog"], 0, 0),
+        ("", [], 1, 1),
+        ("Norman conquest of 1066", ["the Norman conquest", "1066"], 0, 2 / 3),
+        ("something", [], 0, 0),
+        ("", ["something"], 0, 0),
+        ("北京大学", ["北京"], 0, 2 / 3),
+    ):
         assert metrics.answer(predicted, answers) == (exact, pytest.approx(f1)), predicted
 
 
@@ -190,8 +194,10 @@ def test_files_of_words_and_tags(tmp_path):
     assert task("token").read(str(path))[0] == expected
     lists = write(tmp_path / "a.jsonl", *(json.dumps({"words": s.words, "tags": s.tags}) for s in expected))
     assert [s[:2] for s in task("token").read(str(lists))[0]] == [s[:2] for s in expected]
-    universal = ("# text = x\n1-2\tdon't\t_\t_\n1\tdo\tdo\tAUX\n2\tn't\tnot\tPART\n2.1\tgo\tgo\tVERB\n"
-                 "3\tNew York\tNY\tPROPN\n\n# text = y\n1\t#\t#\tSYM\n")  # fmt: skip
+    universal = (
+        "# text = x\n1-2\tdon't\t_\t_\n1\tdo\tdo\tAUX\n2\tn't\tnot\tPART\n2.1\tgo\tgo\tVERB\n"
+        "3\tNew York\tNY\tPROPN\n\n# text = y\n1\t#\t#\tSYM\n"
+    )
     (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbfriver NN\n")  # a byte order mark is no part of a word
     assert task("token").read(str(tmp_path / "mark.txt"))[0][0].words == ["river"]
     path = write(tmp_path / "a.conllu", universal)
@@ -262,10 +268,19 @@ def test_entities_are_learned(bert_run, tmp_path):
 def squad(path, *questions):
     """questions: (text, context, the answer or None)."""
     entries = [
-        {"context": context, "qas": [{"id": str(i), "question": question, "is_impossible": answer is None,
-         "answers": [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]}]}
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": str(i),
+                    "question": question,
+                    "is_impossible": answer is None,
+                    "answers": [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}],
+                }
+            ],
+        }
         for i, (question, context, answer) in enumerate(questions)
-    ]  # fmt: skip
+    ]
     path.write_text(json.dumps({"version": "2.0", "data": [{"title": "x", "paragraphs": entries}]}))
     return path
 
@@ -343,8 +358,9 @@ def test_the_best_span_is_the_best_of_all(seed, length):
     draw = np.random.default_rng(seed)
     scores, inside = draw.normal(size=(length, 2)), draw.random(length) < 0.7
     tokens = np.stack([np.arange(length), np.arange(length) + 1], 1) * inside[:, None]
-    allowed = [(scores[i, 0] + scores[j, 1], i, j) for i in range(length) for j in range(i, length)
-               if inside[i] and inside[j]]  # fmt: skip
+    allowed = [
+        (scores[i, 0] + scores[j, 1], i, j) for i in range(length) for j in range(i, length) if inside[i] and inside[j]
+    ]
     found = spans.best_span(scores, tokens)
     assert found == (max(allowed) if allowed else (-math.inf, 0, 0))
 
@@ -551,32 +567,52 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ("token", "txt", "not-text", ", line 2", LATIN),
     ("token", "txt.gz", "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
     ("token", "txt.gz", "not-text", ", line 2", gzip.compress(LATIN, mtime=0)),
-
     ("token", "jsonl.gz", "unknown-format", "", '{"w": ["a"], "t": ["X"]}\n'),  # not taken for a word a line
     ("token", "jsonl", "bad-row", ", line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
     ("token", "jsonl", "wrong-column-type", ", line 1", '{"w": "a b", "t": "X Y"}\n'),
     ("qa", "json", "empty", "", '{"data": []}'),
     ("qa", "json", "not-of-format", "", "{}", '{"data": "abc"}'),
-    ("qa", "json", "not-of-format", ", article 1", '{"data": [{"title": "x"}]}', squad_of(context=5),
-     squad_of(question=None)),
+    (
+        "qa",
+        "json",
+        "not-of-format",
+        ", article 1",
+        '{"data": [{"title": "x"}]}',
+        squad_of(context=5),
+        squad_of(question=None),
+    ),
     ("qa", "json", "not-of-format", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
     ("qa", "json", "not-of-format", ", question 'q7'", squad_of().replace('"answers"', '"answer"')),
     ("qa", "json", "bad-row", ", line 10", squad_of().replace('"a"', '"\\ud83d"')),
     ("qa", "json", "not-of-format", ", line 1", squad_of()[:-20], "[" * 100_000),
     ("qa", "json", "not-text", ", line 6", squad_of().replace("river", "na\xefve").encode("latin-1")),
     ("choice", "json", "bad-row", ", line 1", *(f'{{"text": "a", "choices": {row}}}' for row in ROWS)),
-    ("choice", "json", "not-of-format", "", '[["a", 1]]', '[{"text": "a"}]',
-     f'[[["a"], []], ["abc", [{C3}]]]', f'[[["a"], [{ASK % 5}]]]'),
+    (
+        "choice",
+        "json",
+        "not-of-format",
+        "",
+        '[["a", 1]]',
+        '[{"text": "a"}]',
+        f'[[["a"], []], ["abc", [{C3}]]]',
+        f'[[["a"], [{ASK % 5}]]]',
+    ),
     ("choice", "json", "not-of-format", ", line 3", '[\n[["a"],\n[{"question":'),
     ("choice", "json", "not-text", ", line 2", b'[\n[["na\xefve"],[]]]'),
     ("choice", "json", "empty", "", "[]"),
-    ("coreference", "json", "bad-row", ", line 1", json.dumps({"text": "a", "target": "b", "label": 1}),
-     *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES),
-     wsc("xab c", "ab", "c", span1_index=9, span2_index=1)),
+    (
+        "coreference",
+        "json",
+        "bad-row",
+        ", line 1",
+        json.dumps({"text": "a", "target": "b", "label": 1}),
+        *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES),
+        wsc("xab c", "ab", "c", span1_index=9, span2_index=1),
+    ),
     ("copa", "jsonl", "bad-row", ", line 1", copa(question="why"), copa(choice2=None), copa(label=2)),
     ("wic", "jsonl", "bad-row", ", line 1", wic(start1="0"), wic(end2=10), wic(start1=5)),
     ("multirc", "jsonl", "bad-row", ", line 1", *map(multirc, ("x", math.inf, 0.5)), '{"idx": 0, "passage": "a"}'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "end", "kind", "where", "contents"), [(*row[:4], row[4:]) for row in BAD_FILES])
@@ -644,8 +680,15 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
 def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
     options = {"epochs": 1, "patience": None, "batch_size": 1, "lr": 1e-3, "length": 8, "dropout": 0.0}
     settings = Settings(**options, precision="fp32", lora=None, freeze=None, from_scratch=False)
-    job = Job(start=rundir.resolved(str(bert_run)), task="classification", columns=Columns("0", "", "-1"), files={},
-              out=tmp_path, seeds=1, settings=settings)  # fmt: skip
+    job = Job(
+        start=rundir.resolved(str(bert_run)),
+        task="classification",
+        columns=Columns("0", "", "-1"),
+        files={},
+        out=tmp_path,
+        seeds=1,
+        settings=settings,
+    )
     kind, copy = task("classification"), shutil.copytree(job.start, tmp_path / "copy")
     by_name = [seeds.made_of(replace(job, teacher=name), kind) for name in ("org/a", "org/b", job.start, str(copy))]
     assert by_name[0] != by_name[1]

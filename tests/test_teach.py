@@ -52,8 +52,14 @@ from bertrain.pretrain import main as pretrain_main
 from bertrain.run import assemble, checkpoint, rundir
 from bertrain.runtime import feed
 
-TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
-           "intermediate_size": 64, "hidden_dropout_prob": 0.1}  # fmt: skip
+TEACHER = {
+    "model_type": "bert",
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.1,
+}
 BERT = FAMILIES_HERE["bert"] | {"model_type": "bert"}
 VARIANTS, UNIT = 2, 37
 
@@ -337,9 +343,13 @@ def test_damage_is_found_and_named(caches, tmp_path):
             with refuses("damaged"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
     header = read_record(out / "cache.json")
-    for wrong in ({"teacher": []}, {"teacher": header["teacher"] | {"parameters": "many"}}, {"epoch_tokens": 0},
-                  {"units": [unit | {"counts": {"samples": unit["counts"]["samples"]}} for unit in header["units"]]},
-                  {"stream": header["stream"] | {"masking": None}}):  # fmt: skip
+    for wrong in (
+        {"teacher": []},
+        {"teacher": header["teacher"] | {"parameters": "many"}},
+        {"epoch_tokens": 0},
+        {"units": [unit | {"counts": {"samples": unit["counts"]["samples"]}} for unit in header["units"]]},
+        {"stream": header["stream"] | {"masking": None}},
+    ):
         write_record(out / "cache.json", header | wrong)
         refused(cli.main, "inspect", out, kind="damaged")
     (out / "cache.json").write_text("{")
@@ -349,9 +359,22 @@ def test_damage_is_found_and_named(caches, tmp_path):
         answers.TeacherCache(out)
 
 
-HEADER = {"format": answers.FORMAT, "format_version": 1, "teacher": {"sha256": ""}, "tokenizer": "", "stream": {},
-          "epoch_samples": 5, "epoch_tokens": 50, "samples": 5, "slots": 1, "vocab_size": 70_001, "top_k": 2,
-          "id_dtype": "<u4", "unit_samples": 3, "batch_samples": 3}  # fmt: skip
+HEADER = {
+    "format": answers.FORMAT,
+    "format_version": 1,
+    "teacher": {"sha256": ""},
+    "tokenizer": "",
+    "stream": {},
+    "epoch_samples": 5,
+    "epoch_tokens": 50,
+    "samples": 5,
+    "slots": 1,
+    "vocab_size": 70_001,
+    "top_k": 2,
+    "id_dtype": "<u4",
+    "unit_samples": 3,
+    "batch_samples": 3,
+}
 
 
 def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
@@ -396,12 +419,17 @@ def test_a_run_with_a_cache_of_a_stream_that_says_little_is_refused(dataset, tmp
 
 
 def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
-    for number, wrong in enumerate((
-        {"ids": (70_001, 3)}, {"ids": (3, 3)}, {"logprobs": (-1.5, -0.5)},
-        {"logprobs": (-0.5, -np.inf), "tail": np.log(1 - np.exp(-0.5))},
-        {"logprobs": (-0.5, np.log(1 - np.exp(-0.5))), "tail": -np.inf}, {"tail": -9.0},
-        {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used
-    )):  # fmt: skip
+    for number, wrong in enumerate(
+        (
+            {"ids": (70_001, 3)},
+            {"ids": (3, 3)},
+            {"logprobs": (-1.5, -0.5)},
+            {"logprobs": (-0.5, -np.inf), "tail": np.log(1 - np.exp(-0.5))},
+            {"logprobs": (-0.5, np.log(1 - np.exp(-0.5))), "tail": -np.inf},
+            {"tail": -9.0},
+            {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used
+        )
+    ):
         done = wide(tmp_path / str(number), **wrong)
         assert (done.exit_code, "unit-00000" in done.output) == (1, True), wrong
 
@@ -455,8 +483,24 @@ def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
 
 
 def timed_run(dataset, out, cache):
-    return ["--data", dataset.path, "--out", out, "--length", 32, "--budget", "0.05s", "--global-batch-size", 8,
-            "--model", TINY, "--eval-every", 0, "--teacher-cache", cache]  # fmt: skip
+    return [
+        "--data",
+        dataset.path,
+        "--out",
+        out,
+        "--length",
+        32,
+        "--budget",
+        "0.05s",
+        "--global-batch-size",
+        8,
+        "--model",
+        TINY,
+        "--eval-every",
+        0,
+        "--teacher-cache",
+        cache,
+    ]
 
 
 @pytest.mark.parametrize("command", [pretrain_main, pytest.param(doctor.main, marks=pytest.mark.slow)])
@@ -466,8 +510,24 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_complete_one_has_no_en
     """A run of more than a round of the variants, whose last sample is one of the first of a round."""
     size, few = VARIANTS * loader_of(dataset).num_samples, tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 30))
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--global-batch-size", size + 5,
-             "--model", TINY, "--steps", 1, "--micro-batch-size", 64, "--teacher-cache", few]  # fmt: skip
+    given = [
+        "--data",
+        dataset.path,
+        "--out",
+        tmp_path / "run",
+        "--length",
+        32,
+        "--global-batch-size",
+        size + 5,
+        "--model",
+        TINY,
+        "--steps",
+        1,
+        "--micro-batch-size",
+        64,
+        "--teacher-cache",
+        few,
+    ]
     done = invoke(command, *given)
     assert f"{size:,}" in done.output
     assert done.exit_code == (2 if command is pretrain_main else 1)
@@ -479,8 +539,20 @@ def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_
     more = ["--seed", 1, "--shuffle", "blocks"]
     out = tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 20, *more, top_k=4))
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2,
-             "--global-batch-size", 8]  # fmt: skip
+    given = [
+        "--data",
+        dataset.path,
+        "--out",
+        tmp_path / "run",
+        "--length",
+        32,
+        "--teacher-cache",
+        out,
+        "--steps",
+        2,
+        "--global-batch-size",
+        8,
+    ]
     succeeds(doctor.main, *given, *more)
     assert "seed was 1" in invoke(doctor.main, *given, "--data-seed", 0).output
     assert "shuffle was 'blocks'" in invoke(doctor.main, *given, "--shuffle", "full").output
@@ -519,9 +591,13 @@ def plainly(logits, logprobs, temperature, ids, tails):
 
 
 @given(
-    st.integers(1, 4), st.integers(2, 12), st.integers(1, 12), st.sampled_from([0.5, 1.0, 2.0, 4.0]),
-    st.integers(0, 2**32), st.sampled_from([1.0, 5.0, 20.0]),
-)  # fmt: skip
+    st.integers(1, 4),
+    st.integers(2, 12),
+    st.integers(1, 12),
+    st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.integers(0, 2**32),
+    st.sampled_from([1.0, 5.0, 20.0]),
+)
 def test_the_divergence_is_that_of_k_buckets_and_one_for_all_others(rows, size, k, temperature, seed, spread):
     k, chance = min(k, size), np.random.default_rng(seed)
     logits, others = chance.normal(size=(2, rows, size)) * spread

@@ -194,8 +194,17 @@ def test_invalid_bytes_and_surrogates_in_json_are_counted_and_refused_by_strict(
             read(files(folder, [content], ".jsonl"), strict=True)
 
 
-BAD = [b'{"text": "a"', b"plain words", b"[" * 200_000, b'{"body": "a"}', b'["text"]', b'"text"', b"7",
-       b'{"text": 7}', b'{"text": null}']  # fmt: skip
+BAD = [
+    b'{"text": "a"',
+    b"plain words",
+    b"[" * 200_000,
+    b'{"body": "a"}',
+    b'["text"]',
+    b'"text"',
+    b"7",
+    b'{"text": 7}',
+    b'{"text": null}',
+]
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
@@ -210,27 +219,76 @@ def test_a_bad_line_of_json_is_named_by_its_number(folder, ending):
 
 
 ROWS = [
-    b'{"text": "a"}', b'{"n": 1, "text": "\\u00e9 \\ud83d\\ude00 \\n"}', b'{"text": "b", "text": "c"}',
-    b'{"text": "\\ud800"}', b'{"text": "\\udc00x"}', b'{"text": null}', b'{"text": 7}', b'{"body": "a"}',
-    b'{"text": "a"} {"text": "b"}', b'{"text":', b'"d"}', b'{"a": [{}', b'{}], "text": "e"}', b'[{"text": "f"}]',
-    b'{"text": "g", "n": NaN}', b'{"text": "h", "n": 1e99999}', b'{"text": "i", "n": 01}', b'{"text": "j",}',
-    b'{"text": "k"} ', b' {"text": "l"}', b'{"text": "m\0"}', b'{"text": "n"\0}', b'{"te\\u0078t": "o"}',
-    b'{"text": "\xff"}', b'{"\xff": 1, "text": "p"}', b'{"n": {"text": "q"}, "text": "r"}', b"{", b"}",
-    b'{"text": "s\\x"}', b'{"text": "t\tu"}', b'\xef\xbb\xbf{"text": "v"}',
-    b'{"text": "w", "n": ' + b"[" * 60 + b"]" * 60 + b"}", b'{"text": "Inf", "n": Inf}', b'{"text": "aa", "n": -Inf }',
-    b'{"text": "ab", "n": -NaN}', b'{"text": "ac", "n": [Inf]}', b'{"text": "ad Inf", "n": -Infinity}',
-    b'{"text": "ae", "n": ' + b"9" * 5000 + b"}", b'{"n": 1, "n": "x", "text": ""}', b'{"text": "y"} // z',
-    b'{"text": {"text": "z"}}', b'{"text": "\\u0000"}',
-]  # fmt: skip
+    b'{"text": "a"}',
+    b'{"n": 1, "text": "\\u00e9 \\ud83d\\ude00 \\n"}',
+    b'{"text": "b", "text": "c"}',
+    b'{"text": "\\ud800"}',
+    b'{"text": "\\udc00x"}',
+    b'{"text": null}',
+    b'{"text": 7}',
+    b'{"body": "a"}',
+    b'{"text": "a"} {"text": "b"}',
+    b'{"text":',
+    b'"d"}',
+    b'{"a": [{}',
+    b'{}], "text": "e"}',
+    b'[{"text": "f"}]',
+    b'{"text": "g", "n": NaN}',
+    b'{"text": "h", "n": 1e99999}',
+    b'{"text": "i", "n": 01}',
+    b'{"text": "j",}',
+    b'{"text": "k"} ',
+    b' {"text": "l"}',
+    b'{"text": "m\0"}',
+    b'{"text": "n"\0}',
+    b'{"te\\u0078t": "o"}',
+    b'{"text": "\xff"}',
+    b'{"\xff": 1, "text": "p"}',
+    b'{"n": {"text": "q"}, "text": "r"}',
+    b"{",
+    b"}",
+    b'{"text": "s\\x"}',
+    b'{"text": "t\tu"}',
+    b'\xef\xbb\xbf{"text": "v"}',
+    b'{"text": "w", "n": ' + b"[" * 60 + b"]" * 60 + b"}",
+    b'{"text": "Inf", "n": Inf}',
+    b'{"text": "aa", "n": -Inf }',
+    b'{"text": "ab", "n": -NaN}',
+    b'{"text": "ac", "n": [Inf]}',
+    b'{"text": "ad Inf", "n": -Infinity}',
+    b'{"text": "ae", "n": ' + b"9" * 5000 + b"}",
+    b'{"n": 1, "n": "x", "text": ""}',
+    b'{"text": "y"} // z',
+    b'{"text": {"text": "z"}}',
+    b'{"text": "\\u0000"}',
+]
 
 
 NESTED = [
-    b'{"a": {"b": "a"}}', b'{"a": {"b": "b", "c": 1}, "n": 7}', b'{"a.b": "c"}', b'{"a.b": "d", "a": {"b": "e"}}',
-    b'{"a.b": null, "a": {"b": "f"}}', b'{"a.b": 7, "a": {"b": "g"}}', b'{"a.b": "h", "a": 7}', b'{"a": null}',
-    b'{"a": {"b": null}}', b'{"a": {"b": 7}}', b'{"a": {"b": {"b": "i"}}}', b'{"a": ["b"]}', b'{"a": "b"}', b'["a"]',
-    b'{"a": {"b": "j", "b": "k"}}', b'{"a": {"b": "l"}, "a": {"c": 1}}', b'{"a": {"c": {"b": "m"}}}', b'{"b": "n"}',
-    b'{"a": {"\\u0062": "\\ud800"}}', b'{"a": {"b": "o", "c": 1, "c": "x"}}', b'"a"', b"7", b"{}",
-]  # fmt: skip
+    b'{"a": {"b": "a"}}',
+    b'{"a": {"b": "b", "c": 1}, "n": 7}',
+    b'{"a.b": "c"}',
+    b'{"a.b": "d", "a": {"b": "e"}}',
+    b'{"a.b": null, "a": {"b": "f"}}',
+    b'{"a.b": 7, "a": {"b": "g"}}',
+    b'{"a.b": "h", "a": 7}',
+    b'{"a": null}',
+    b'{"a": {"b": null}}',
+    b'{"a": {"b": 7}}',
+    b'{"a": {"b": {"b": "i"}}}',
+    b'{"a": ["b"]}',
+    b'{"a": "b"}',
+    b'["a"]',
+    b'{"a": {"b": "j", "b": "k"}}',
+    b'{"a": {"b": "l"}, "a": {"c": 1}}',
+    b'{"a": {"c": {"b": "m"}}}',
+    b'{"b": "n"}',
+    b'{"a": {"\\u0062": "\\ud800"}}',
+    b'{"a": {"b": "o", "c": 1, "c": "x"}}',
+    b'"a"',
+    b"7",
+    b"{}",
+]
 
 
 def lines_of(rows):
@@ -316,8 +374,16 @@ def test_columns_of_tables_are_checked(folder, name):
         with refuses(kind, "text_key", given=key, says=str(path)):
             read([path], text_key=key)
     complete = make(["1", "2"], pa.dictionary(pa.int8(), pa.string()))
-    for content in (complete[:-40], complete[: len(complete) // 2], b"PAR1" + bytes(60) + b"PAR1", b"plain text\n",
-                    b"", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)):  # fmt: skip
+    for content in (
+        complete[:-40],
+        complete[: len(complete) // 2],
+        b"PAR1" + bytes(60) + b"PAR1",
+        b"plain text\n",
+        b"",
+        b"ARROW1",
+        b"\xff\xff\xff\xff\x10\0\0\0",
+        bytes(500),
+    ):
         with refuses("not-of-format", "inputs", given=str(path)):
             read([write(path, content)])
 

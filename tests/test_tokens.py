@@ -43,9 +43,30 @@ from bertdata.tokenize.train import train_wordpiece
 from bertdata.write import build, train_tokenizer, vocabulary
 
 WORDS = [
-    "the", "Unaffable", "naïve", "don't", "水", "हिन्दी", "\U0001f600", "[MASK]", "[SEP]x", "[UNK]", "\n", "\r\n",
-    "\n\n", " ", "\u2028", "\x00", "\x85", "\u200d", "e\u0301", "x" * 101, "[ MASK ]", "##ing", "\ufffd",
-]  # fmt: skip
+    "the",
+    "Unaffable",
+    "naïve",
+    "don't",
+    "水",
+    "हिन्दी",
+    "\U0001f600",
+    "[MASK]",
+    "[SEP]x",
+    "[UNK]",
+    "\n",
+    "\r\n",
+    "\n\n",
+    " ",
+    "\u2028",
+    "\x00",
+    "\x85",
+    "\u200d",
+    "e\u0301",
+    "x" * 101,
+    "[ MASK ]",
+    "##ing",
+    "\ufffd",
+]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
 
 
@@ -328,8 +349,16 @@ def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
     assert roles_of(*some, "<cls>", "<eos>", cls="A") == common | {"cls": 3}
 
 
-JUNK = [b"\xff\xfe", b"", b"just\nwords", b"[UNK]\nsame\nsame", b"[1, 2]", b"{}", b'{"model": {"type": "Magic"}}',
-        b'{"normalizer": {"type": "Precompiled", "precompiled_charsmap": null}}']  # fmt: skip
+JUNK = [
+    b"\xff\xfe",
+    b"",
+    b"just\nwords",
+    b"[UNK]\nsame\nsame",
+    b"[1, 2]",
+    b"{}",
+    b'{"model": {"type": "Magic"}}',
+    b'{"normalizer": {"type": "Precompiled", "precompiled_charsmap": null}}',
+]
 
 
 @pytest.mark.parametrize(

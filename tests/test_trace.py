@@ -141,10 +141,16 @@ def test_the_text_at_the_place_of_each_document_gives_its_ids(built, form):
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": "documents"}, {"samples": "packed"}, {"samples": "pairs"}, {"samples": "pairs", "split": "validation"},
-     {"shuffle": "blocks", "samples": "packed"}, {"variants": 2}],
+    [
+        {"samples": "documents"},
+        {"samples": "packed"},
+        {"samples": "pairs"},
+        {"samples": "pairs", "split": "validation"},
+        {"shuffle": "blocks", "samples": "packed"},
+        {"variants": 2},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_rows_of_every_kind_are_traced(built, options):
     loader = bertdata.Loader(built("jsonl"), length=20, masking=None, seed=5, **options)
     assert_sources_are_right(loader)

@@ -23,9 +23,15 @@ from bertdata.write import build, train_tokenizer
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TEXT = [
-    "The River went by the Häuser.", "Don't stop: 1984 naïve façades", "  two  spaces\tand a tab ", "水 and 川 दी 😀",
-    "e\u0301 and é, ﬁne", "[MASK] is text here", "", "line\nends\r\nhere",
-]  # fmt: skip
+    "The River went by the Häuser.",
+    "Don't stop: 1984 naïve façades",
+    "  two  spaces\tand a tab ",
+    "水 and 川 दी 😀",
+    "e\u0301 and é, ﬁne",
+    "[MASK] is text here",
+    "",
+    "line\nends\r\nhere",
+]
 
 
 def texts():
@@ -74,8 +80,12 @@ def test_a_mask_takes_the_space_before_it_where_spaces_are_in_tokens(tmp_path):
         trained = TRAINERS[kind](texts(), 400)
         added = json.loads(trained.files["tokenizer.json"])["added_tokens"]
         assert {token["content"]: token["lstrip"] for token in added} == {
-            "[PAD]": False, "[UNK]": False, "[CLS]": False, "[SEP]": False, "[MASK]": takes
-        }  # fmt: skip
+            "[PAD]": False,
+            "[UNK]": False,
+            "[CLS]": False,
+            "[SEP]": False,
+            "[MASK]": takes,
+        }
 
 
 TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvéß"]  # every pair equally often
@@ -264,8 +274,9 @@ def test_proteins_become_rows_of_a_model(ending, tmp_path):
     path.write_bytes(gzip.compress(FASTA.encode()) if ending.endswith(".gz") else FASTA.encode())
     succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t")
     succeeds(main, "build", path, "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--validation", 0)
-    done = succeeds(main, "build", path, "--type", "residues", "--vocab-size", 9, "--out", tmp_path / "o",
-                    "--validation", 0)  # fmt: skip
+    done = succeeds(
+        main, "build", path, "--type", "residues", "--vocab-size", 9, "--out", tmp_path / "o", "--validation", 0
+    )
     assert "note: --vocab-size " in done.stderr
     dataset = bertdata.open(tmp_path / "s")
     assert dataset.dataset_id == bertdata.open(tmp_path / "o").dataset_id

@@ -23,9 +23,15 @@ VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 
 @pytest.mark.parametrize(
     ("words", "option", "given"),
-    [((0, "augment-a"), "purpose_name", "augment-a"), ((0, ""), "purpose_name", ""), ((0, "é"), "purpose_name", "é"),
-     ((-1, "init"), "seed", -1), ((0, "init", 2**64), "seed", 2**64), ((0.5, "init"), "seed", 0.5)],
-)  # fmt: skip
+    [
+        ((0, "augment-a"), "purpose_name", "augment-a"),
+        ((0, ""), "purpose_name", ""),
+        ((0, "é"), "purpose_name", "é"),
+        ((-1, "init"), "seed", -1),
+        ((0, "init", 2**64), "seed", 2**64),
+        ((0.5, "init"), "seed", 0.5),
+    ],
+)
 def test_keys_that_would_be_equal_are_refused(words, option, given):
     """Eight bytes of a name and 64 bits of a number make a key."""
     with refuses("out-of-range", option, given=given):
@@ -130,8 +136,10 @@ def test_pairs(vector, tmp_path):
         assert batch.input_ids[b, : len(row)].tolist() == row
         assert batch.next_sentence_label[b] == is_random
     names = {"epoch": vector["epoch"], "length": length, "seed": vector["seed"]}
-    expected = [rows.pair_row(pair, documents, sample_id=number, **names)
-            for number, pair in enumerate(rows.segment(documents, **options))]  # fmt: skip
+    expected = [
+        rows.pair_row(pair, documents, sample_id=number, **names)
+        for number, pair in enumerate(rows.segment(documents, **options))
+    ]
     assert [list(pair) for pair in expected] == vector["pairs"]
 
 

@@ -58,8 +58,21 @@ def bytes_of(*parts, prefix=False, regex=False):
 
 def charsmap():
     """A Precompiled normalizer of a few rules, in the format of SentencePiece: a double-array trie, then the texts."""
-    rules = {"\t": " ", "\n": " ", "\r": " ", "\r\n": " ", "ﬁ": "fi", "\u00a0": " ", "e\u0301": "é", "Ａ": "A",
-             "½": "1⁄2", "\u200b": " ", "\u00ad": "", "ｶﾞ": "ガ", "ｶ": "カ"}  # fmt: skip
+    rules = {
+        "\t": " ",
+        "\n": " ",
+        "\r": " ",
+        "\r\n": " ",
+        "ﬁ": "fi",
+        "\u00a0": " ",
+        "e\u0301": "é",
+        "Ａ": "A",
+        "½": "1⁄2",
+        "\u200b": " ",
+        "\u00ad": "",
+        "ｶﾞ": "ガ",
+        "ｶ": "カ",
+    }
     texts, place = b"", {}
     for target in dict.fromkeys(rules.values()):
         place[target] = len(texts)
@@ -102,8 +115,9 @@ def byte_level(pre_tokenizer, normalizer=None, *, edit=None, special=("<|endofte
     if normalizer:
         tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=list(special), show_progress=False,
-                                  initial_alphabet=alphabet, **suffix)  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(special), show_progress=False, initial_alphabet=alphabet, **suffix
+    )
     tokenizer.train_from_iterator([TEXT], trainer)
     content = json.loads(tokenizer.to_str())
     for end in suffix.values():  # as in CLIP's vocabulary: every byte, also at the end of a word
@@ -157,8 +171,25 @@ def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallbac
 
 def unigram(normalizer, pre_tokenizer, *, fallback=False, added=()):
     letters = sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
-    words = ["▁", "▁the", "the", "▁of", "ri", "ver", "▁river", "ing", "--", "---", "aa", "aaa", "fi", "▁don", "한국",
-             "</s>", "한"]  # fmt: skip
+    words = [
+        "▁",
+        "▁the",
+        "the",
+        "▁of",
+        "ri",
+        "ver",
+        "▁river",
+        "ing",
+        "--",
+        "---",
+        "aa",
+        "aaa",
+        "fi",
+        "▁don",
+        "한국",
+        "</s>",
+        "한",
+    ]
     scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words + letters)}
     vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((token, -9.0) for token in BYTES * fallback), *scores.items()]
     tokenizer = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=fallback))
@@ -173,8 +204,25 @@ def unigram(normalizer, pre_tokenizer, *, fallback=False, added=()):
 
 
 def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
-    words = ["[UNK]", "[MASK]", "the", "##s", "of", "riv", "##er", "<", "-", "1", "##2", "水", "##水", "don", "'", "t",
-             "Ω"]  # fmt: skip
+    words = [
+        "[UNK]",
+        "[MASK]",
+        "the",
+        "##s",
+        "of",
+        "riv",
+        "##er",
+        "<",
+        "-",
+        "1",
+        "##2",
+        "水",
+        "##水",
+        "don",
+        "'",
+        "t",
+        "Ω",
+    ]
     letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
     tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
@@ -254,15 +302,17 @@ KINDS = {
     ),
     "DeBERTa": lambda: unigram(normalizers.Sequence([normalizers.Strip(), charsmap(), ONE_SPACE]), META),
     "ALBERT": lambda: unigram(
-        normalizers.Sequence([*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(),
-        ONE_SPACE]),
+        normalizers.Sequence(
+            [*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), ONE_SPACE]
+        ),
         pre_tokenizers.Sequence([SPLIT, META]),
     ),
     "NFKC": lambda: unigram(normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme="first")),
     "SpmConverter": lambda: unigram(normalizers.Sequence([charsmap(), STRIP_RIGHT, ONE_MARK]), META),
     "SpmConverter, first": lambda: unigram(
         normalizers.Sequence([charsmap(), STRIP_RIGHT, ONE_MARK]),
-        pre_tokenizers.Metaspace(prepend_scheme="first"), added=["|||IP|||", "<tag>"],
+        pre_tokenizers.Metaspace(prepend_scheme="first"),
+        added=["|||IP|||", "<tag>"],
     ),
     "SpmConverter, never": lambda: unigram(
         normalizers.Sequence([STRIP_RIGHT, ONE_MARK]), pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -272,21 +322,31 @@ KINDS = {
         pre_tokenizers.Metaspace(prepend_scheme="first"),
     ),
     "SigLIP": lambda: unigram(
-        normalizers.Sequence([
-            normalizers.Lowercase(), normalizers.Replace(Regex(r"[!'(),.\-]"), ""),
-            normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(), charsmap(),
-        ]),
+        normalizers.Sequence(
+            [
+                normalizers.Lowercase(),
+                normalizers.Replace(Regex(r"[!'(),.\-]"), ""),
+                normalizers.Replace(Regex(r"\s+"), " "),
+                normalizers.Strip(),
+                charsmap(),
+            ]
+        ),
         META,
     ),
     "Strip after NFKC": lambda: unigram(
         normalizers.Sequence([normalizers.NFKC(), normalizers.Strip(), normalizers.StripAccents()]),
-        pre_tokenizers.Metaspace(prepend_scheme="first"), added=["|||IP|||", "<tag>"],
+        pre_tokenizers.Metaspace(prepend_scheme="first"),
+        added=["|||IP|||", "<tag>"],
     ),
     "Falcon": lambda: byte_level(
-        pre_tokenizers.Sequence([
-            pre_tokenizers.Punctuation("contiguous"), bytes_of(regex=True), pre_tokenizers.Digits(False),
-            *isolated("[0-9][0-9][0-9]"),
-        ])
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Punctuation("contiguous"),
+                bytes_of(regex=True),
+                pre_tokenizers.Digits(False),
+                *isolated("[0-9][0-9][0-9]"),
+            ]
+        )
     ),
     "ChatGLM": lambda: sentencepiece_bpe(
         _sequence({"type": "Replace", "pattern": {"String": PREFIX}, "content": "▁"}, SPACES),
@@ -294,8 +354,16 @@ KINDS = {
     ),
     "runs of spaces": lambda: sentencepiece_bpe(RUNS_OF_SPACES, UNSPLIT),
     "long strings": lambda: unigram(
-        normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("rive", "ab"), normalizers.Replace("a ", "xy"),
-        normalizers.Lowercase(), normalizers.Replace(" t", " the")]), META,
+        normalizers.Sequence(
+            [
+                normalizers.NFKC(),
+                normalizers.Replace("rive", "ab"),
+                normalizers.Replace("a ", "xy"),
+                normalizers.Lowercase(),
+                normalizers.Replace(" t", " the"),
+            ]
+        ),
+        META,
     ),
     "Unigram of bytes": lambda: unigram(None, pre_tokenizers.Metaspace(prepend_scheme="never"), fallback=True),
     "WordPiece at spaces": lambda: wordpiece(normalizers.BertNormalizer(), SPLIT),
@@ -304,21 +372,119 @@ KINDS = {
     "WordLevel": lambda: wordpiece(normalizers.NFD(), pre_tokenizers.BertPreTokenizer(), model=models.WordLevel),
     "characters": lambda: characters(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
     "words added to BERT's": lambda: wordpiece(
-        normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer(),
+        normalizers.BertNormalizer(lowercase=False),
+        pre_tokenizers.BertPreTokenizer(),
         edit=with_added("01.52", "англ.", "иййо", "river bank", "1a", normalized=True),
     ),
-}  # fmt: skip
+}
 
 PIECES = [
-    "a", "b", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n ", "\t", "'", "'s", "'re", "'LL", "'S", "''", "``", "`", "!",
-    "1", "12345", "é", "水", "\u00a0", "\u2003", "\0", "²", "\u0301", "\U0001f600", "don't", "river" * 2, "x" * 63,
-    "x" * 65, "\u2028", "٣", "Ⅷ", "\x85", "the ", "ing", "e\u0301", "e\u0302\u0301", "\u1100", "\u1161", "\u11a8", "가",
-    "\u09c7", "\u09be", "\u0344", "\u212b", "\U00016d67", "\U0001d15e", "\U0001d160", "\u0345\u0334", "=\u0338",
-    "ﬁ\u0301", "ﬁ", "½", "ｶﾞ", "ｶ", "Ａ", "\u00ad", "\u200b", "\u200d", "\u2581", "\u2581\u2581", "\u0130", "ſ", "ﷺ",
-    "¨", "K", "ß", "</s>", "<unk>", "[MASK]", "<|endoftext|>", "<0x41>", "|||IP|||", "|||", "<tag>", " x ", "01.52",
-    "01\u200d.52", "river bank", "unmergeable", "qqq", "HeLLo", "(a).,b", "-" * 5, "\U000e0001", "\ufffd", "\uf8ff",
-    "한국", "--", PREFIX, PREFIX[:-3], "<--", "=-", "<", "-", "=", "\u0600a", "🏻", "иййо", "ий", "и\u0306",
-]  # fmt: skip
+    "a",
+    "b",
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    " \n ",
+    "\t",
+    "'",
+    "'s",
+    "'re",
+    "'LL",
+    "'S",
+    "''",
+    "``",
+    "`",
+    "!",
+    "1",
+    "12345",
+    "é",
+    "水",
+    "\u00a0",
+    "\u2003",
+    "\0",
+    "²",
+    "\u0301",
+    "\U0001f600",
+    "don't",
+    "river" * 2,
+    "x" * 63,
+    "x" * 65,
+    "\u2028",
+    "٣",
+    "Ⅷ",
+    "\x85",
+    "the ",
+    "ing",
+    "e\u0301",
+    "e\u0302\u0301",
+    "\u1100",
+    "\u1161",
+    "\u11a8",
+    "가",
+    "\u09c7",
+    "\u09be",
+    "\u0344",
+    "\u212b",
+    "\U00016d67",
+    "\U0001d15e",
+    "\U0001d160",
+    "\u0345\u0334",
+    "=\u0338",
+    "ﬁ\u0301",
+    "ﬁ",
+    "½",
+    "ｶﾞ",
+    "ｶ",
+    "Ａ",
+    "\u00ad",
+    "\u200b",
+    "\u200d",
+    "\u2581",
+    "\u2581\u2581",
+    "\u0130",
+    "ſ",
+    "ﷺ",
+    "¨",
+    "K",
+    "ß",
+    "</s>",
+    "<unk>",
+    "[MASK]",
+    "<|endoftext|>",
+    "<0x41>",
+    "|||IP|||",
+    "|||",
+    "<tag>",
+    " x ",
+    "01.52",
+    "01\u200d.52",
+    "river bank",
+    "unmergeable",
+    "qqq",
+    "HeLLo",
+    "(a).,b",
+    "-" * 5,
+    "\U000e0001",
+    "\ufffd",
+    "\uf8ff",
+    "한국",
+    "--",
+    PREFIX,
+    PREFIX[:-3],
+    "<--",
+    "=-",
+    "<",
+    "-",
+    "=",
+    "\u0600a",
+    "🏻",
+    "иййо",
+    "ий",
+    "и\u0306",
+]
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 
 
@@ -547,9 +713,12 @@ def test_large_vocabularies(vocab_size):
 
 @pytest.mark.parametrize(
     ("largest", "refusal"),
-    [((1 << 20) - 2, None), ((1 << 20) - 1, "its vocabulary has the id 1,048,575"),
-     (1 << 20, "its vocabulary has ids of 1,048,576 or more")],
-)  # fmt: skip
+    [
+        ((1 << 20) - 2, None),
+        ((1 << 20) - 1, "its vocabulary has the id 1,048,575"),
+        (1 << 20, "its vocabulary has ids of 1,048,576 or more"),
+    ],
+)
 def test_ids_too_large_are_left_to_the_library(largest, refusal):
     content = byte_level(bytes_of(regex=True))
     content["model"]["vocab"]["q"] = largest
@@ -571,40 +740,72 @@ def _edited(name, **parts):
         (lambda: _edited("GPT-2", model={"dropout": 0.1}), "its merges are random (dropout)"),
         (lambda: _edited("GPT-2", pre_tokenizer={"use_regex": False}), "nothing cuts text into words"),
         (lambda: _edited("T5", pre_tokenizer=None), "nothing cuts text into words"),
-        (lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
-         "its normalizer replaces the regular expression 'a+'"),
-        (lambda: _edited("GPT-2", normalizer=SPACES),
-         "its vocabulary does not have the character that stands for a space"),
-        (lambda: sentencepiece_bpe(_sequence(SPACES, {"type": "NFKC"}), AT_SPACES),
-         "its pre-tokenizer splits with the behavior MergedWithPrevious"),
-        (lambda: sentencepiece_bpe({"type": "Prepend", "prepend": "ab"}, None),
-         "it puts more than one character before a text"),
+        (
+            lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
+            "its normalizer replaces the regular expression 'a+'",
+        ),
+        (
+            lambda: _edited("GPT-2", normalizer=SPACES),
+            "its vocabulary does not have the character that stands for a space",
+        ),
+        (
+            lambda: sentencepiece_bpe(_sequence(SPACES, {"type": "NFKC"}), AT_SPACES),
+            "its pre-tokenizer splits with the behavior MergedWithPrevious",
+        ),
+        (
+            lambda: sentencepiece_bpe({"type": "Prepend", "prepend": "ab"}, None),
+            "it puts more than one character before a text",
+        ),
         (lambda: sentencepiece_bpe(LLAMA, UNSPLIT), "two of its parts put a character before a text"),
-        (lambda: unigram(normalizers.Replace(Regex(" {2,}"), "▁"), SPLIT),
-         "its normalizer puts another character in place of several spaces"),
-        (lambda: _edited("Llama 2", model={"end_of_word_suffix": "</w>", "byte_fallback": False}),
-         "nothing cuts text into words"),
-        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("a bé1", normalized=True)),
-         "its normalizer may make the added token 'a bé1' of other text"),
-        (lambda: byte_level(bytes_of(regex=True), QUOTES[0], edit=with_added("a`", normalized=True)),
-         "its normalizer may make the added token 'a`' of other text"),
-        (lambda: unigram(normalizers.Replace(Regex(r"\s+"), "▁"), META),
-         r"its normalizer replaces the regular expression '\\s+'"),
-        (lambda: unigram(normalizers.Replace(Regex(" {2,}"), " "), pre_tokenizers.Sequence(
-            [pre_tokenizers.Punctuation(), SPLIT])), "its normalizer joins spaces that its rules tell apart"),
-        (lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
-         "its regular expression has a lazy or possessive repetition"),
+        (
+            lambda: unigram(normalizers.Replace(Regex(" {2,}"), "▁"), SPLIT),
+            "its normalizer puts another character in place of several spaces",
+        ),
+        (
+            lambda: _edited("Llama 2", model={"end_of_word_suffix": "</w>", "byte_fallback": False}),
+            "nothing cuts text into words",
+        ),
+        (
+            lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("a bé1", normalized=True)),
+            "its normalizer may make the added token 'a bé1' of other text",
+        ),
+        (
+            lambda: byte_level(bytes_of(regex=True), QUOTES[0], edit=with_added("a`", normalized=True)),
+            "its normalizer may make the added token 'a`' of other text",
+        ),
+        (
+            lambda: unigram(normalizers.Replace(Regex(r"\s+"), "▁"), META),
+            r"its normalizer replaces the regular expression '\\s+'",
+        ),
+        (
+            lambda: unigram(
+                normalizers.Replace(Regex(" {2,}"), " "), pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), SPLIT])
+            ),
+            "its normalizer joins spaces that its rules tell apart",
+        ),
+        (
+            lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
+            "its regular expression has a lazy or possessive repetition",
+        ),
         (lambda: byte_level(bytes_of(*isolated(r"^a|[^a]+|a"))), "its regular expression contains '^a|'"),
-        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("e\u0301", normalized=True)),
-         "its normalizer changes the added token 'e\u0301'"),
-        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("the", normalized=True)),
-         "its normalizer may change the end of the added token 'the'"),
-        *((lambda pattern=pattern: byte_level(bytes_of(*isolated(pattern))),
-           "its rules have too many alternatives, or too many parentheses inside others")
-          for pattern in ("|".join(f"a{number}b" for number in range(1500)), f"{'(' * 400}a{')' * 400}|.")),
+        (
+            lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("e\u0301", normalized=True)),
+            "its normalizer changes the added token 'e\u0301'",
+        ),
+        (
+            lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("the", normalized=True)),
+            "its normalizer may change the end of the added token 'the'",
+        ),
+        *(
+            (
+                lambda pattern=pattern: byte_level(bytes_of(*isolated(pattern))),
+                "its rules have too many alternatives, or too many parentheses inside others",
+            )
+            for pattern in ("|".join(f"a{number}b" for number in range(1500)), f"{'(' * 400}a{')' * 400}|.")
+        ),
         (lambda: byte_level(bytes_of(*isolated(""))), "its regular expression matches the empty text"),
     ],
-)  # fmt: skip
+)
 def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reason):
     tokenizer = Ours(json.dumps(content()))
     tokenizer.prepare()
@@ -664,8 +865,9 @@ ATOMS = st.sampled_from(
 QUANTIFIED = st.tuples(ATOMS, st.sampled_from(["", "", "", "?", "*", "+", "{2}", "{1,3}", "{0,2}"])).map("".join)
 PATTERNS = st.lists(
     st.tuples(st.lists(QUANTIFIED, min_size=1, max_size=3).map("".join), st.sampled_from(["", "", "(?!\\S)", "(?=b)"])),
-    min_size=1, max_size=4,
-).map(lambda parts: "|".join(map("".join, parts)))  # fmt: skip
+    min_size=1,
+    max_size=4,
+).map(lambda parts: "|".join(map("".join, parts)))
 
 
 @settings(max_examples=2 * settings().max_examples)

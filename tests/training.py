@@ -34,8 +34,17 @@ torch.set_num_threads(1)  # the same bits again need the same number of threads
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
-SMALL = {"model": "modernbert-tiny", "optimizer": "adamw", "length": 32, "global_batch_size": 6, "lr": 3e-3,
-         "log_every": 1, "eval_every": 3, "save_every": 1, "keep": 100}  # fmt: skip
+SMALL = {
+    "model": "modernbert-tiny",
+    "optimizer": "adamw",
+    "length": 32,
+    "global_batch_size": 6,
+    "lr": 3e-3,
+    "log_every": 1,
+    "eval_every": 3,
+    "save_every": 1,
+    "keep": 100,
+}
 TINY = str(Path(__file__).with_name("tiny.json"))  # a BERT without dropout, of two layers and 32 dimensions
 QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run: one checkpoint, no evaluation but one
 

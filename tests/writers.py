@@ -22,9 +22,13 @@ MDS = {  # name of a dataset → encoding of input_ids, compression, hashes
     "gzip": ("ndarray:uint16", "gz", []),
 }
 LITDATA = (  # names of datasets: what an item is, and how it is stored
-    "torch uint16 tokens", "torch int64 tokens", "torch int32 items", "numpy uint16 items", "numpy uint32 tokens",
+    "torch uint16 tokens",
+    "torch int64 tokens",
+    "torch int32 items",
+    "numpy uint16 items",
+    "numpy uint32 tokens",
     "columns int64 items",
-)  # fmt: skip
+)
 SHARD_BYTES = 1000
 LENGTH = 6  # of the samples of equal length
 
@@ -40,9 +44,12 @@ def streaming(out, documents):
     def write(directory, documents, encoding, compression, hashes, **columns):
         dtype = np.dtype(encoding.split(":")[1] if ":" in encoding else "int64")
         with MDSWriter(
-            out=str(directory), columns={"input_ids": encoding, **columns}, compression=compression, hashes=hashes,
+            out=str(directory),
+            columns={"input_ids": encoding, **columns},
+            compression=compression,
+            hashes=hashes,
             size_limit=SHARD_BYTES,
-        ) as writer:  # fmt: skip
+        ) as writer:
             for number, ids in enumerate(documents):
                 array = np.array(ids, dtype)
                 sample = {"input_ids": array.tobytes() if encoding == "bytes" else array}
@@ -82,10 +89,14 @@ def litdata(out, documents):
     for name in LITDATA:
         kind, _, loader = name.rpartition(" ")
         optimize(
-            fn=Items(documents, kind), inputs=list(range(len(documents))), output_dir=str(out / name),
-            chunk_bytes=SHARD_BYTES, num_workers=1, verbose=False,
+            fn=Items(documents, kind),
+            inputs=list(range(len(documents))),
+            output_dir=str(out / name),
+            chunk_bytes=SHARD_BYTES,
+            num_workers=1,
+            verbose=False,
             item_loader=TokensLoader() if loader == "tokens" else None,
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

@@ -25,17 +25,82 @@ from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.tokenize.words import GPT2_RULE
 
 WORDS = [
-    "the", "of", "and", "to", "in", "he", "was", "it", "with", "for", "had", "she", "you", "not", "don't", "we'll",
-    "HELLO", "Café", "naïve", "ſ's", "ﬁn", "e\u0301", "n\u0303", "水火", "한국", "\u1100\u1161\u11a8", "ab\u3099",
-    "``it''", "(x)", "--", "Ωμέγα", "½", "1234", "٣٤", "²", "🙂", "👩\u200d👧", "\u200b", "\u00ad", "\ufeff", "İ", "ß",
-    "\u1e9b\u0323", "K", "\u0f71\u0f72", "x" * 70, "<tag>", "|||", "[MASK]", "</s>", "▁", "Ġ", "\u2028",
-    "a\u0315\u0300", "\u0344", "\u0959", "ｶﾞ", "，", "…", "\u180e", "q",
-]  # fmt: skip
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "he",
+    "was",
+    "it",
+    "with",
+    "for",
+    "had",
+    "she",
+    "you",
+    "not",
+    "don't",
+    "we'll",
+    "HELLO",
+    "Café",
+    "naïve",
+    "ſ's",
+    "ﬁn",
+    "e\u0301",
+    "n\u0303",
+    "水火",
+    "한국",
+    "\u1100\u1161\u11a8",
+    "ab\u3099",
+    "``it''",
+    "(x)",
+    "--",
+    "Ωμέγα",
+    "½",
+    "1234",
+    "٣٤",
+    "²",
+    "🙂",
+    "👩\u200d👧",
+    "\u200b",
+    "\u00ad",
+    "\ufeff",
+    "İ",
+    "ß",
+    "\u1e9b\u0323",
+    "K",
+    "\u0f71\u0f72",
+    "x" * 70,
+    "<tag>",
+    "|||",
+    "[MASK]",
+    "</s>",
+    "▁",
+    "Ġ",
+    "\u2028",
+    "a\u0315\u0300",
+    "\u0344",
+    "\u0959",
+    "ｶﾞ",
+    "，",
+    "…",
+    "\u180e",
+    "q",
+]
 SPACES = [" ", " ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", ""]
 SPLITS = [
-    r"\s+", r"\d{1,3}", r"\p{L}+|\p{N}+", r"[^\s\p{L}\p{N}]+", r" ?\p{L}+| ?\p{N}+|\s+", r"\s+(?!\S)|\s+", "[0-9]",
-    "'", r"\w+", GPT2_RULE, LLAMA3_RULE,
-]  # fmt: skip
+    r"\s+",
+    r"\d{1,3}",
+    r"\p{L}+|\p{N}+",
+    r"[^\s\p{L}\p{N}]+",
+    r" ?\p{L}+| ?\p{N}+|\s+",
+    r"\s+(?!\S)|\s+",
+    "[0-9]",
+    "'",
+    r"\w+",
+    GPT2_RULE,
+    LLAMA3_RULE,
+]
 BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
 
 
@@ -48,14 +113,19 @@ def _normalizer(draw: random.Random) -> Any:
     texts = [("a", "b"), (" ", "▁"), ("``", '"'), ("é", "e"), ("q", "")]
     patterns = [" {2,}", r"\s+", "[0-9]", r"\p{P}"]
     kinds = {
-        "NFC": normalizers.NFC, "NFD": normalizers.NFD, "NFKC": normalizers.NFKC, "NFKD": normalizers.NFKD,
-        "lower": normalizers.Lowercase, "accents": normalizers.StripAccents, "nmt": normalizers.Nmt,
+        "NFC": normalizers.NFC,
+        "NFD": normalizers.NFD,
+        "NFKC": normalizers.NFKC,
+        "NFKD": normalizers.NFKD,
+        "lower": normalizers.Lowercase,
+        "accents": normalizers.StripAccents,
+        "nmt": normalizers.Nmt,
         "strip": lambda: normalizers.Strip(draw.random() < 0.7, draw.random() < 0.7),
         "bert": lambda: normalizers.BertNormalizer(*(draw.random() < 0.5 for _ in range(4))),
         "replace": lambda: normalizers.Replace(*draw.choice(texts)),
         "regex": lambda: normalizers.Replace(Regex(draw.choice(patterns)), draw.choice(" ▁0")),
         "prepend": lambda: normalizers.Prepend("▁"),
-    }  # fmt: skip
+    }
     parts = [kinds[draw.choice([*kinds])]() for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 2, 3]))]
     return normalizers.Sequence(parts) if parts else None
 
@@ -69,11 +139,14 @@ def _pre_tokenizer(draw: random.Random) -> Any:
         return pre_tokenizers.Split(Regex(pattern), draw.choice(BEHAVIORS), draw.random() < 0.3)
 
     kinds = {
-        "bert": pre_tokenizers.BertPreTokenizer, "words": pre_tokenizers.Whitespace, "metaspace": metaspace,
-        "spaces": pre_tokenizers.WhitespaceSplit, "split": split,
+        "bert": pre_tokenizers.BertPreTokenizer,
+        "words": pre_tokenizers.Whitespace,
+        "metaspace": metaspace,
+        "spaces": pre_tokenizers.WhitespaceSplit,
+        "split": split,
         "punctuation": lambda: pre_tokenizers.Punctuation(draw.choice(BEHAVIORS)),
         "digits": lambda: pre_tokenizers.Digits(draw.random() < 0.5),
-    }  # fmt: skip
+    }
     parts = [kinds[draw.choice([*kinds])]() for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3]))]
     if draw.random() < 0.4:
         parts.append(pre_tokenizers.ByteLevel(draw.random() < 0.3, use_regex=draw.random() < 0.5))
@@ -92,7 +165,7 @@ def _trained(draw: random.Random, tokenizer: tokenizers.Tokenizer, texts: list[s
     elif kind == "unigram":
         trainer = trainers.UnigramTrainer(
             **options, unk_token="<unk>", special_tokens=["<unk>", "</s>"], initial_alphabet=letters
-        )  # fmt: skip
+        )
     else:
         trainer = trainers.WordLevelTrainer(**options, special_tokens=["<unk>", "</s>"])
     tokenizer.train_from_iterator(texts, trainer)
@@ -122,11 +195,14 @@ def made(draw: random.Random) -> str | None:
         return None
     added = [
         AddedToken(
-            draw.choice(["<tag>", "|||", "[MASK]", "  ", "x x", "Café", "ab", "the"]), single_word=draw.random() < 0.1,
-            lstrip=draw.random() < 0.1, rstrip=draw.random() < 0.1, normalized=draw.random() < 0.4,
+            draw.choice(["<tag>", "|||", "[MASK]", "  ", "x x", "Café", "ab", "the"]),
+            single_word=draw.random() < 0.1,
+            lstrip=draw.random() < 0.1,
+            rstrip=draw.random() < 0.1,
+            normalized=draw.random() < 0.4,
         )
         for _ in range(draw.choice([0, 0, 0, 1, 2]))
-    ]  # fmt: skip
+    ]
     tokenizer.add_tokens(added)
     tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=draw.random() < 0.3)] if draw.random() < 0.5 else [])
     content = json.loads(tokenizer.to_str())

@@ -55,9 +55,13 @@ POLL_S = 0.002
 FORKS = multiprocessing.get_context("fork")
 
 SIZES = {
-    "vocab_size": 100, "max_position_embeddings": 80, "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 48,
-}  # fmt: skip
+    "vocab_size": 100,
+    "max_position_embeddings": 80,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DIMS = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 80, "vocab_size": 100}
 MODELS: dict[str, Options] = {
@@ -68,14 +72,28 @@ MODELS: dict[str, Options] = {
     "distilbert": {"model_type": "distilbert", "tie_word_embeddings": False} | DIMS,
     "albert": {"model_type": "albert", "embedding_size": 16} | NO_DROPOUT,
     "electra": {"model_type": "electra", "embedding_size": 16},
-    "deberta": {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
-                "position_buckets": 8, "type_vocab_size": 0},
-}  # fmt: skip
+    "deberta": {
+        "model_type": "deberta-v2",
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "type_vocab_size": 0,
+    },
+}
 
 BASE: Options = {
-    "data": ["english"], "model": "plain.json", "optimizer": "adamw", "precision": "fp32", "length": 32,
-    "global_batch_size": 6, "lr": 3e-3, "log_every": 1, "eval_every": 0, "save_every": 1, "keep": 9,
-}  # fmt: skip
+    "data": ["english"],
+    "model": "plain.json",
+    "optimizer": "adamw",
+    "precision": "fp32",
+    "length": 32,
+    "global_batch_size": 6,
+    "lr": 3e-3,
+    "log_every": 1,
+    "eval_every": 0,
+    "save_every": 1,
+    "keep": 9,
+}
 """What a run has unless something else is drawn."""
 
 
@@ -89,8 +107,14 @@ _SIZES = "layers=1:2,width=16:32:16,heads=1:2,feed_forward=24:48:24"
 DIMENSIONS: list[list[Options]] = [
     [{"model": f"{name}.json"} for name in [*MODELS, "plain", "dropout", "modernbert", "modern-dropout"]],
     [{}] * 6 + [{"init": "teacher"}, {"init": "teacher", "lora": "r=4,alpha=8"}],
-    [{}, {}, {"data": ["part"]}, {"data": ["small"]}, {"data": ["english", "part"], "weights": "0.7,0.3"},
-     {"data": ["small", "english"], "weights": "0.6,0.4"}],
+    [
+        {},
+        {},
+        {"data": ["part"]},
+        {"data": ["small"]},
+        {"data": ["english", "part"], "weights": "0.7,0.3"},
+        {"data": ["small", "english"], "weights": "0.6,0.4"},
+    ],
     [{}] * 5 + [{"data_seed": 5}],
     [{}] * 3 + [{"objective": "mlm+nsp", "model": "dropout.json"}],
     [{}] * 2 + [{"isolate_documents": True}],
@@ -99,16 +123,23 @@ DIMENSIONS: list[list[Options]] = [
     [{"global_batch_size": size} for size in (3, 5, 6, 8)],
     _half({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_size": 3}),
     [{}, {}, {"precision": "bf16"}, {"precision": "fp16"}],
-    [{}, {"beta1": 0.8, "weight_decay": 0.3}, {"optimizer": "muon", "muon_rate": 2.0},
-     {"optimizer": "muon", "muon_momentum": 0.9}, {"optimizer": "stableadamw"}, {"optimizer": "lamb"}],
+    [
+        {},
+        {"beta1": 0.8, "weight_decay": 0.3},
+        {"optimizer": "muon", "muon_rate": 2.0},
+        {"optimizer": "muon", "muon_momentum": 0.9},
+        {"optimizer": "stableadamw"},
+        {"optimizer": "lamb"},
+    ],
     [{}, {"schedule": "cosine", "warmup": 0.0}, {"schedule": "wsd", "decay_share": 0.5, "warmup_steps": 2}],
     [{}] * 3 + [{"clip_norm": 0.1}],
-    [{}] * 4 + [{"lr_scale": ["embeddings=0.1"]}, {"lr_scale": ["orm=0", "embeddings=0.5"]},
-                {"lr_scale": ["embeddings=0"]}],
+    [{}] * 4
+    + [{"lr_scale": ["embeddings=0.1"]}, {"lr_scale": ["orm=0", "embeddings=0.5"]}, {"lr_scale": ["embeddings=0"]}],
     _half({"average": 0.3}, {"average": 0.6}, {"average": 0.8}),
     [{}] * 4 + [{"elastic": "layers=1:2"}, {"elastic": _SIZES, "sub_networks": 3}],
     [{}] * 4 + [{"side_channel": "names.tsv"}],
-    [{}] * 8 + [
+    [{}] * 8
+    + [
         {"teacher": "teacher", "distil": "logits", "temperature": 2.0, "alpha": 0.7},
         {"teacher": "teacher", "distil": "relations"},
         {"teacher": "teacher", "distil": "hidden", "alpha": 0.3},
@@ -121,17 +152,24 @@ DIMENSIONS: list[list[Options]] = [
     [{"keep": number} for number in (1, 2, 9)],
     [{"log_every": number} for number in (1, 1, 2, 3)],
     [{"eval_every": number} for number in (0, 0, 1, 2, 3)],
-]  # fmt: skip
+]
 """Each is drawn from independently of the others, but what does not go with something drawn before is left out."""
 
 CACHES = {"answers": ["--max-samples", "200"], "answers-again": ["--data", "small", "--variants", "1"]}
 
 EXCLUDES = [
-    ("elastic", "gradient_checkpointing"), ("elastic", "lora"), ("lora", "side_channel"),
-    ("objective", "isolate_documents"), ("teacher_cache", "objective"), ("teacher_cache", "isolate_documents"),
-    ("teacher_cache", "phase"), ("teacher_cache", "weights"), ("init", "model"), ("lora", "lr_scale"),
+    ("elastic", "gradient_checkpointing"),
+    ("elastic", "lora"),
+    ("lora", "side_channel"),
+    ("objective", "isolate_documents"),
+    ("teacher_cache", "objective"),
+    ("teacher_cache", "isolate_documents"),
+    ("teacher_cache", "phase"),
+    ("teacher_cache", "weights"),
+    ("init", "model"),
+    ("lora", "lr_scale"),
     ("warmup_steps", "phase"),
-]  # fmt: skip
+]
 """Pairs of options that are not drawn together. What bertrain refuses besides is drawn, and counted."""
 
 
@@ -162,9 +200,15 @@ _OF_PHASES: list[list[Options]] = [
     [{}, {}, {"lr": 1e-3}, {"schedule": "constant", "lr": 2e-3}, {"schedule": "1-sqrt", "lr_end": 0.1, "warmup": 0.3}],
     [{}, {}, {"weight_decay": 0.3}],
     [{}, {}, {}, {"trains": "layer|attention"}],
-    [{}, {}, {}, {"data": ["part"]}, {"data": ["small", "english"], "weights": [0.6, 0.4]},
-     {"data": ["english", "part", "small"], "mix_temperature": 0.5}],
-]  # fmt: skip
+    [
+        {},
+        {},
+        {},
+        {"data": ["part"]},
+        {"data": ["small", "english"], "weights": [0.6, 0.4]},
+        {"data": ["english", "part", "small"], "mix_temperature": 0.5},
+    ],
+]
 
 
 class Stop(NamedTuple):
@@ -276,8 +320,13 @@ def _rank(target: Callable[[], None], folder: Path, said: Path, environment: dic
 
 def start(target: Callable[[], None], ranks: int, folder: Path, said: Path) -> list[BaseProcess]:
     """Forks ranks as torchrun describes them; they end with this process."""
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-              "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_RUN_ID": "campaign"}  # fmt: skip
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHELASTIC_RUN_ID": "campaign",
+    }
     processes: list[BaseProcess] = []
     for rank in range(ranks):
         environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -611,8 +660,13 @@ def prepare(inputs: Path) -> None:
 @click.option("--only", type=int, help="Make this run alone, and keep its directories.")
 def main(count: int, seed: int, out: Path, minutes: float | None, ranks: str, steps: int, only: int | None) -> None:
     """Training runs of options drawn at random, killed twice and resumed, compared with undisturbed ones to the bit."""
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                   "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     out = out.resolve()
     os.environ["BERTDATA_CACHE"] = str(out / "cache")
     out.mkdir(parents=True, exist_ok=True)

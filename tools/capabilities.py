@@ -38,12 +38,21 @@ import bertdata
 TABLE = ROOT / "docs" / "howto" / "migrate.md"
 POLL_S = 0.01
 IMPORTED = [
-    "bertdata.cli", "bertrain.pretrain", "bertrain.commands.doctor", "bertrain.commands.evaluate",
-    "bertrain.commands.plot", "bertrain.lab.augment", "bertrain.lab.distillation.method",
-    "bertrain.lab.distillation.teacher", "bertrain.lab.elastic.extract", "bertrain.lab.elastic.search",
-    "bertrain.lab.suite", "peft", "transformers.models.bert.modeling_bert",
+    "bertdata.cli",
+    "bertrain.pretrain",
+    "bertrain.commands.doctor",
+    "bertrain.commands.evaluate",
+    "bertrain.commands.plot",
+    "bertrain.lab.augment",
+    "bertrain.lab.distillation.method",
+    "bertrain.lab.distillation.teacher",
+    "bertrain.lab.elastic.extract",
+    "bertrain.lab.elastic.search",
+    "bertrain.lab.suite",
+    "peft",
+    "transformers.models.bert.modeling_bert",
     "transformers.models.distilbert.modeling_distilbert",
-]  # fmt: skip
+]
 NOT_RUN = {
     7: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none",
     38: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none, and "
@@ -188,9 +197,14 @@ def main(only: str, jobs: int) -> None:
     if not lines.keys() >= set(numbers):
         raise click.UsageError(f"--only is {only}; give numbers of {TABLE.name}, from 1 to {max(lines)}, such as 7,12")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                   "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
-                   "PYTHONPATH": os.pathsep.join(paths)}  # fmt: skip
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     with tempfile.TemporaryDirectory(prefix="capabilities-") as name:
         os.environ["BERTDATA_CACHE"] = f"{name}/cache"
         prepare(Path(name))

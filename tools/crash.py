@@ -62,10 +62,15 @@ def start_with_library() -> None:
         command = ["cc", "-shared", "-fPIC", "-O1", "-o", library, str(SOURCE), "-ldl", "-pthread"]
         subprocess.run(command, check=True)
         environment = os.environ | {
-            "LD_PRELOAD": library, LIBRARY: library, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "LD_PRELOAD": library,
+            LIBRARY: library,
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONPATH": os.pathsep.join([str(SOURCE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }  # fmt: skip
+        }
         sys.exit(subprocess.call([sys.executable, *sys.argv], env=environment))
 
 
@@ -292,8 +297,25 @@ class Trial:
         return kind
 
 
-PACKAGES = {"bertdata", "bertrain", "torch", "transformers", "numba", "tokenizers", "safetensors", "click",
-            "tqdm", "numpy", "concurrent", "obstore", "peft", "scipy", "sklearn", "csv", "asyncio"}  # fmt: skip
+PACKAGES = {
+    "bertdata",
+    "bertrain",
+    "torch",
+    "transformers",
+    "numba",
+    "tokenizers",
+    "safetensors",
+    "click",
+    "tqdm",
+    "numpy",
+    "concurrent",
+    "obstore",
+    "peft",
+    "scipy",
+    "sklearn",
+    "csv",
+    "asyncio",
+}
 
 
 def fault_of(code: int, said: str) -> str:
@@ -362,8 +384,13 @@ def states(trial: Trial, most: int, most_replays: int) -> dict[str, Any]:
     _require_progress(trial, progress, known)
     replayed = set(chosen)
     covered = sum(digest in replayed for digests in progress for digest in digests)
-    return {"changes": len(disk.changes), "states": number, "covered": covered, "replays": len(chosen),
-            "trees": len(waiting)}  # fmt: skip
+    return {
+        "changes": len(disk.changes),
+        "states": number,
+        "covered": covered,
+        "replays": len(chosen),
+        "trees": len(waiting),
+    }
 
 
 def _require_progress(trial: Trial, progress: list[set[str]], known: dict[str, tuple[str, int]]) -> None:
@@ -463,8 +490,13 @@ def object_store(names: list[str]) -> Iterator[None]:
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
-                   "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "no_proxy": "127.0.0.1"}  # fmt: skip
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "no_proxy": "127.0.0.1",
+    }
     try:
         for _ in range(600):
             with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(os.environ["AWS_ENDPOINT_URL"]):

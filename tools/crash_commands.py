@@ -90,8 +90,11 @@ def of_dataset(name: str, staging: str = ".build") -> Finished:
         units = sorted((directory / staging).glob("unit-*.json"))
         for path in units:
             record = UnitRecord.read(path)
-            named = {f"{shard.name}.{array}.npy": entry["sha256"] for shard in record.shards.values()
-                     for array, entry in shard.arrays.items()}  # fmt: skip
+            named = {
+                f"{shard.name}.{array}.npy": entry["sha256"]
+                for shard in record.shards.values()
+                for array, entry in shard.arrays.items()
+            }
             _require_arrays(named, [directory / staging, directory], path.name)
         return len(units)
 

@@ -129,9 +129,14 @@ def fuzz(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
 
     def anything(data: Any) -> Any:
         kinds: list[Callable[[], Any]] = [
-            lambda: data.ConsumeInt(9), lambda: data.ConsumeUnicode(12), lambda: data.ConsumeFloat(), lambda: None,
-            lambda: [data.ConsumeInt(3)], lambda: {data.ConsumeUnicode(4): data.ConsumeInt(3)}, data.ConsumeBool,
-        ]  # fmt: skip
+            lambda: data.ConsumeInt(9),
+            lambda: data.ConsumeUnicode(12),
+            lambda: data.ConsumeFloat(),
+            lambda: None,
+            lambda: [data.ConsumeInt(3)],
+            lambda: {data.ConsumeUnicode(4): data.ConsumeInt(3)},
+            data.ConsumeBool,
+        ]
         return kinds[data.ConsumeIntInRange(0, len(kinds) - 1)]()
 
     def record(data: Any, name: str) -> None:

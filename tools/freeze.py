@@ -187,9 +187,25 @@ ON_TWO_RANKS = {
 }
 KEPT_SCENARIOS = [*BUILDS, *MORE_BUILDS, *FIRST_RUNS, *RUNS]  # of frozen.json
 RESUMED = [
-    "average", "batch", "bf16", "cached", "elastic", "fp16", "grow", "grow-fresh", "hidden", "lengths-packed", "lora",
-    "mix", "muon", "relations", "side-channel-muon", "ranks-bert", "ranks-muon", "ranks-grow",
-]  # fmt: skip
+    "average",
+    "batch",
+    "bf16",
+    "cached",
+    "elastic",
+    "fp16",
+    "grow",
+    "grow-fresh",
+    "hidden",
+    "lengths-packed",
+    "lora",
+    "mix",
+    "muon",
+    "relations",
+    "side-channel-muon",
+    "ranks-bert",
+    "ranks-muon",
+    "ranks-grow",
+]
 PACKAGES = re.compile(r"(bertdata|bertrain)(\.|$)")  # modules of the commit
 RESUMES = ", resumed"  # the end of the names of runs that are killed and go on
 LAST = {
@@ -215,9 +231,26 @@ SHOWN = re.compile(r"lr|tokens|grad_norm|agreement|.*loss|.*accuracy|.*targets|f
 KEPT = re.compile(r"grad_norm|(validation_|nsp_|distil_)?loss")  # figures of frozen.json
 
 WORDS = [
-    "the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt",
-    "Häuser", "naïve", "rivers", "12", "x-ray", "水",
-]  # fmt: skip
+    "the",
+    "of",
+    "and",
+    "stone",
+    "river",
+    "light",
+    "under",
+    "morning",
+    "bread",
+    "letter",
+    "wind",
+    "house",
+    "salt",
+    "Häuser",
+    "naïve",
+    "rivers",
+    "12",
+    "x-ray",
+    "水",
+]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -325,8 +358,13 @@ def write_inputs(folder: Path) -> None:
         texts = [draw.choices(WORDS, k=draw.randint(3, 14)) for _ in range(number)]
         write(name, "".join(f"{' '.join(words)}\t{'river' in words}\n" for words in texts))
     pairs = [draw.choices(WORDS[:13], k=6) for _ in range(20)]
-    write("pairs.jsonl", "".join(json.dumps({"sentence_good": " ".join(pair), "sentence_bad": " ".join(sorted(pair))})
-                                 + "\n" for pair in pairs))  # fmt: skip
+    write(
+        "pairs.jsonl",
+        "".join(
+            json.dumps({"sentence_good": " ".join(pair), "sentence_bad": " ".join(sorted(pair))}) + "\n"
+            for pair in pairs
+        ),
+    )
 
 
 def scenarios(only: str = "", *, ray: bool = False) -> list[dict[str, str]]:
@@ -484,10 +522,17 @@ def _in_child(line: str, root: Path, folder: Path, out: Path, environment: dict[
 def collect(root: Path, folder: Path, *, only: str, ray: bool, jobs: int) -> dict[str, Result]:
     """The results of all scenarios of the commit in `root`, whose packages python must import from there."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([
-        "bertdata.cli", "bertrain.pretrain", "bertrain.commands.evaluate", "bertrain.lab.finetune", "peft",
-        "transformers.models.bert.modeling_bert", "transformers.models.modernbert.modeling_modernbert",
-    ])  # fmt: skip
+    server.set_forkserver_preload(
+        [
+            "bertdata.cli",
+            "bertrain.pretrain",
+            "bertrain.commands.evaluate",
+            "bertrain.lab.finetune",
+            "peft",
+            "transformers.models.bert.modeling_bert",
+            "transformers.models.modernbert.modeling_modernbert",
+        ]
+    )
 
     def run(name: str, line: str) -> Result:
         ranks = 2 if "torchrun" in line else 1
@@ -529,9 +574,16 @@ def results_of(root: Path, folder: Path, *options: str, **environment: str) -> d
     folder: made for this call. It should have the same name for all that is compared, because a dataset says where its
     text is.
     """
-    fixed = {"PYTHONPATH": str(root), "BERTDATA_CACHE": f"{folder}/cache", "NUMBA_CACHE_DIR": f"{folder}/numba",
-             "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-             "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+    fixed = {
+        "PYTHONPATH": str(root),
+        "BERTDATA_CACHE": f"{folder}/cache",
+        "NUMBA_CACHE_DIR": f"{folder}/numba",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     folder.mkdir()
     try:
         command = [sys.executable, __file__, "--collect", str(root), str(folder), *options]

@@ -107,10 +107,15 @@ def of_texts(scratch: Path) -> Iterator[tuple[str, Target]]:
     parquet.write_table(rows, table, row_group_size=2, compression="zstd")
     plain = "\n\n".join(TEXTS).encode()
     for name, content in {
-        "text.txt": plain, "lines.jsonl": lines,
-        "packed.jsonl.gz": gzip.compress(lines), "table.csv": csv, "table.tsv": csv.replace(b",", b"\t"),
-        "proteins.fasta": fasta, "table.arrow": arrow.getvalue(), "table.parquet": table.getvalue(),
-    }.items():  # fmt: skip
+        "text.txt": plain,
+        "lines.jsonl": lines,
+        "packed.jsonl.gz": gzip.compress(lines),
+        "table.csv": csv,
+        "table.tsv": csv.replace(b",", b"\t"),
+        "proteins.fasta": fasta,
+        "table.arrow": arrow.getvalue(),
+        "table.parquet": table.getvalue(),
+    }.items():
         path = scratch / name
         path.write_bytes(content)
 
@@ -139,11 +144,23 @@ def of_ids(scratch: Path) -> Iterator[tuple[str, Target]]:
     body = b"".join(struct.pack("<I", len(sample)) + sample for sample in samples)
     shard = struct.pack("<I", len(samples)) + offsets.tobytes() + head + body
     (scratch / "mds" / "shard.00000.mds").write_bytes(shard)
-    index = {"version": 2, "shards": [{
-        "version": 2, "format": "mds", "compression": None, "samples": len(samples), "hashes": [],
-        "column_names": ["input_ids"], "column_encodings": ["bytes"], "column_sizes": [None], "zip_data": None,
-        "raw_data": {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}},
-    }]}  # fmt: skip
+    index = {
+        "version": 2,
+        "shards": [
+            {
+                "version": 2,
+                "format": "mds",
+                "compression": None,
+                "samples": len(samples),
+                "hashes": [],
+                "column_names": ["input_ids"],
+                "column_encodings": ["bytes"],
+                "column_sizes": [None],
+                "zip_data": None,
+                "raw_data": {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}},
+            }
+        ],
+    }
     (scratch / "mds" / "index.json").write_text(json.dumps(index))
     (scratch / "ids.bin").write_bytes(np.arange(5, 40, dtype=np.uint16).tobytes())
 
@@ -191,8 +208,17 @@ def of_others(scratch: Path) -> Iterator[tuple[str, Target]]:
 
 def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tuple[str, Target]]:
     header = dict.fromkeys(answers._HEADER, 0) | {"format_version": 1, "format": answers.FORMAT}  # noqa: SLF001
-    header |= {"samples": 8, "slots": 2, "vocab_size": 40, "top_k": 4, "unit_samples": 4, "epoch_samples": 8,
-               "id_dtype": "<u2", "variants": 1, "stream": {}}  # fmt: skip
+    header |= {
+        "samples": 8,
+        "slots": 2,
+        "vocab_size": 40,
+        "top_k": 4,
+        "unit_samples": 4,
+        "epoch_samples": 8,
+        "id_dtype": "<u2",
+        "variants": 1,
+        "stream": {},
+    }
     cache.mkdir()
     answers.begin(cache, header)
     for number in range(answers.num_units(header)):

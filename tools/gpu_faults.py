@@ -102,7 +102,7 @@ FAULTS = {
         "        prepared = self.learner.prepare(piece)  # not in",
         RANKS,
     ),
-}  # fmt: skip
+}
 """What is wrong → where, and the test that should find it."""
 
 

@@ -48,123 +48,177 @@ KERNEL_TESTS = {
 COMPILED = ("jit", "part", "inline")
 """Decorators of functions that are compiled."""
 EQUIVALENT = {
-    ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.int64(types.uint64), generate"):
-        "the number is at most 64, and llvmlite has made a word of 64 bits of it, which it leaves as it is",
-    ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.void(array, types.int64), generate"):
-        "asking the processor to load other bytes early changes no value",
-    ("bertdata/read/kernels/draws.py dtype: np.uint64 -> np.uint32", "LOW32 = np.uint64(0xFFFFFFFF)"):
-        "it has 32 bits, and meets only numbers of 64, which decide the type",
-    ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
-     "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)"):
-        "they hold places of one row",
-    ("bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
-     "m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1"):
-        "it is 0 or 1",
-    ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
-     "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0"):
-        "the variable has 64 bits, as it is given others later",
-    ("bertdata/read/kernels/rows.py dtype: np.int64 -> np.int32",
-     '("row", np.int64),  # row of the batch'):
-        "a batch has at most 2^24 rows",
-    ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
-     "ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])"):
-        "it has no elements, and those of the other arrays decide the type",
-    ("bertdata/tokenize/forms.py bound: 0x1100 -> 4353",
-     "composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800"):
-        "U+1100 begins a syllable: nothing before it changes it, and the letters after it are found themselves",
-    ("bertdata/tokenize/kernels/records.py dtype: np.uint64 -> np.uint32",
-     "SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))"):
-        "the numbers are 1 to 5, and meet only numbers of 64 bits, which decide the type",
-    ("bertdata/tokenize/kernels/added.py dtype: np.uint8 -> np.uint16",
-     "hazard, after, before = hazards[point], np.uint8(1), np.uint8(1)"):
-        "they are only compared with numbers of eight bits",
-    ("bertdata/tokenize/added.py bound: 256 -> 257", "self._adjacent = np.zeros((256, 256), np.bool_)"):
-        "the largest number of a character is 255",
-    ("bertdata/tokenize/kernels/unigram.py bound: 1 -> 2", "unknown_stop = -1"):
-        "any negative number says that nothing is unknown",
-    ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
-     "is_full = not add_pairs(left.astype(np.int64), right.astype(np.int64), rank.astype(np.int64), table)"):
-        "ids have at most 20 bits",
-    ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
-     "ids = np.array([token_id for _, _, token_id in ordered], np.int64)"):
-        "ids have at most 20 bits",
-    ("bertdata/write/importing.py sign: -1 -> (1)",
-     "borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)"):
-        "the range without special ids may lack two ids, which are then counted one by one",
-    ("bertdata/write/kernels.py dropped term: i < half and j < out.size -> (j < out.size)",
-     "if i < half and j < out.size:"):
-        "with the first half done fewer than 8 bytes of its last document are left, so the loop behind it does nothing",
-    ("bertrain/lab/distillation/objective.py sign: -1 -> (1)",
-     "losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))"):
-        "the arrays have two axes, so that the last is axis 1",
-    ("bertrain/lab/distillation/objective.py sign: -2 -> (2)",
-     "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])"):
-        "the array has four axes, so that the last but one is axis 2",
-    ("bertrain/commands/doctor.py bound: 1 -> 2",
-     "kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)"):
-        "no model has one dimension, and one that states none has an inner size of 0",
-    ("bertrain/lab/elastic/search.py dropped term: result is None or result[\"loss\"] is None -> "
-     "(result['loss'] is None)", 'if result is None or result["loss"] is None:'):
-        "only an evaluation that may be interrupted gives None; the term is for mypy",
-    ("bertrain/run/run.py dropped term: self.training.compiles or on_gpu -> (self.training.compiles)",
-     "self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)"):
-        "without a GPU both are the same, and with one only what a time is called differs",
-    ("bertdata/write/cluster.py bound: 1 -> 2", "@lru_cache(maxsize=1)"):
-        "it keeps what the tasks of another build share, too",
-    ("bertdata/sources/tables.py dtype: np.int64 -> np.int32", "lengths = np.zeros(len(column), np.int64)"):
-        "a text has less than 2^31 bytes, and their sums are made of 64 bits",
-    ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
-     "bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))"):
-        "they are of some thousand runs",
-    ("bertdata/tokenize/models.py bound: 1 -> 2", '"pairs": np.full(1, records.EMPTY),'):
-        "no pair is found in a table that has none, whatever its size",
-    ("bertdata/tokenize/kernels/tries.py dtype: np.int32 -> np.int64",
-     "first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), "
-     "np.zeros(most, np.int32)"):
-        "they are numbers of nodes, and 32 bits are enough",
-    ("bertdata/sources/blocks.py bound: 12 -> 13",
-     "MOST_PIECES = 1 << 12  # of files in a block: each takes 2 KB beside its text"):
-        "how many come together changes no document",
-    ("bertdata/read/kernels/order.py sign: -1 -> (1)",
-     "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0"):
-        "the other one of the two is still less than any number there is",
-    ("bertdata/read/kernels/order.py bound: 1 -> 2", "block_start = np.int64(-(1 << 62))"):
-        "that is as far from every position",
-    ("bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
-     "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))"):
-        "they are bytes",
-    ("bertdata/tokenize/words.py dtype: np.uint8 -> np.uint16",
-     "ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)"):
-        "they have 8 bits, and the kernels take numbers of any size",
-    ("bertdata/tokenize/added.py dropped term: blurs and b < 128 and self._hazard(b) > 0 -> (self._hazard(b) > 0)",
-     "watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])"):
-        "a byte that is watched for nothing takes time alone",
-    ("bertdata/read/stream.py dtype: np.uint8 -> np.uint16",
-     "inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word"):
-        "they are 0 and 1, and the kernels take numbers of any size",
-    ("bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
-     "other = np.int64(below32(bits, uint64(place + 1)))"):
-        "it is a place in a block",
-    ("bertdata/tokenize/kernels/merges.py dtype: np.int32 -> np.int64",
-     "return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE"):
-        "it is stored with 32 bits",
-    ("bertdata/read/kernels/rows.py dropped term: place + length -> (place)",
-     'out = ids[span["row"], place : place + length]'):
-        "it begins at the same place, and only `make bounds` checks where an array ends",
-    ("bertdata/sources/buffer.py sign: formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4 -> "
-     "(formats.BLOCK_BYTES - formats.BLOCK_BYTES // 4)",
-     "size = formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4"):
-        "a buffer that is too small is made larger when more is read",
-}  # fmt: skip
+    (
+        "bertdata/bits.py dtype: types.int64 -> types.int32",
+        "return types.int64(types.uint64), generate",
+    ): "the number is at most 64, and llvmlite has made a word of 64 bits of it, which it leaves as it is",
+    (
+        "bertdata/bits.py dtype: types.int64 -> types.int32",
+        "return types.void(array, types.int64), generate",
+    ): "asking the processor to load other bytes early changes no value",
+    (
+        "bertdata/read/kernels/draws.py dtype: np.uint64 -> np.uint32",
+        "LOW32 = np.uint64(0xFFFFFFFF)",
+    ): "it has 32 bits, and meets only numbers of 64, which decide the type",
+    (
+        "bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
+        "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)",
+    ): "they hold places of one row",
+    (
+        "bertdata/read/kernels/masks.py dtype: np.int64 -> np.int32",
+        "m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1",
+    ): "it is 0 or 1",
+    (
+        "bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
+        "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0",
+    ): "the variable has 64 bits, as it is given others later",
+    (
+        "bertdata/read/kernels/rows.py dtype: np.int64 -> np.int32",
+        '("row", np.int64),  # row of the batch',
+    ): "a batch has at most 2^24 rows",
+    (
+        "bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
+        "ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])",
+    ): "it has no elements, and those of the other arrays decide the type",
+    (
+        "bertdata/tokenize/forms.py bound: 0x1100 -> 4353",
+        "composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800",
+    ): "U+1100 begins a syllable: nothing before it changes it, and the letters after it are found themselves",
+    (
+        "bertdata/tokenize/kernels/records.py dtype: np.uint64 -> np.uint32",
+        "SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))",
+    ): "the numbers are 1 to 5, and meet only numbers of 64 bits, which decide the type",
+    (
+        "bertdata/tokenize/kernels/added.py dtype: np.uint8 -> np.uint16",
+        "hazard, after, before = hazards[point], np.uint8(1), np.uint8(1)",
+    ): "they are only compared with numbers of eight bits",
+    (
+        "bertdata/tokenize/added.py bound: 256 -> 257",
+        "self._adjacent = np.zeros((256, 256), np.bool_)",
+    ): "the largest number of a character is 255",
+    (
+        "bertdata/tokenize/kernels/unigram.py bound: 1 -> 2",
+        "unknown_stop = -1",
+    ): "any negative number says that nothing is unknown",
+    (
+        "bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
+        "is_full = not add_pairs(left.astype(np.int64), right.astype(np.int64), rank.astype(np.int64), table)",
+    ): "ids have at most 20 bits",
+    (
+        "bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
+        "ids = np.array([token_id for _, _, token_id in ordered], np.int64)",
+    ): "ids have at most 20 bits",
+    (
+        "bertdata/write/importing.py sign: -1 -> (1)",
+        "borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)",
+    ): "the range without special ids may lack two ids, which are then counted one by one",
+    (
+        "bertdata/write/kernels.py dropped term: i < half and j < out.size -> (j < out.size)",
+        "if i < half and j < out.size:",
+    ): "with the first half done fewer than 8 bytes of its last document are left, so the loop behind it does nothing",
+    (
+        "bertrain/lab/distillation/objective.py sign: -1 -> (1)",
+        "losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))",
+    ): "the arrays have two axes, so that the last is axis 1",
+    (
+        "bertrain/lab/distillation/objective.py sign: -2 -> (2)",
+        "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])",
+    ): "the array has four axes, so that the last but one is axis 2",
+    (
+        "bertrain/commands/doctor.py bound: 1 -> 2",
+        "kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)",
+    ): "no model has one dimension, and one that states none has an inner size of 0",
+    (
+        'bertrain/lab/elastic/search.py dropped term: result is None or result["loss"] is None -> '
+        "(result['loss'] is None)",
+        'if result is None or result["loss"] is None:',
+    ): "only an evaluation that may be interrupted gives None; the term is for mypy",
+    (
+        "bertrain/run/run.py dropped term: self.training.compiles or on_gpu -> (self.training.compiles)",
+        "self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)",
+    ): "without a GPU both are the same, and with one only what a time is called differs",
+    (
+        "bertdata/write/cluster.py bound: 1 -> 2",
+        "@lru_cache(maxsize=1)",
+    ): "it keeps what the tasks of another build share, too",
+    (
+        "bertdata/sources/tables.py dtype: np.int64 -> np.int32",
+        "lengths = np.zeros(len(column), np.int64)",
+    ): "a text has less than 2^31 bytes, and their sums are made of 64 bits",
+    (
+        "bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
+        "bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))",
+    ): "they are of some thousand runs",
+    (
+        "bertdata/tokenize/models.py bound: 1 -> 2",
+        '"pairs": np.full(1, records.EMPTY),',
+    ): "no pair is found in a table that has none, whatever its size",
+    (
+        "bertdata/tokenize/kernels/tries.py dtype: np.int32 -> np.int64",
+        "first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), "
+        "np.zeros(most, np.int32)",
+    ): "they are numbers of nodes, and 32 bits are enough",
+    (
+        "bertdata/sources/blocks.py bound: 12 -> 13",
+        "MOST_PIECES = 1 << 12  # of files in a block: each takes 2 KB beside its text",
+    ): "how many come together changes no document",
+    (
+        "bertdata/read/kernels/order.py sign: -1 -> (1)",
+        "last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0",
+    ): "the other one of the two is still less than any number there is",
+    (
+        "bertdata/read/kernels/order.py bound: 1 -> 2",
+        "block_start = np.int64(-(1 << 62))",
+    ): "that is as far from every position",
+    (
+        "bertdata/write/duplicates.py dtype: np.int64 -> np.int32",
+        "bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))",
+    ): "they are bytes",
+    (
+        "bertdata/tokenize/words.py dtype: np.uint8 -> np.uint16",
+        "ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)",
+    ): "they have 8 bits, and the kernels take numbers of any size",
+    (
+        "bertdata/tokenize/added.py dropped term: blurs and b < 128 and self._hazard(b) > 0 -> (self._hazard(b) > 0)",
+        "watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])",
+    ): "a byte that is watched for nothing takes time alone",
+    (
+        "bertdata/read/stream.py dtype: np.uint8 -> np.uint16",
+        "inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word",
+    ): "they are 0 and 1, and the kernels take numbers of any size",
+    (
+        "bertdata/read/kernels/order.py dtype: np.int64 -> np.int32",
+        "other = np.int64(below32(bits, uint64(place + 1)))",
+    ): "it is a place in a block",
+    (
+        "bertdata/tokenize/kernels/merges.py dtype: np.int32 -> np.int64",
+        "return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE",
+    ): "it is stored with 32 bits",
+    (
+        "bertdata/read/kernels/rows.py dropped term: place + length -> (place)",
+        'out = ids[span["row"], place : place + length]',
+    ): "it begins at the same place, and only `make bounds` checks where an array ends",
+    (
+        "bertdata/sources/buffer.py sign: formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4 -> "
+        "(formats.BLOCK_BYTES - formats.BLOCK_BYTES // 4)",
+        "size = formats.BLOCK_BYTES + formats.BLOCK_BYTES // 4",
+    ): "a buffer that is too small is made larger when more is read",
+}
 """Mutation without its line's number, and the text of its line → why no test can see it."""
 
 BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 TERMS = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
 TYPES = {
-    "int64": "int32", "int32": "int64", "uint16": "uint8", "uint32": "uint16", "uint64": "uint32", "uint8": "uint16",
-    "float64": "float32", "float32": "float64",
-}  # fmt: skip
+    "int64": "int32",
+    "int32": "int64",
+    "uint16": "uint8",
+    "uint32": "uint16",
+    "uint64": "uint32",
+    "uint8": "uint16",
+    "float64": "float32",
+    "float32": "float64",
+}
 
 
 class Mutation(NamedTuple):
@@ -258,8 +312,10 @@ def _compiling(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_text(node: ast.BinOp) -> bool:
     texts = (ast.JoinedStr, ast.Constant)
-    return any(isinstance(side, texts) and not isinstance(getattr(side, "value", None), int | float)
-               for side in (node.left, node.right))  # fmt: skip
+    return any(
+        isinstance(side, texts) and not isinstance(getattr(side, "value", None), int | float)
+        for side in (node.left, node.right)
+    )
 
 
 def lines_of_kernels(source: str) -> set[int]:

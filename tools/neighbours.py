@@ -76,8 +76,11 @@ def check(name: str, content: str) -> bool:
         texts = [f"a{neighbour}{c}b {c}{neighbour} " for c in points]
         joined = ["".join(texts[k : k + CHUNK]) for k in range(0, len(texts), CHUNK)]
         if differ(tokenizer, joined):
-            found += [(f"U+{ord(c):04X}", neighbour) for c, text in zip(points, texts, strict=True)
-                      if differ(tokenizer, [text])]  # fmt: skip
+            found += [
+                (f"U+{ord(c):04X}", neighbour)
+                for c, text in zip(points, texts, strict=True)
+                if differ(tokenizer, [text])
+            ]
     print(f"{name}: {len(points)} code points × {len(NEIGHBOURS)} neighbours, {len(found)} differ {found[:20]}")
     return not found
 

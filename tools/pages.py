@@ -30,8 +30,15 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from bertrain.commands import docstrings
 
 ROOT = Path(__file__).parent.parent
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 STEPS = 300
@@ -307,13 +314,49 @@ def make_parts(folder: Path) -> None:
     text = corpus.read_text(encoding="utf-8")
     again = "\n\n".join(text.split("\n\n")[:200])
     corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
-    run(folder, "-m", "bertdata", "build", "corpus.txt", "--out", "shards", "--tokenizer", "docstrings",
-        "--validation", 0.05, "--dedup", "--sentences", "line")  # fmt: skip
+    run(
+        folder,
+        "-m",
+        "bertdata",
+        "build",
+        "corpus.txt",
+        "--out",
+        "shards",
+        "--tokenizer",
+        "docstrings",
+        "--validation",
+        0.05,
+        "--dedup",
+        "--sentences",
+        "line",
+    )
     (folder / "grown.toml").write_text("[[phase]]\nshare = 0.4\nlayers = 1\n\n[[phase]]\n", encoding="utf-8")
     for out, *options in (("whole",), ("grown", "--config", "grown.toml")):
-        run(folder, "-m", "bertrain", "pretrain", "--data", "shards", "--out", out, "--model", "modernbert-tiny",
-            "--length", 64, "--global-batch-size", 32, "--steps", STEPS, "--eval-every", STEPS // 6, "--log-every", 5,
-            "--save-every", STEPS, *options)  # fmt: skip
+        run(
+            folder,
+            "-m",
+            "bertrain",
+            "pretrain",
+            "--data",
+            "shards",
+            "--out",
+            out,
+            "--model",
+            "modernbert-tiny",
+            "--length",
+            64,
+            "--global-batch-size",
+            32,
+            "--steps",
+            STEPS,
+            "--eval-every",
+            STEPS // 6,
+            "--log-every",
+            5,
+            "--save-every",
+            STEPS,
+            *options,
+        )
 
 
 def main() -> None:

@@ -1,16 +1,19 @@
-"""How large the packages of bertrain are: lines of code, without docstrings, comments and blank lines.
+"""Measure the size of the project, and compare it with its ceilings.
 
-    python tools/size.py                 a table by package, and functions of more than 60 lines
-    python tools/size.py bertdata        of another package
+    python tools/size.py                 lines of code by package, and functions of more than 60 lines
+    python tools/size.py --check         fail if a size exceeds its ceiling in tools/ceilings.toml
 
-The core is what a pre-training run imports.
+A line of code is a line of Python that is not blank, a comment or a docstring. Tests, tools and benchmarks count all
+their lines. Pages are the hand-written files of docs/, so not errors.md, commands.md and api.md.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +22,15 @@ import click
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 60  # lines of a function
-CORE = ("pretrain", "methods", "options", "run", "models", "objectives", "optim", "runtime", "recipes")
-"""What a pre-training run imports."""
+APART = ("commands", "lab", "__init__", "__main__")
+"""What is not part of bertrain's core: a pre-training run imports none of it, but for the methods that it uses."""
+GENERATED = ("errors.md", "commands.md", "api.md")
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_UNFORMATTED = re.compile(r"# fmt: (?:skip|off)")
 
 
 def code_lines(source: str) -> set[int]:
-    """The numbers of the lines that have code. Texts that stand alone, as docstrings do, are none."""
+    """Return the numbers of the lines of code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -37,7 +42,7 @@ def code_lines(source: str) -> set[int]:
 
 
 def long_functions(source: str) -> Iterator[tuple[str, int]]:
-    """Functions with more than LONGEST lines of code."""
+    """Yield the functions with more than LONGEST lines of code."""
     lines = code_lines(source)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -46,29 +51,79 @@ def long_functions(source: str) -> Iterator[tuple[str, int]]:
                 yield node.name, number
 
 
-def group_of(name: str) -> str:
-    """The package of a module such as lab/elastic/space, or its name."""
-    return name.partition("/")[0]
-
-
-@click.command()
-@click.argument("package", default="bertrain")
-def main(package: str) -> None:
-    """Print lines of code by package, and functions that are too long."""
+def packages(product: str) -> dict[str, int]:
+    """Return the lines of code of bertdata or bertrain by package, or by module at its top level."""
     sizes: dict[str, int] = defaultdict(int)
-    long: list[str] = []
-    for path in sorted((ROOT / package).rglob("*.py")):
-        source, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT / package).with_suffix("").as_posix()
-        sizes[group_of(name)] += len(code_lines(source))
-        long += [f"{number:>6}  {name}: {function}" for function, number in long_functions(source)]
-    for group, number in sorted(sizes.items(), key=lambda pair: -pair[1]):
-        click.echo(f"{number:>6}  {group}")
-    click.echo(f"{sum(sizes.values()):>6}  in all")
-    if package == "bertrain":
-        click.echo(f"{sum(sizes[group] for group in CORE):>6}  in the core: {', '.join(CORE)}")
-    click.echo(f"functions of more than {LONGEST} lines: {len(long)}")
-    for line in long:
-        click.echo(line)
+    for path in (ROOT / product).rglob("*.py"):
+        group = path.relative_to(ROOT / product).parts[0].removesuffix(".py")
+        sizes[group] += len(code_lines(path.read_text(encoding="utf-8")))
+    return sizes
+
+
+def num_options(command: str) -> int:
+    """Return the number of options that docs/commands.md lists for a command."""
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {command}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    return len(re.findall(r"^  -", section, re.MULTILINE))
+
+
+def num_lines(folder: str) -> int:
+    """Return the number of lines of the source files in a folder."""
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".in")]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def sizes() -> dict[str, int]:
+    """Return all sizes that have a ceiling."""
+    bertrain, pages = packages("bertrain"), (ROOT / "docs").rglob("*.md")
+    words = [len(path.read_text(encoding="utf-8").split()) for path in pages if path.name not in GENERATED]
+    errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    return {
+        "bertdata": sum(packages("bertdata").values()),
+        "bertrain": sum(bertrain.values()),
+        "core": sum(number for group, number in bertrain.items() if group not in APART),
+        "commands": bertrain["commands"],
+        "lab": bertrain["lab"],
+        "tests": num_lines("tests"),
+        "tools": num_lines("tools"),
+        "benchmarks": num_lines("benchmarks"),
+        "words": sum(words),
+        "pretrain_options": num_options("bertrain pretrain"),
+        "build_options": num_options("bertdata build"),
+        "errors": len(re.findall(r"^- ", errors, re.MULTILINE)),
+    }
+
+
+def problems() -> Iterator[str]:
+    """Yield a line for each size above its ceiling, and for each place that the formatter must skip."""
+    ceilings = tomllib.loads((ROOT / "tools" / "ceilings.toml").read_text(encoding="utf-8"))
+    column = ceilings[ceilings["current"]]
+    for name, size in sizes().items():
+        if size > column.get(name, size):
+            yield f"{name}: {size:,}, and the ceiling of {ceilings['current']} is {column[name]:,}"
+    for folder in ("bertdata", "bertrain", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if _UNFORMATTED.search(line):
+                    yield f"{path.relative_to(ROOT)}:{number}: the formatter must not skip code"
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True, help="Compare with tools/ceilings.toml, and fail if a size is too large.")
+def main(check: bool) -> None:
+    for name, size in sizes().items():
+        click.echo(f"{size:>7,}  {name}")
+    if check:
+        if found := [*problems()]:
+            raise click.ClickException("\n".join(found))
+        return
+    for product in ("bertdata", "bertrain"):
+        click.echo(f"\n{product}")
+        for group, number in sorted(packages(product).items(), key=lambda pair: -pair[1]):
+            click.echo(f"{number:>7,}  {group}")
+        for path in sorted((ROOT / product).rglob("*.py")):
+            for function, number in long_functions(path.read_text(encoding="utf-8")):
+                click.echo(f"{number:>7,}  {path.relative_to(ROOT)}: {function}, longer than {LONGEST} lines")
 
 
 if __name__ == "__main__":

@@ -197,9 +197,13 @@ def torchrun(arguments: list[str], out: Path) -> subprocess.Popen[str]:
     launcher += ["--rdzv-endpoint", "localhost:0", "-m", "bertrain.pretrain"]
     with open(out, "a") as file:
         job = subprocess.Popen(
-            [sys.executable, "-m", *launcher, *arguments], stdout=file, stderr=file, text=True, start_new_session=True,
+            [sys.executable, "-m", *launcher, *arguments],
+            stdout=file,
+            stderr=file,
+            text=True,
+            start_new_session=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
     atexit.register(kill, job)  # its ranks go with it
     return job
 
@@ -353,9 +357,13 @@ def large(scratch: Path, draw: random.Random, gigabytes: float) -> dict[str, Any
 # ------------------------------------------------------------------------------------------------------------- command
 
 CAMPAIGNS: dict[str, Callable[..., dict[str, Any]]] = {
-    "builds": builds, "checkpoints": checkpoints, "ranks": ranks, "training": training,
-    "soak": soak, "large": large,
-}  # fmt: skip
+    "builds": builds,
+    "checkpoints": checkpoints,
+    "ranks": ranks,
+    "training": training,
+    "soak": soak,
+    "large": large,
+}
 
 
 @click.command()

@@ -37,14 +37,27 @@ ROOT = Path(__file__).resolve().parent.parent
 FORKS = multiprocessing.get_context("fork")
 LIMIT_S = 120  # of a trial; one that takes longer has failed
 TINY = {
-    "--data": "shards", "--model": "tiny.json", "--length": "32", "--global-batch-size": "8", "--steps": "4",
-    "--log-every": "1", "--eval-every": "0", "--seed": "3",
-}  # fmt: skip
+    "--data": "shards",
+    "--model": "tiny.json",
+    "--length": "32",
+    "--global-batch-size": "8",
+    "--steps": "4",
+    "--log-every": "1",
+    "--eval-every": "0",
+    "--seed": "3",
+}
 """Options of every pre-training that does not give them itself."""
 SIZES = {
-    "model_type": "bert", "vocab_size": 104, "max_position_embeddings": 80, "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
+    "model_type": "bert",
+    "vocab_size": 104,
+    "max_position_embeddings": 80,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 INPUTS = {
     "shards": "bertdata build english.txt --out shards --tokenizer vocab.txt --sentences line --validation 0.1 "
     "--shard-size 40000",
@@ -172,8 +185,9 @@ def ids(shards: str) -> list[list[int]]:
 
 def same_files(one: str | Path, two: str | Path, pattern: str = "*") -> bool:
     """Whether two directories have the same files, byte by byte, and at least one."""
-    both = [{path.name: path.read_bytes() for path in Path(place).glob(pattern) if path.is_file()}
-            for place in (one, two)]  # fmt: skip
+    both = [
+        {path.name: path.read_bytes() for path in Path(place).glob(pattern) if path.is_file()} for place in (one, two)
+    ]
     return both[0] == both[1] != {}
 
 
@@ -480,8 +494,11 @@ def whole_words() -> None:
     tokens = vocabulary()
     rows, batch = masked(policy="whole_word", length=128)
     chosen = batch.labels != bertdata.IGNORE_INDEX
-    inside = [(row, place) for row, place in zip(*(rows > 4).nonzero(), strict=True)
-              if tokens[rows[row, place]].startswith("##") and rows[row, place - 1] > 4]  # fmt: skip
+    inside = [
+        (row, place)
+        for row, place in zip(*(rows > 4).nonzero(), strict=True)
+        if tokens[rows[row, place]].startswith("##") and rows[row, place - 1] > 4
+    ]
     assert inside
     assert all(chosen[row, place] == chosen[row, place - 1] for row, place in inside)
     run("bertdata build chinese.txt --out new --tokenizer characters.txt --words freeze:two_characters --validation 0")
@@ -753,8 +770,11 @@ def given_weights() -> None:
     shutil.copytree(newest("run"), "given", ignore=shutil.ignore_patterns("checkpoint.json"))
     tensors = weights("given")
     lost = "cls.predictions.transform.dense.weight"
-    save_file({name: tensors[name] for name in tensors if name != lost} | {"more.weight": tensors[lost]},
-              "given/model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    save_file(
+        {name: tensors[name] for name in tensors if name != lost} | {"more.weight": tensors[lost]},
+        "given/model.safetensors",
+        metadata={"format": "pt"},
+    )
     said = pretrain("--out new --init given --lr 1e-12 --weight-decay 0")
     assert lost in said
     assert "more.weight" in said
@@ -1007,8 +1027,10 @@ def measures() -> None:
 
 @trial(55)
 def learning_by_heart() -> None:
-    for name in ("test_model.py::test_one_sample_with_a_fixed_mask_is_learned_by_heart",
-                 "test_grammar.py::test_training_comes_close_to_the_best_loss_there_is"):  # fmt: skip
+    for name in (
+        "test_model.py::test_one_sample_with_a_fixed_mask_is_learned_by_heart",
+        "test_grammar.py::test_training_comes_close_to_the_best_loss_there_is",
+    ):
         assert is_test(name), name
     write("one.txt", "the stone of the river and the light of the morning under the house\n")
     run("bertdata build one.txt --out one --tokenizer vocab.txt --validation 0")

@@ -7,8 +7,16 @@ import struct
 from reference import keys
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
-LETTERS = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H", "uint32": "I",
-           "uint64": "Q"}  # fmt: skip
+LETTERS = {
+    "uint8": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+}
 MDS_CODES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32": 33, "uint64": 64, "int64": 65}
 
 
@@ -73,9 +81,15 @@ def mds(documents, encoding, *, per_shard=3, pack=None, hashes=(), name="input_i
     if encoding.count(":") == 2:
         size = int(encoding.split(":")[2]) * len(packed([0], encoding.split(":")[1]))
     columns = {"a": ("str", None), name: (encoding, size), "n": ("int", 8)} if others else {name: (encoding, size)}
-    description = {"column_names": list(columns), "column_encodings": [each for each, _ in columns.values()],
-                   "column_sizes": [each for _, each in columns.values()], "format": "mds", "version": 2,
-                   "compression": "zstd:3" if pack else None, "hashes": list(hashes)}  # fmt: skip
+    description = {
+        "column_names": list(columns),
+        "column_encodings": [each for each, _ in columns.values()],
+        "column_sizes": [each for _, each in columns.values()],
+        "format": "mds",
+        "version": 2,
+        "compression": "zstd:3" if pack else None,
+        "hashes": list(hashes),
+    }
     files, shards = {}, []
     for first in range(0, len(documents), per_shard):
         samples = []
@@ -113,15 +127,26 @@ def litdata(documents, leaf, dtype, *, per_chunk=3, loader="TokensLoader", name=
             items.append(content if loader == "TokensLoader" else packed(sizes, "uint32") + content + beside)
         content = samples_file(items)
         size = sum(map(len, documents[first : first + per_chunk])) if loader == "TokensLoader" else None
-        chunks.append({"filename": f"chunk-0-{len(chunks)}.bin", "chunk_bytes": len(content), "chunk_size": len(items),
-                       "dim": size})  # fmt: skip
+        chunks.append(
+            {
+                "filename": f"chunk-0-{len(chunks)}.bin",
+                "chunk_bytes": len(content),
+                "chunk_size": len(items),
+                "dim": size,
+            }
+        )
         files[chunks[-1]["filename"]] = content
     empty = {"type": None, "context": None, "children_spec": []}
     spec = empty
     if name:
         spec = {"type": "builtins.dict", "context": json.dumps([name, "length"]), "children_spec": [empty, empty]}
-    config = {"compression": None, "encryption": None, "data_format": [leaf, "int"] if name else [leaf],
-              "data_spec": json.dumps([1, spec]), "item_loader": loader}  # fmt: skip
+    config = {
+        "compression": None,
+        "encryption": None,
+        "data_format": [leaf, "int"] if name else [leaf],
+        "data_spec": json.dumps([1, spec]),
+        "item_loader": loader,
+    }
     return files | {"index.json": json.dumps({"chunks": chunks, "config": config}).encode()}
 
 

@@ -222,9 +222,23 @@ def select_spans(k, words, c):
 
 
 def mask(
-    row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1),
-    continues=(), inside=(), everything=False, **rule,
-):  # fmt: skip
+    row,
+    *,
+    length,
+    seed,
+    variant,
+    sample_id,
+    special,
+    mask_id,
+    vocab_size,
+    p=0.15,
+    policy="exact",
+    shares=(0.8, 0.1),
+    continues=(),
+    inside=(),
+    everything=False,
+    **rule,
+):
     """row: the filled places, [CLS] and [SEP] included. Returns the masked row, the selected places, and their ids."""
     k = key(seed, "mask", variant, sample_id)
     candidates = [t for t, token in enumerate(row) if token not in special]
