@@ -136,7 +136,7 @@ class Method:
     def others(self) -> Mapping[str, bool]:
         """Other models that the run computes with, by their names for people: whether checkpoints have them.
 
-        Estimates of memory, speed and disk space say that they do not count these.
+        Estimates of memory and disk space say that they do not count these.
         """
         return {}
 

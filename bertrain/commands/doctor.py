@@ -1,10 +1,9 @@
 """Check a run before it starts.
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
-    bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096 --gpu h100
 
 Takes the options of bertrain pretrain and builds what it would build, without training. Prints PASS, WARN or FAIL for
-each check, and what to do. The exit code is 1 if a check fails. With --gpu the run is for a machine with such GPUs.
+each check, and what to do. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -23,7 +21,6 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
-from bertrain.commands.speed import GPUS, Sizes, seconds_of_step
 from bertrain.methods import Method, methods_of, not_counted
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
@@ -39,11 +36,8 @@ Finding = tuple[str, str]  # verdict, sentence
 SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
 
 
-def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[str, Finding]]:
-    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails.
-
-    gpu: the GPUs of the machine that will run it, one of GPUS; None for this machine.
-    """
+def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
+    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
     try:
         datasets = assemble.datasets(config)
     except BertdataError as error:
@@ -57,7 +51,7 @@ def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[
     try:
         assemble.check_names(config)
         methods = methods_of(config)
-        on_gpu = gpu is not None or torch.cuda.is_available()
+        on_gpu = torch.cuda.is_available()
         batches = Batches(config, datasets, methods=methods, world_size=nproc, on_gpu=on_gpu)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
@@ -84,12 +78,9 @@ def check(config: Config, nproc: int, gpu: str | None = None) -> Iterator[tuple[
     yield "masks", (PASS, f"{targets:,} targets in the first rows")
     passes = max([1, *(method.passes() for method in methods)])
     compiled = on_gpu and assemble.compiles(config, methods, on_gpu=True)
-    if gpu is None:
-        yield "devices", _devices(nproc)
-    memory = _memory(config, batches.plan, weights, nproc, passes, gpu, compiled=compiled)
+    yield "devices", _devices(nproc)
+    memory = _memory(config, batches.plan, weights, nproc, passes, compiled=compiled)
     yield "memory", _less(memory, not_counted(methods))
-    if gpu is not None:
-        yield "speed", _less((PASS, _speed(batches.plan, Sizes.of(weights), nproc, gpu)), not_counted(methods))
     yield "disk", _less(_disk(config, parameters, trained), not_counted(methods, saved=True))
     yield "run", _run(config, batches, shards, methods, learner)
 
@@ -176,17 +167,16 @@ def _memory(
     weights: PreTrainedModel,
     nproc: int,
     passes: int,
-    gpu: str | None = None,
     *,
     compiled: bool = False,
 ) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
 
-    passes: forward passes whose activations are kept. gpu: as `check` has it. compiled: whether the model is compiled.
+    passes: forward passes whose activations are kept. compiled: whether the model is compiled.
     One that has a fast kernel of attention then keeps less, as an H100 showed (docs/gpu.md).
     """
     (parameters, trained), shape = _sizes(weights), weights.config
-    on_gpu = gpu is not None or torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -204,38 +194,17 @@ def _memory(
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
     copied = 4 * parameters + (8 + mean) * trained
-    if gpu is not None:
-        free, where = GPUS[gpu].memory, f"each {gpu.upper()}"
-    elif on_gpu:
+    if on_gpu:
         used = range(min(nproc, torch.cuda.device_count()))
         free, where = min(torch.cuda.mem_get_info(number)[0] for number in used), "a GPU"
     else:
         needed, where = needed * nproc + copied, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB{' free' * (gpu is None)}"
+    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB free"
     if needed > free:
         return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
     return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
-
-
-def _speed(plan: Plan, sizes: Sizes, nproc: int, gpu: str) -> str:
-    """What the model of speed.py expects, on average over the phases of a run."""
-    tokens = seconds = operations = 0.0
-    for phase in plan.phases:
-        share = phase.samples() / phase.steps / nproc
-        rows: dict[str, Any] = {"length": phase.length, "slots": phase.masking.num_slots(phase.length)}
-        passes = plan.micro_batches(phase.length, max(phase.rows))[1]
-        seconds += phase.steps * seconds_of_step(sizes, GPUS[gpu], rows=share, passes=passes, gpus=nproc, **rows)
-        operations += phase.steps * sizes.operations.of_step(rows=share, **rows)
-        tokens += phase.steps * share * phase.length
-    hours, mfu = (plan.seconds or seconds) / 3600, operations / seconds / GPUS[gpu].peak
-    of_one, of_all = (float(f"{count * tokens / seconds:.3g}") for count in (1, nproc))  # no more digits than it knows
-    each = f", {of_one:,.0f} on each of {nproc} GPUs" * (nproc > 1)
-    return (
-        f"about {of_all:,.0f} tokens a second{each}, MFU {mfu:.0%}, {hours:,.3g} hours, "
-        f"{hours * nproc:,.3g} GPU hours; computed from published figures and some of one H100"
-    )
 
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
@@ -287,10 +256,10 @@ def _run(
     return PASS, f"continues from {newest.name}"
 
 
-def doctor(config: Config, nproc: int, gpu: str | None) -> None:
+def doctor(config: Config, nproc: int) -> None:
     """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
     failed = False
-    for name, (verdict, reason) in check(config, nproc, gpu):
+    for name, (verdict, reason) in check(config, nproc):
         failed |= verdict == FAIL
         click.echo(f"{verdict}  {name:<11}{reason}")
     if failed:
@@ -300,14 +269,7 @@ def doctor(config: Config, nproc: int, gpu: str | None) -> None:
 RANKS = click.Option(
     ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
 )
-GPU = click.Option(
-    ["--gpu"],
-    help="Check for a machine with --nproc of these GPUs instead of this one, and print the expected speed.",
-    type=click.Choice([*GPUS]),
-)
-main = command(
-    doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8 --gpu h100", own=[RANKS, GPU]
-)
+main = command(doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8", own=[RANKS])
 
 if __name__ == "__main__":
     main()

@@ -44,7 +44,7 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
-RESERVED = {"recipe", "config", "file", "help", "nproc", "gpu", "methods", "is_part"}
+RESERVED = {"recipe", "config", "file", "help", "nproc", "methods", "is_part"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
 DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
