@@ -29,7 +29,7 @@ PACKAGES = {
         "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
         "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "
         "kernels.words kernels.bytes rules forms models added engine wordpiece words bytewords encoder "
-        "tokenizer load fixed rows texts spelling train",
+        "tokenizer load fixed texts spelling train",
     ),
     "write": (
         "format transfer sources tokenize",
@@ -142,7 +142,7 @@ def test_every_file_is_on_the_map():
 def test_libraries_are_where_they_belong(module):
     used = {name.split(".")[0] for name in imports(ENGINE[module])}
     assert "bertrain" not in used
-    assert ("torch" in used) == (module in ("torch", "tokenize.texts"))
+    assert ("torch" in used) == (module == "torch")
     homes = (
         ("pyarrow", "sources."),
         ("tokenizers", "tokenize."),

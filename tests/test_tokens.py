@@ -164,13 +164,6 @@ def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
         assert list(map(len, ids_of(each, ["word " * 1000]))) == [1000]
 
 
-def test_the_sides_that_a_file_names_are_settings(byte_level):
-    library = tokenizers.Tokenizer.from_str(byte_level)
-    library.enable_padding(direction="left")
-    library.enable_truncation(5, direction="left")
-    assert Tokenizer(library.to_str()).settings == {"padding_side": "left", "truncation_side": "left"}
-
-
 def test_literal_special_tokens_are_text_and_counted(tmp_path, bert):
     dataset = text_dataset(tmp_path, "[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]", str(bert))
     assert dataset.manifest.counts["special_literals"] == {"[PAD]": 1, "[SEP]": 1, "[MASK]": 2}

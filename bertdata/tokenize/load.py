@@ -10,14 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertdata.errors import TokenizerError, UsageError, install
-from bertdata.tokenize.tokenizer import (
-    ESM_ROLES,
-    ROLE_SPELLINGS,
-    SETTINGS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    LoadedTokenizer,
-)
+from bertdata.tokenize.tokenizer import ESM_ROLES, ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
@@ -125,14 +118,13 @@ def _load_file(path: Path, config: dict[str, Any]) -> LoadedTokenizer:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             roles[role] = token
-    settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     try:
         is_json = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_json = False
     try:
         if is_json:
-            return LoadedTokenizer(text, roles, config.get("model_input_names"), settings)
+            return LoadedTokenizer(text, roles, config.get("model_input_names"))
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         if "[UNK]" in lines and len(set(lines)) == len(lines):
             lower = config.get("do_lower_case")
@@ -140,11 +132,9 @@ def _load_file(path: Path, config: dict[str, Any]) -> LoadedTokenizer:
                 lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
             wordpiece = {token: number for number, token in enumerate(lines)}
             tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
-            return LoadedTokenizer(tokenizer.to_str(), roles, config.get("model_input_names"), settings)
+            return LoadedTokenizer(tokenizer.to_str(), roles, config.get("model_input_names"))
         if lines == RESIDUES:
-            return LoadedTokenizer(
-                esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"), settings
-            )
+            return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"))
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     raise TokenizerError(
@@ -227,8 +217,7 @@ def _convert(name: str) -> LoadedTokenizer:
         )
     roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
     present = {role: token for role, token in roles.items() if token}
-    settings = {name: getattr(tokenizer, name) for name in SETTINGS}
-    return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names, settings)
+    return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names)
 
 
 def _require_on_hub(name: str) -> None:

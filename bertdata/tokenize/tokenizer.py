@@ -36,7 +36,6 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which the
 }
 ESM_ROLES = {"cls": "<cls>", "sep": "<eos>", "eos": "<eos>"}  # where a vocabulary has both, and no token named above
 ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
-SETTINGS = ("padding_side", "truncation_side", "model_max_length")  # of how rows are made, in tokenizer_config.json
 WordSplitter = Callable[[str], Iterable[str]]
 """A text → its words. Joined, the words must be the text."""
 
@@ -60,13 +59,6 @@ def _vocabulary(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
         sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
         raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
     return vocabulary
-
-
-def _names(input_names: Any) -> tuple[str, ...]:
-    if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
-        sentence = f"model_input_names is {input_names!r}; give a list of names"
-        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
-    return tuple(input_names)
 
 
 def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str | None) -> dict[str, str]:
@@ -94,26 +86,17 @@ class LoadedTokenizer:
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
 
-    settings: dict[str, Any]
-    """Those of SETTINGS that its files give; no part of a dataset."""
-    input_names: tuple[str, ...]
-    """The arguments that AutoTokenizer prepares for a model."""
-
     def __init__(
-        self,
-        tokenizer_json: str,
-        roles: dict[str, str] | None = None,
-        input_names: Sequence[str] | None = None,
-        settings: dict[str, Any] | None = None,
+        self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
     ) -> None:
         """roles: role → special token, such as {"mask": "[MASK]"}; roles that are not given are looked up.
 
-        input_names: None: input_ids and attention_mask, and token_type_ids if the post-processor distinguishes the two
-        texts of a pair. Raises TokenizerError for JSON that is not a tokenizer.
+        input_names: the arguments that AutoTokenizer prepares for a model; None: input_ids and attention_mask, and
+        token_type_ids if the post-processor distinguishes the two texts of a pair. Raises TokenizerError for JSON that
+        is not a tokenizer.
         """
         try:
             content = json.loads(tokenizer_json)
-            self.settings = _settings(content) | (settings or {})
             content["truncation"] = content["padding"] = None  # a dataset holds whole documents
             tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -143,7 +126,9 @@ class LoadedTokenizer:
         if input_names is None:
             has_types = _gives_type_ids(content.get("post_processor") or {})
             input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
-        self.input_names = _names(input_names)
+        if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
+            sentence = f"model_input_names is {input_names!r}; give a list of names"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config["model_input_names"] = list(input_names)
         config |= {f"{role}_token": name for role, name in self._roles.items()}
@@ -155,9 +140,9 @@ class LoadedTokenizer:
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
 
-    def parts(self) -> tuple[str, dict[str, str], Sequence[str] | None, dict[str, Any]]:
+    def parts(self) -> tuple[str, dict[str, str], Sequence[str] | None]:
         """The arguments that make this tokenizer again."""
-        return self.files[TOKENIZER].decode(), self._roles, self._given_names, self.settings
+        return self.files[TOKENIZER].decode(), self._roles, self._given_names
 
     @property
     def _engine(self) -> Engine | None:
@@ -208,7 +193,7 @@ class LoadedTokenizer:
             template = json.loads(library.to_str())["post_processor"]
             content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.settings)
+        return LoadedTokenizer(json.dumps(content), roles, self._given_names)
 
     @property
     def token_dtype(self) -> str:
@@ -391,16 +376,6 @@ def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice:
         error.documents = tuple(np.unique(numbers).tolist())
         error.args = (f"{name(error.documents[0])}: {error}{advice}", *error.args[1:])
         raise
-
-
-def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a tokenizer.json holds."""
-    found: dict[str, Any] = {}
-    if content.get("padding"):
-        found["padding_side"] = content["padding"]["direction"].lower()
-    if content.get("truncation"):
-        found["truncation_side"] = content["truncation"].get("direction", "Right").lower()
-    return found
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:
