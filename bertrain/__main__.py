@@ -20,7 +20,6 @@ from bertrain.runtime.stop import leaving_at_interrupt
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
     "pretrain": ("pretrain", "Pre-train a masked language model on shards."),
-    "plan": ("commands.plan", "Print the phases of a run before it starts."),
     "evaluate": ("commands.evaluate", "Measure a checkpoint on held-out text, or on minimal pairs."),
     "finetune": ("lab.finetune", "Fine-tune a checkpoint on labelled text, over several seeds."),
     "augment": ("lab.augment", "Add copies with replaced words to labelled text."),
@@ -30,7 +29,7 @@ COMMANDS = {
     "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),
     "transplant": ("lab.transplant", "Give a trained model another vocabulary."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
-    "doctor": ("commands.doctor", "Check data, model, memory and disk before a long run."),
+    "doctor": ("commands.doctor", "Print the phases of a run, and check it before it starts."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
 """By name: the module whose `main` is the command, and what it is for."""

@@ -8,7 +8,7 @@ from helpers import succeeds
 from training import QUIET, assert_near, last_checkpoint, refused_run, run_of, train, train_twice
 
 import bertdata
-from bertrain.commands import denoise, evaluate, plan
+from bertrain.commands import denoise, evaluate
 from bertrain.models import pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.options.config import Config
@@ -62,14 +62,6 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
 
 def test_a_run_is_killed_and_goes_on_to_the_same_bits(dataset, tmp_path):
     train_twice(dataset.path, tmp_path / "run", 2, **OPTIONS)
-
-
-def test_the_plan_states_no_share_of_masks(dataset):
-    """Each row draws its own."""
-    given = ["--objective", "diffusion", "--masking", "uniform", "--steps", 2]
-    output = succeeds(plan.main, "--data", dataset.path, *given).output
-    assert "uniform" in output
-    assert "% uniform" not in output
 
 
 def test_two_ranks_have_the_losses_of_one(dataset, tmp_path):

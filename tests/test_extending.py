@@ -28,7 +28,7 @@ from training import (
 )
 
 from bertrain import methods, optim
-from bertrain.commands import doctor, plan
+from bertrain.commands import doctor
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import METHODS, Method
 from bertrain.models.families import FAMILIES, Family
@@ -122,7 +122,7 @@ def test_an_option_of_a_method_that_a_run_has_already_is_one_sentence(dataset, t
     refused(main, "--data", dataset.path, "--out", tmp_path / "run", kind="bad-entry", option="lr", given="mine")
 
 
-@pytest.mark.parametrize("command", [main, doctor.main, plan.main])
+@pytest.mark.parametrize("command", [main, doctor.main])
 def test_an_option_of_a_method_with_a_name_that_a_command_or_config_takes_is_refused(command):
     parameters = command.get_params(click.Context(command, **command.context_settings))
     flags = {name[2:].replace("-", "_") for each in parameters for name in each.opts if name.startswith("--")}

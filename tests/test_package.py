@@ -149,7 +149,7 @@ except ModuleNotFoundError as error:
 
 
 @pytest.mark.parametrize(
-    "command", ["-c import bertrain.commands.plan", "-m bertrain doctor", "-m bertrain.pretrain --help"]
+    "command", ["-c import bertrain.commands.doctor", "-m bertrain doctor", "-m bertrain.pretrain --help"]
 )
 def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
     ours = tmp_path / "ours"

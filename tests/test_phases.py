@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL as FAMILIES
-from helpers import assert_same, invoke, refused, refuses, succeeds, write
+from helpers import assert_same, invoke, refused, refuses, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import phases as reference
@@ -39,7 +39,7 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertdata.format.records import read_record, write_record
 from bertrain import optim, pretrain
-from bertrain.commands import doctor, plan
+from bertrain.commands import doctor
 from bertrain.models import build, pretrained, rotary
 from bertrain.options.config import Config
 from bertrain.run import assemble, rundir, state
@@ -482,37 +482,26 @@ def test_a_phase_that_has_not_begun_gets_another_dataset(dataset, other, tmp_pat
 
 def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
     path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "length": 16}])
-    for command in (pretrain.main, plan.main):
-        refused(command, "--config", path, "--length", 32, kind="conflict", option="length")
+    refused(pretrain.main, "--config", path, "--length", 32, kind="conflict", option="length")
     refused(pretrain.main, "--config", path, "--steps", 4, kind="conflict", option="steps")
     path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "warmup": 0.5}])
     refused(pretrain.main, "--config", path, "--warmup-steps", 1, kind="conflict", option="warmup_steps")
 
 
-def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
+def test_the_doctor_prints_the_phases_first_with_layers_and_the_highest_rate(dataset, tmp_path):
     phases = [
-        {"steps": 10, "length": 32, "global_batch_size": "4..8", "lr": 1e-3, "schedule": "constant"},
-        {"tokens": "4800", "length": 48, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 1e-3, "lr_end": 0.1},
+        {"steps": 10, "length": 16, "global_batch_size": "4..8", "layers": 1, "warmup": 0.5},
+        {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
     ]
-    path = toml(
-        tmp_path / "run.toml", data=str(dataset.path), model=modern, warmup=0.2, mlm_probability=0.3, phase=phases
-    )
-    said = succeeds(plan.main, "--config", path, "--out", tmp_path / "run").stdout
-    lines = [line.split("  ") for line in said.splitlines()]
-    cells = [[cell.strip() for cell in line if cell] for line in lines]
-    samples = dataset.path, assemble.loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
-    assert cells[0] == list(plan.HEAD)
-    assert cells[1][:6] == ["1", "step 0", "10", "1,920", "4..8", "32"]
-    assert cells[1][6:9] == ["30% exact", "3.33e-04 to 1.00e-03", "constant"]
-    assert cells[1][9] == f"{dataset.path} {60 / samples[1]:.3g}"
-    assert cells[2][:7] == ["2", "step 10", "10", "4,800", "10", "48", "15% exact"]
-    assert "20 steps and 6,720 tokens in all" in said
-    assert "checkpoint" in said
-    timed = toml(tmp_path / "timed.toml", data=str(dataset.path), phase=[{"time": "30s"}, {"time": "90s"}])
-    said = succeeds(plan.main, "--config", timed, "--model", "bert-tiny").stdout
-    assert "30 s" in said
-    assert "120 seconds in all" in said
-    assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
+    config = Config.of(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
+    found = list(doctor.check(config, 1))
+    assert [name for name, _ in found].index("shards") == len(phases)
+    (first, (verdict, second)) = (finding for _, finding in found[:2])
+    for value in ("phase 1 of 2", "4..8 rows of 16 tokens", "rate 5.00e-04 to 6.00e-04, peak 3.00e-03", "layers 1"):
+        assert value in first[1]
+    for value in ("steps 10 to 25", "10 rows of 32 tokens", "rate 2.00e-03 to ", "peak 2.00e-03", "layers all"):
+        assert value in second
+    assert "25 steps, 5,760 tokens" in dict(found)["samples"][1]
 
 
 def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):
@@ -527,15 +516,6 @@ def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
         assert ("epochs" in dict(doctor.check(config, 1))["samples"][1]) == said
 
 
-@pytest.mark.parametrize("option", ["init", "branch"])
-def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_path, option):
-    """The other run is named by its directory, which has no configuration of its own."""
-    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
-    given = ["--data", dataset.path, "--length", 32, "--steps", 1, f"--{option}", tmp_path / "run"]
-    size = pretrained.load(last_checkpoint(tmp_path / "run")).num_parameters()
-    assert f"disk: {size:,} parameters" in succeeds(plan.main, *given, "--optimizer", "adamw").stdout
-
-
 @pytest.mark.parametrize(
     ("more", "size"),
     [
@@ -546,15 +526,11 @@ def test_the_plan_of_a_run_that_begins_with_another_knows_its_size(dataset, tmp_
         ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12),
     ],
 )
-def test_the_plan_and_the_doctor_know_the_same_disk_space(dataset, tmp_path, bert_run, more, size):
+def test_the_doctor_knows_the_disk_space_of_all_checkpoints(dataset, tmp_path, bert_run, more, size):
     """size: bytes a parameter of each of 10,001 checkpoints; None for less than those of a model trained in full."""
     options = {"init": bert_run, "keep": 10_000, "length": 32, "steps": 1} | more
-    given = flags(dataset.path, tmp_path / "run", **options)
-    planned, checked = (invoke(command, *given).stdout for command in (plan.main, doctor.main))
-    (line,) = re.findall(r"^disk: (.*)$", planned, re.MULTILINE)
-    (other,) = re.findall(r"^\w+ +disk +(.*)$", checked, re.MULTILINE)
-    names, gigabytes = re.fullmatch(r".* parameters; (.*) take ([\d.]+) GB", line).groups()
-    assert other.startswith(f"{names} need {gigabytes} GB")
+    checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options)).stdout
+    names, gigabytes = re.search(r"^\w+ +disk +(.*) need ([\d.]+) GB", checked, re.MULTILINE).groups()
     assert (", 9,999 milestones and" in names) == ("save_at" in more)
     per = float(gigabytes) * 1e9 / 10_001 / pretrained.load(last_checkpoint(bert_run)).num_parameters()
     assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
@@ -734,4 +710,4 @@ def test_a_later_mix_that_cannot_be_is_refused_before_the_first_step(dataset, ot
 
 def test_another_optimizer_is_refused_where_phases_have_the_rates_of_the_recipes_own():
     given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer"]
-    refused(plan.main, *given, "adamw", kind="conflict", option="optimizer")
+    refused(pretrain.main, *given, "adamw", kind="conflict", option="optimizer")

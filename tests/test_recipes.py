@@ -42,7 +42,7 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     assert config == Config.of(data="d", out="o", **options_in(name))
     for option, value in options_in(name).items():
         assert f"--{option.replace('_', '-')} {value}" in said or option == "phase"
-    assert ("bertrain plan" in said) == ("phase" in options_in(name))
+    assert ("bertrain doctor" in said) == ("phase" in options_in(name))
 
 
 def test_the_default_recipe_is_taken_where_nothing_chooses_another(options_of):

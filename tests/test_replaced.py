@@ -15,7 +15,7 @@ from training import CPU, QUIET, TINY, assert_near, last_checkpoint, refused_run
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
-from bertrain.commands import doctor, plan
+from bertrain.commands import doctor
 from bertrain.lab import replaced
 from bertrain.options.config import Config
 from bertrain.run import assemble
@@ -234,7 +234,6 @@ def test_estimates_say_that_they_do_not_count_the_discriminator(dataset, tmp_pat
     lines = succeeds(doctor.main, *given).output.splitlines()
     said = {line.split()[1]: line[:4] for line in lines if line.endswith("; the discriminator is not counted")}
     assert said == dict.fromkeys(["memory", "disk"], "WARN")
-    assert "the discriminator is not counted" in succeeds(plan.main, *given[:2], *given[4:]).output
 
 
 def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path, options):

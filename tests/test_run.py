@@ -725,7 +725,7 @@ def examine(data, out, **options):
 def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
     code, lines = examine(dataset.path, tmp_path / "run", global_batch_size=6, nproc=2)
     assert code == 0
-    checks = ["shards", "samples", "batch", "warm-up", "model", "masks", "devices", "memory", "disk", "run"]
+    checks = ["phase", "shards", "samples", "batch", "warm-up", "model", "masks", "devices", "memory", "disk", "run"]
     assert list(lines) == checks
     assert all(line.startswith(("PASS", "WARN  devices")) for line in lines.values())
     assert not (tmp_path / "run").exists()

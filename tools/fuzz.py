@@ -235,9 +235,12 @@ def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tu
 def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     from click.testing import CliRunner
 
-    from bertrain.commands import plan
+    from bertrain.methods import methods_of
+    from bertrain.options.config import Config
+    from bertrain.options.flags import read_options
     from bertrain.pretrain import main as pretrain
-    from bertrain.run import rundir, state
+    from bertrain.run import assemble, rundir, state
+    from bertrain.run.batches import Batches
 
     run, runner = scratch / "run", CliRunner()
     given = ["--model", "bert-tiny", "--length", "16", "--global-batch-size", "4", "--steps", "1", "--eval-every", "0"]
@@ -250,11 +253,8 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
         rundir.choose(run, lambda line: None).check()
 
     def planned() -> None:
-        ended = runner.invoke(plan.main, ["--config", str(scratch / "run.toml")])
-        if isinstance(ended.exception, SystemExit) and ended.exit_code in (1, 2) and ended.output.count("Error: ") == 1:
-            raise BertdataError(ended.output, "refused")
-        if ended.exception:
-            raise ended.exception
+        config = Config.of(**read_options(scratch / "run.toml"))
+        Batches(config, assemble.datasets(config), methods=methods_of(config))
 
     yield "checkpoint.json", Target(made / "checkpoint.json", chosen)
     (scratch / "run.toml").write_text(

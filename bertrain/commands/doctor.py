@@ -2,8 +2,8 @@
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
 
-Takes the options of bertrain pretrain and builds what it would build, without training. Prints PASS, WARN or FAIL for
-each check, and what to do. The exit code is 1 if a check fails.
+Takes the options of bertrain pretrain and builds what it would build, without training. Prints the phases of the run,
+then PASS, WARN or FAIL for each check, and what to do. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -37,49 +37,38 @@ SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take 
 
 
 def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
+    """Yield the phases and the checks of a run, with verdict and reason; a failure that later ones need is the last."""
+    name = "shards"
     try:
         datasets = assemble.datasets(config)
-    except BertdataError as error:
-        yield "shards", (FAIL, str(error))
-        return
-    for shards in datasets.values():
-        faults = verify(shards.path)
-        sound = f"{counted(shards.num_documents, 'document')}, {shards.num_tokens:,} tokens, every byte as written"
-        line = f"{shards.path}: {sound}" if len(datasets) > 1 else sound
-        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, line)
-    try:
+        name = "samples"
         assemble.check_names(config)
-        methods = methods_of(config)
-        on_gpu = torch.cuda.is_available()
+        methods, on_gpu = methods_of(config), torch.cuda.is_available()
         batches = Batches(config, datasets, methods=methods, world_size=nproc, on_gpu=on_gpu)
-    except BertdataError as error:
-        yield "samples", (FAIL, str(error))
-        return
-    yield from _of_rows(config, batches, nproc)
-    shards = next(iter(datasets.values()))  # which has the tokenizer of all
-    try:
+        plan = batches.plan
+        yield from (("phase", (PASS, plan.line(phase))) for phase in plan.phases)
+        for shards in datasets.values():
+            yield "shards", _shards(shards)
+        yield from _of_rows(config, batches, nproc)
+        name = "model"
+        shards = next(iter(datasets.values()))  # which has the tokenizer of all
         branch = rundir.to_branch(Path(config.branch)) if config.branch else None
         weights, warnings = assemble.model(config, shards, resume=branch, methods=methods)
         learner = _learner(config, weights, shards, methods)
         assemble.optimizer(config, learner, methods)
-        assemble.check_parts(config, shards, learner, batches.plan.phases, methods)
+        assemble.check_parts(config, shards, learner, plan.phases, methods)
+        parameters, trained = _sizes(weights)
+        size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
+        yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
+        name = "masks"  # after the model, which refuses another tokenizer, whose tokens are unknown
+        yield "masks", (PASS, f"{batches.first_targets():,} targets in the first rows")
     except BertdataError as error:
-        yield "model", (FAIL, str(error))
+        yield name, (FAIL, str(error))
         return
-    parameters, trained = _sizes(weights)
-    size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
-    yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
-    try:
-        targets = batches.first_targets()  # after the model, which refuses another tokenizer, whose tokens are unknown
-    except BertdataError as error:
-        yield "masks", (FAIL, str(error))
-        return
-    yield "masks", (PASS, f"{targets:,} targets in the first rows")
     passes = max([1, *(method.passes() for method in methods)])
     compiled = on_gpu and assemble.compiles(config, methods, on_gpu=True)
     yield "devices", _devices(nproc)
-    memory = _memory(config, batches.plan, weights, nproc, passes, compiled=compiled)
+    memory = _memory(config, plan, weights, nproc, passes, compiled=compiled)
     yield "memory", _less(memory, not_counted(methods))
     yield "disk", _less(_disk(config, parameters, trained), not_counted(methods, saved=True))
     yield "run", _run(config, batches, shards, methods, learner)
@@ -96,11 +85,10 @@ def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str
     loader, plan = batches.loader, batches.plan
     steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
     sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, {steps}"
-    if plan.seconds is None and len(plan.phases) == 1:  # bertrain plan has the epochs of each phase
-        sizes += f", {plan.samples() / loader.num_samples:.2g} epochs"
+    if plan.seconds is None:
+        sizes += f", {counted(sum(phase.samples() * phase.length for phase in plan.phases), 'token')}"
+        sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
     yield "samples", (PASS, sizes)
-    for line in plan.describe():
-        yield "phase", (PASS, line)
     for line in batches.shares():
         yield "mix", (PASS, line)
     facts = loader.facts
@@ -118,11 +106,15 @@ def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
     for shards in batches.datasets.values():
         if "validation" not in shards.splits:
-            where = f"{shards.path} has " * (len(batches.datasets) > 1)
-            yield (
-                "validation",
-                (WARN, f"{where}no validation split, so nothing is evaluated; build with --validation 0.01"),
-            )
+            reason = f"{shards.path} has no validation split, so nothing is evaluated; build with --validation 0.01"
+            yield "validation", (WARN, reason)
+
+
+def _shards(shards: bertdata.Dataset) -> Finding:
+    if faults := verify(shards.path):
+        return FAIL, f"{faults[0]}; build them again"
+    documents = counted(shards.num_documents, "document")
+    return PASS, f"{shards.path}: {documents}, {shards.num_tokens:,} tokens, every byte as written"
 
 
 def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
@@ -257,7 +249,7 @@ def _run(
 
 
 def doctor(config: Config, nproc: int) -> None:
-    """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
+    """Print the phases of a run, and check it: shards, samples, batch, warm-up, model, devices, memory, disk."""
     failed = False
     for name, (verdict, reason) in check(config, nproc):
         failed |= verdict == FAIL

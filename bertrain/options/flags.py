@@ -53,13 +53,12 @@ def command(
     run: Callable[..., None],
     *,
     example: str | None = None,
-    names_out: bool = True,
     own: Sequence[click.Parameter] = (),
 ) -> click.Command:
     """A click command with a flag for every option of a run and of its methods, --recipe and --config.
 
     run: called with a Config, and with the values of `own`, further options. example: a command line for the end of
-    its help. names_out: print the directory of a run that --out does not name.
+    its help.
     """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
@@ -71,8 +70,7 @@ def command(
         if is_first:
             if not config.out:
                 config = replace(config, out=default_out(config))
-                if names_out:
-                    click.echo(f"--out {config.out}")
+                click.echo(f"--out {config.out}")
             for line in lines:
                 click.echo(line)
         run(config, **values)
@@ -98,7 +96,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     if recipe:
         shown = [f"{flag(name)} {value}" for name, value in values.items() if name != "phase"]
         if phases := values.get("phase"):
-            shown.append(f"and {counted(len(phases), 'phase')} (bertrain plan shows them)")
+            shown.append(f"and {counted(len(phases), 'phase')} (bertrain doctor shows them)")
         lines.append(" ".join([f"--recipe {recipe}:", *shown]))
     config = Config.of(**values | given)
     chosen = given.keys() | (read.keys() if file else set())

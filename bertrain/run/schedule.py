@@ -58,16 +58,17 @@ class Plan:
             where = f"{phase.start / self.steps:.0%} to {phase.stop / self.steps:.0%} of the time"
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
-        ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
+        last = phase.stop - 1
+        highest = min(max(phase.rate.start + phase.rate.warmup_steps, phase.start), last)
+        first, peak, end = (phase.rate.at(step) for step in (phase.start, highest, last))
         masked = "any share" if phase.masking.policy == "uniform" else f"{phase.masking.probability:.0%}"
         bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
-        more = "".join(f", {name} {value}" for name, value in phase.methods.items() if value is not None)
+        more = "".join(f", {name} {'all' if value is None else value}" for name, value in phase.methods.items())
         more += f", trains {phase.trains}" if phase.trains else ""
         more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
         return (
             f"phase {phase.number} of {len(self.phases)}, {where}: {data}, {phase.rows} rows of {phase.length} tokens, "
-            f"{masked} masked, rate {ends[0]:.2e} to {ends[1]:.2e} ({phase.rate.schedule})"
-            f"{more}"
+            f"{masked} masked, rate {first:.2e} to {end:.2e}, peak {peak:.2e} ({phase.rate.schedule}){more}"
         )
 
     @classmethod
