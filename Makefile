@@ -65,9 +65,8 @@ states: $(VENV)/.dev  ## 100,000 steps: builds and transfers in any order, kille
 	$(BIN)/python tools/states.py $(STATES)
 
 # What needs a GPU: what the GPU itself does, the speed of a training step, then the tests. Takes the environment, if there
-# is one, else what python3 has, and installs nothing; the methods of the trainer are found by bertrain.egg-info. Each line
-# of a result is written at once, so it can be stopped. It ends in about ten minutes; run it again for the cases that it
-# left out.
+# is one, else what python3 has, and installs nothing. Each line of a result is written at once, so it can be stopped. It
+# ends in about ten minutes; run it again for the cases that it left out.
 GPU_PYTHON  = $(or $(wildcard $(BIN)/python),$(PYTHON))
 GPU_TESTS  ?= -n 4 --dist worksteal
 GPU_OUT    ?= benchmarks/results/gpu.jsonl
@@ -77,7 +76,6 @@ GPU_SECONDS ?= 240
 gpu:  ## the tests and measurements that need a GPU
 	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or \
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
-	$(GPU_PYTHON) -c "from setuptools import setup; setup()" -q egg_info
 	$(GPU_PYTHON) benchmarks/gpu_facts.py --out $(GPU_FACTS)
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py

@@ -1,18 +1,21 @@
 """What a run does beside its objectives: a Method, which others may write too.
 
-A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and a package
-names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.
+A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and another
+package names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import click
+
 from bertdata.errors import UsageError
+from bertrain import lab
 from bertrain.options.fields import Excludes, Options
 
 if TYPE_CHECKING:
@@ -191,22 +194,23 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def known_methods() -> dict[str, type[Method]]:
-    """The methods of installed packages, in the order of their names, then those of METHODS: so a run calls them."""
-    return _of_packages() | METHODS
+    """Return our methods and those of installed packages by name, then METHODS. A run calls them in this order."""
+    return _installed() | METHODS
 
 
 @cache
-def _of_packages() -> dict[str, type[Method]]:
-    # Not entry_points(), which asks only one of two distributions of a name, and may find an old one in a checkout.
-    entries = {each.name: each for one in distributions() for each in one.entry_points if each.group == GROUP}
-    found: dict[str, type[Method]] = {}
+def _installed() -> dict[str, type[Method]]:
+    entries = {name: EntryPoint(name, value, GROUP) for name, value in lab.METHODS.items()}
+    # An older installation of this package may still have entry points for its own methods.
+    entries |= {each.name: each for each in entry_points(group=GROUP) if not each.value.startswith("bertrain.")}
+    methods: dict[str, type[Method]] = {}
     for name, entry in sorted(entries.items()):
         try:
-            found[name] = entry.load()
-        except Exception as error:  # of a package of others
+            methods[name] = entry.load()
+        except Exception as error:  # a package of somebody else must not stop every command
             sentence = f"the method {name}, {entry.value}, cannot be imported ({error}); correct its package"
-            raise UsageError(sentence, "bad-entry", given=name) from None
-    return found
+            click.echo(f"warning: {sentence}", err=True)
+    return methods
 
 
 def methods_of(config: Config) -> list[Method]:

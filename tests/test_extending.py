@@ -6,7 +6,6 @@ import threading
 from dataclasses import dataclass, fields, make_dataclass
 from importlib.metadata import EntryPoint
 from inspect import signature
-from typing import Any, NamedTuple
 
 import click
 import pytest
@@ -27,7 +26,7 @@ from training import (
     train_twice,
 )
 
-from bertrain import methods, optim
+from bertrain import lab, methods, optim
 from bertrain.commands import doctor
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import METHODS, Method
@@ -229,21 +228,20 @@ def test_what_a_resumed_run_says_of_another_method(dataset, tmp_path):
     refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", given="noisy")
 
 
-class Package(NamedTuple):
-    """What importlib.metadata says of an installed package."""
-
-    entry_points: list[Any]
-
-
-def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkeypatch):
-    entries = [EntryPoint(name, "test_extending:Noisy", methods.GROUP) for name in ("b", "a")]
-    monkeypatch.setattr(methods, "distributions", lambda: [Package(entries), Package(entries)])
-    monkeypatch.setattr(methods, "_of_packages", methods._of_packages.__wrapped__)
+def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkeypatch, capsys):
+    """Entry points of an older installation of ours are ignored, and one whose import fails is a warning."""
+    values = {
+        "zoo": "test_extending:Noisy",
+        "a": "test_extending:Noisy",
+        "b": "no_such_module:C",
+        "c": "bertrain.lab:C",
+    }
+    entries = [EntryPoint(name, value, methods.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(methods, "entry_points", lambda group: entries)
+    monkeypatch.setattr(methods, "_installed", methods._installed.__wrapped__)
     METHODS["own"] = Noisy
-    assert [*methods.known_methods()] == ["a", "b", "own"]
-    entries[0] = EntryPoint("b", "no_such_module:Noisy", methods.GROUP)
-    with refuses("bad-entry", given="b"):
-        methods.known_methods()
+    assert [*methods.known_methods()] == ["a", *lab.METHODS, "zoo", "own"]
+    assert capsys.readouterr().err.startswith("warning: the method b, no_such_module:C, cannot be imported")
 
 
 class Halves(Objective):
