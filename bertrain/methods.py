@@ -69,10 +69,6 @@ class Method:
     def check(self, config: Config) -> None:
         """Raises UsageError for options that do not go together. `excludes` has been checked."""
 
-    def fixed_options(self, config: Config) -> Mapping[str, Any]:
-        """Options that follow from its own: they take the place of a recipe's and of defaults."""
-        return {}
-
     def loader_options(self) -> Mapping[str, Any]:
         """Arguments of bertdata.Loader for the rows that are trained on."""
         return {}

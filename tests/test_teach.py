@@ -183,16 +183,14 @@ def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
     assert "2 of 2 epochs" in succeeds(cli.main, "inspect", caches["few"]).output
 
 
-def test_a_recipe_holds_beside_a_cache_and_its_rows_are_those_of_the_cache(dataset, caches, tmp_path):
+def test_the_error_of_a_cache_has_the_options_to_give(dataset, caches, tmp_path):
     given = ["--data", dataset.path, "--out", tmp_path / "run", "--steps", 2, "--teacher-cache", caches["few"]]
-    said = succeeds(pretrain_main, *given).output
-    options = json.loads((tmp_path / "run" / "run.json").read_bytes())["config"]
-    assert (options["optimizer"], options["global_batch_size"], options["model"]) == ("muon", 64, "modernbert-tiny")
-    assert (options["length"], options["mlm_probability"]) == (32, 0.15)
-    assert "--length 32 --mlm-probability 0.15" in said
-    other = [*given[:3], tmp_path / "other", *given[4:], "--mlm-probability", 0.3]
     known = {"kind": "other-stream", "option": "teacher_cache", "given": caches["few"]}
-    refused(pretrain_main, *other, **known, says="0.15")
+    options = "--length 32 --mlm-probability 0.15"
+    refused(pretrain_main, *given, **known, says=f"give the run {options}, or")
+    succeeds(pretrain_main, *given, *options.split())
+    windows = "give the run --no-isolate-documents, or"
+    refused(pretrain_main, *given, *options.split(), "--isolate-documents", **known, says=windows)
 
 
 def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big, tmp_path):
@@ -532,30 +530,6 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_complete_one_has_no_en
     assert f"{size:,}" in done.output
     assert done.exit_code == (2 if command is pretrain_main else 1)
     succeeds(command, *timed_run(dataset, tmp_path / "run", caches["few"]))
-
-
-@pytest.mark.slow
-def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_path):
-    more = ["--seed", 1, "--shuffle", "blocks"]
-    out = tmp_path / "logits"
-    succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 20, *more, top_k=4))
-    given = [
-        "--data",
-        dataset.path,
-        "--out",
-        tmp_path / "run",
-        "--length",
-        32,
-        "--teacher-cache",
-        out,
-        "--steps",
-        2,
-        "--global-batch-size",
-        8,
-    ]
-    succeeds(doctor.main, *given, *more)
-    assert "seed was 1" in invoke(doctor.main, *given, "--data-seed", 0).output
-    assert "shuffle was 'blocks'" in invoke(doctor.main, *given, "--shuffle", "full").output
 
 
 def test_the_doctor_says_that_it_does_not_count_a_teacher_that_runs_along(dataset, big, tmp_path):

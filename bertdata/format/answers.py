@@ -23,6 +23,17 @@ CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
 LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
 _LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
+_OPTIONS = {
+    "seed": "--data-seed {}",
+    "length": "--length {}",
+    "shuffle": "--shuffle {}",
+    "masking.policy": "--masking {}",
+    "masking.probability": "--mlm-probability {}",
+    "masking.mask_fraction": "--mask-fraction {}",
+    "masking.random_fraction": "--random-fraction {}",
+}
+"""The options of bertrain pretrain that set a member of a stream."""
+_SAMPLES = {"windows": "--no-isolate-documents", "packed": "--isolate-documents", "pairs": "--objective mlm+nsp"}
 _HEADER = (
     "teacher",
     "tokenizer",
@@ -93,8 +104,8 @@ def begin(directory: Path, header: dict[str, Any]) -> None:
     complete = (directory / CACHE).exists()
     if complete or next(directory.glob("unit-*"), None):
         old_header = read_header(directory, CACHE if complete else PLAN)
-        if differences := _differences(old_header, header):
-            sentence = f"{directory} holds another cache: {differences}; give the same options, or another --out"
+        if differing := _differing(old_header, header):
+            sentence = f"{directory} holds another cache: {_both(differing)}; give the same options, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=directory)
     if complete:
         (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
@@ -218,15 +229,18 @@ class TeacherCache:
         return self.header["stream"].get("variants")
 
     def check(self, stream: Mapping[str, Any], tokenizer: str) -> None:
-        """Raises UsageError, which names both values, if the answers belong to another stream.
+        """Raises UsageError, which names both values and the options to give, if the answers belong to another stream.
 
         stream: the state of a loader without position. tokenizer: SHA-256 of the dataset's tokenizer.json.
         """
         cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
-        if differences := _differences(cached, {"tokenizer": tokenizer} | dict(stream)):
+        if differing := _differing(cached, {"tokenizer": tokenizer} | dict(stream)):
+            options = {**_OPTIONS, "samples": _SAMPLES.get(str(cached.get("samples")), "")}
+            known = [options[name].format(old) for name, (old, _) in differing.items() if name in options and old]
             sentence = (
                 f"the teacher cache {self.path} was made for other masked samples than those of this run: "
-                f"{differences}; give the run the same options, or make another cache with bertrain teacher"
+                f"{_both(differing)}; give the run {' '.join(known) or 'the same dataset and options'}, or make "
+                "another cache with bertrain teacher"
             )
             raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
 
@@ -283,15 +297,19 @@ def _runs(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
     return zip(bounds, bounds[1:], strict=False) if positions.size else iter(())
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
-    """Names the members in which two headers differ, with both values; empty if they are the same."""
-    differences = []
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the members in which two headers differ: name → (old, new)."""
+    differing: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name), new.get(name)
         if name == "units" or before == after:
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            differences.append(_differences(before, after, f"{prefix}{name}."))
+            differing |= _differing(before, after, f"{prefix}{name}.")
         else:
-            differences.append(f"{prefix}{name} was {before!r} and is {after!r}")
-    return "; ".join(differences)
+            differing[f"{prefix}{name}"] = before, after
+    return differing
+
+
+def _both(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())

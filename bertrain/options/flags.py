@@ -15,7 +15,7 @@ import click
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError, counted
 from bertrain import recipes
-from bertrain.methods import known_methods, methods_of
+from bertrain.methods import known_methods
 from bertrain.options.config import (
     CHECKPOINTS,
     DATA,
@@ -66,12 +66,12 @@ def command(
         values = {str(parameter.name): flags.pop(str(parameter.name)) for parameter in own}
         with one_sentence(quiet=not is_first):  # every rank would say the same
             given = {name: value for name, value in flags.items() if value not in (None, ())}
-            config, lines = _config(given, file, recipe)
+            config, line = _config(given, file, recipe)
         if is_first:
             if not config.out:
                 config = replace(config, out=default_out(config))
                 click.echo(f"--out {config.out}")
-            for line in lines:
+            if line:
                 click.echo(line)
         run(config, **values)
 
@@ -80,8 +80,8 @@ def command(
     return _RunCommand("pretrain", callback=main, help=run.__doc__, epilog=epilog, context_settings=settings, own=own)
 
 
-def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, list[str]]:
-    """The options of a run, and lines that say what was not given. given: on the command line."""
+def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, str]:
+    """Return the options of a run, and a line with those of its recipe or "". given: on the command line."""
     if file and recipe:
         sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
         raise UsageError(sentence, "conflict", option="recipe", given=recipe)
@@ -92,22 +92,13 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     _require_apart(given, read)
     replaced = replaced_by(given, read)
     values = {name: value for name, value in read.items() if name not in replaced}
-    lines = []
+    line = ""
     if recipe:
         shown = [f"{flag(name)} {value}" for name, value in values.items() if name != "phase"]
         if phases := values.get("phase"):
             shown.append(f"and {counted(len(phases), 'phase')} (bertrain doctor shows them)")
-        lines.append(" ".join([f"--recipe {recipe}:", *shown]))
-    config = Config.of(**values | given)
-    chosen = given.keys() | (read.keys() if file else set())
-    for method in methods_of(config):
-        settled = {name: value for name, value in method.fixed_options(config).items() if name not in chosen}
-        changed = {name: value for name, value in settled.items() if config.flat()[name] != value}
-        if changed:
-            words = " ".join(f"{flag(name)} {value}" for name, value in changed.items())
-            lines.append(f"{method.name} sets {words}, in place of the recipe's or the default")
-            config = Config.of(**config.flat() | changed)
-    return config, lines
+        line = " ".join([f"--recipe {recipe}:", *shown])
+    return Config.of(**values | given), line
 
 
 def _parameters() -> tuple[list[click.Parameter], dict[str, list[str]]]:

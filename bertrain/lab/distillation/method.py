@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from bertdata.errors import BertdataError, UsageError
+from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
@@ -88,27 +88,6 @@ class Distillation(Method):
 
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
-
-    def fixed_options(self, config: Config) -> Mapping[str, Any]:
-        """A cache has rows of one length, masked by one rule, in one order."""
-        if not self.options.teacher_cache:
-            return {}
-        seed = config.seed if config.data_seed is None else config.data_seed
-        try:
-            stream = TeacherCache(self.options.teacher_cache).header["stream"]
-            masking = stream["masking"]
-            return {
-                "length": stream["length"],
-                **({"data_seed": stream["seed"]} if stream["seed"] != seed else {}),
-                "mlm_probability": masking["probability"],
-                "masking": masking["policy"],
-                "mask_fraction": masking["mask_fraction"],
-                "random_fraction": masking["random_fraction"],
-                "shuffle": stream["shuffle"],
-                "isolate_documents": stream["samples"] == "packed",
-            }
-        except (BertdataError, KeyError, TypeError):
-            return {}  # the loader says what is wrong
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"teacher": self._teacher}
