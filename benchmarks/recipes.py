@@ -77,7 +77,6 @@ ROWS = {
             "Muon, weight decay 0.1": "--weight-decay 0.1",
             "Muon, weight decay 0.3": "--weight-decay 0.3",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
-            "Muon, WSD, mean of weights": "--schedule wsd --decay-share 0.2 --average 0.1",
         },
     ),
     "small": changed(
@@ -170,7 +169,7 @@ def result_of(place: Path) -> dict[str, Any]:
     last, judged = steps[-1], next((entry for entry in reversed(entries) if "validation_loss" in entry), None)
     if judged is None:
         sys.exit(f"{place} was not evaluated, as the corpus is too small for a validation split; give a larger one")
-    kept = {name: judged[name] for name in ("validation_loss", "validation_accuracy", "average_loss") if name in judged}
+    kept = {name: judged[name] for name in ("validation_loss", "validation_accuracy")}
     times = {name: last[name] for name in ("trained_s", "compiled_s")}
     return kept | times | {"steps": last["step"], "tokens": last["tokens"]}
 
@@ -181,14 +180,13 @@ def table(results: list[dict[str, Any]], size: str) -> str:
     for result in results:
         if result["size"] == size:
             rows.setdefault((result["row"], result["options"]), []).append(result)
-    lines = ["| recipe | options | loss, median | of each seed | mean of weights | steps | tokens |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| recipe | options | loss, median | of each seed | steps | tokens |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
     for (row, options), found in sorted(
         rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])
     ):
-        means = [one["average_loss"] for one in found if "average_loss" in one]
         lines.append(
-            f"| {row} | `{options}` | {losses_of(found)} | {f'{statistics.median(means):.3f}' if means else ''} | "
+            f"| {row} | `{options}` | {losses_of(found)} | "
             f"{statistics.median(one['steps'] for one in found):,.0f} | "
             f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M |"
         )

@@ -47,10 +47,6 @@ def forget_moments(patch):
     patch.setattr(checkpoint, "read_optimizer", lambda *arguments: None)
 
 
-def forget_mean(patch):
-    patch.setattr(checkpoint, "read_average", lambda *arguments: None)
-
-
 def forget_sums(patch):
     read = state.read
     patch.setattr(state, "read", lambda path: replace(read(path), since_entry={}))
@@ -74,13 +70,13 @@ def end_with_an_error(patch):
     patch.setattr(rundir, "choose", choose)
 
 
-FAULTS = [shift_position, forget_moments, forget_mean, forget_sums, keep_later_entries, end_with_an_error]
+FAULTS = [shift_position, forget_moments, forget_sums, keep_later_entries, end_with_an_error]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_a_fault_of_resuming_is_found(dataset, tmp_path, monkeypatch, fault):
-    options = campaign.BASE | {"data": [str(dataset.path)], "model": TINY, "steps": 12, "log_every": 3, "average": 0.8}
+    options = campaign.BASE | {"data": [str(dataset.path)], "model": TINY, "steps": 12, "log_every": 3}
     stops = [campaign.Stop(campaign.SIGKILL, None, 3, 0.0), campaign.Stop(campaign.SIGKILL, 0, 4, 0.0)]
     begin = Training.begin_step
     slow = lambda training, step, phase: [time.sleep(0.05), begin(training, step, phase)]  # noqa: E731  (no stop is late)
@@ -159,9 +155,8 @@ def test_files_that_one_run_lacks_are_named(tmp_path):
     (stopped / "step-00000002" / "optimizer.pt").unlink()
     (stopped / "damaged-00000001").mkdir()
     (stopped / "step-00000001").mkdir()
-    (whole / "average-00000002").mkdir()
     lines = " ".join(campaign.differences(whole, stopped, is_asked=False))
-    for named in ("optimizer.pt is only in", "damaged-00000001", "2 checkpoints are kept", "average-00000002 -> None"):
+    for named in ("optimizer.pt is only in", "damaged-00000001", "2 checkpoints are kept"):
         assert named in lines
 
 

@@ -24,7 +24,7 @@ from bertrain.pretrain import pretrain
 from bertrain.run import card, rundir, state
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
-OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "average": 0.5, "mlm_probability": 0.3}
+OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "mlm_probability": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,13 @@ def cells(directory):
     return dict(re.findall(r"^\| ([a-z, ]+) \| (.*) \|$", (directory / "README.md").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["step-00000002", "step-00000004", "average-00000004"])
+@pytest.mark.parametrize("name", ["step-00000002", "step-00000004"])
 def test_the_hub_reads_a_card(trained, name):
     about = ModelCard.load(trained / name / "README.md")
     data = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bertrain", "bert"]}
     assert about.data.to_dict() == data | {"license": "other"}
     title = about.text.lstrip().splitlines()[0]
     assert title.startswith(f"# run after step {int(name[-8:])}")
-    assert ("mean" in title) == name.startswith("average")
     assert str(trained.parent) not in about.content  # which is nobody else's business
 
 
@@ -74,16 +73,15 @@ def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
     assert f"| `{stated['dataset_id']}` | {amounts} |" in text
 
 
-@pytest.mark.parametrize(("name", "kind"), [("step-00000004", "validation"), ("average-00000004", "average")])
-def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(trained, name, kind):
+def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(trained):
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     last = [entry for entry in log if "validation_loss" in entry][-1]
-    rows = cells(trained / name)
+    rows = cells(trained / "step-00000004")
     assert last["step"] == 4
-    assert rows["validation loss"] == f"{last[f'{kind}_loss']:.4f} nats a token"
+    assert rows["validation loss"] == f"{last['validation_loss']:.4f} nats a token"
     reference = json.loads((trained / "run.json").read_bytes())["resolved"]["reference_loss"]
     assert rows["guessing by frequency alone, on the train split"] == f"{reference['unigram']:.4f} nats a token"
-    assert (rows["right"], rows["after step"]) == (f"{last[f'{kind}_accuracy']:.2%}", "4")
+    assert (rows["right"], rows["after step"]) == (f"{last['validation_accuracy']:.2%}", "4")
     assert "validation loss" not in cells(trained / "step-00000002")  # nothing was known then
 
 
@@ -101,7 +99,7 @@ def test_the_options_of_a_card_are_those_that_differ(trained):
     text = (trained / "step-00000004" / "README.md").read_text()
     given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", text, re.MULTILINE))
     config = json.loads((trained / "run.json").read_bytes())["config"]
-    wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability", "average"]
+    wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability"]
     expected = {"--" + name.replace("_", "-"): str(config[name]) for name in wanted}
     assert given == expected | {"--model": "bert.json"}
 
@@ -135,17 +133,16 @@ def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
-    cards = [run / name / "README.md" for name in ("step-00000004", "average-00000004")]
-    for path in cards:
-        path.write_text("mine\n")
+    path = run / "step-00000004" / "README.md"
+    path.write_text("mine\n")
     assert rundir.find(run).name == "step-00000004"
     if is_damaged:
         (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
     pretrain(Config.of(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
     if is_damaged:
-        cards[0] = run / "damaged-00000004" / "README.md"
-    assert [path.read_text() for path in cards] == ["mine\n"] * 2
-    cards[0].unlink()
+        path = run / "damaged-00000004" / "README.md"
+    assert path.read_text() == "mine\n"
+    path.unlink()
     assert rundir.find(run).name == "step-00000004"
 
 

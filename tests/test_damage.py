@@ -49,15 +49,15 @@ def damages(content, path):
 
 
 @pytest.fixture(scope="module")
-def averaged(dataset, once):
+def trained(dataset, once):
     """A run of two steps whose last checkpoint has all files that there can be. Tests must not change it."""
-    options = QUIET | {"steps": 2, "average": 0.9}
-    return once("averaged", lambda folder: train(dataset.path, folder / "run", **options)) / "run"
+    options = QUIET | {"steps": 2}
+    return once("trained", lambda folder: train(dataset.path, folder / "run", **options)) / "run"
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "average.pt", "trainer.json"])
-def test_a_damaged_state_ends_a_run_and_is_not_unpickled(dataset, averaged, tmp_path, name):
-    out = shutil.copytree(averaged, tmp_path / "run")
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer.json"])
+def test_a_damaged_state_ends_a_run_and_is_not_unpickled(dataset, trained, tmp_path, name):
+    out = shutil.copytree(trained, tmp_path / "run")
     path = out / "step-00000002" / name
     made = damages(path.read_bytes(), tmp_path / "made")
     for what, damage in made.items():
@@ -65,27 +65,27 @@ def test_a_damaged_state_ends_a_run_and_is_not_unpickled(dataset, averaged, tmp_
         seal(path.parent)
         kind = "other-version" if name == "trainer.json" and what in ("list", "number", "object") else "damaged"
         given = ... if kind == "other-version" or name == "trainer.json" else str(path)
-        refused(pretrain.main, *flags(dataset.path, out, steps=3, average=0.9, **QUIET), kind=kind, given=given)
+        refused(pretrain.main, *flags(dataset.path, out, steps=3, **QUIET), kind=kind, given=given)
     for value in ([1], 5, {}):
         torch.save(value, path)
         seal(path.parent)
-        refused(pretrain.main, *flags(dataset.path, out, steps=3, average=0.9, **QUIET), kind="damaged")
+        refused(pretrain.main, *flags(dataset.path, out, steps=3, **QUIET), kind="damaged")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run"]
     assert path.parent.is_dir()
 
 
-def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(dataset, averaged, tmp_path):
+def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(dataset, trained, tmp_path):
     """Of each member another value, and none, in turn: a run goes on, or says what is wrong."""
-    kept = averaged / "step-00000002"
+    kept = trained / "step-00000002"
     saved = json.loads((kept / state.TRAINER).read_bytes())
     draw = random.Random(0)
     for path in [path for path in members(saved) if path[0] != "versions"]:
         for value in draw.sample(["x", -5, [], {}, None], 1):
             changed = with_member(saved, path, value)
-            out = shutil.copytree(averaged, tmp_path / "run")
+            out = shutil.copytree(trained, tmp_path / "run")
             (out / kept.name / state.TRAINER).write_text(json.dumps(changed))
             seal(out / kept.name)
-            done = invoke(pretrain.main, *flags(dataset.path, out, steps=3, average=0.9, **QUIET))
+            done = invoke(pretrain.main, *flags(dataset.path, out, steps=3, **QUIET))
             assert done.exit_code == 0 or done.stderr.splitlines()[-1].startswith("Error: "), (path, value)
             shutil.rmtree(out)
     step = shutil.copytree(kept, tmp_path / "step")
@@ -117,9 +117,9 @@ def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(da
     refused(main, "extract", "--checkpoint", step, "--out", tmp_path / "small", kind="damaged", option="checkpoint")
 
 
-def test_a_milestone_that_cannot_be_read_is_not_removed(averaged, tmp_path, monkeypatch):
+def test_a_milestone_that_cannot_be_read_is_not_removed(trained, tmp_path, monkeypatch):
     for step in (1, 2, 3, 4):
-        shutil.copytree(averaged / "step-00000002", tmp_path / f"step-0000000{step}")
+        shutil.copytree(trained / "step-00000002", tmp_path / f"step-0000000{step}")
     cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
     rundir.remove_others(tmp_path / "step-00000004", keep=1)
@@ -205,21 +205,20 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
     assert not (tmp_path / "made").exists()
 
 
-def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, averaged, tmp_path, monkeypatch, capsys):
-    out = shutil.copytree(averaged, tmp_path / "run")
-    options = QUIET | {"average": 0.9}
-    train(dataset.path, out, steps=3, **options)
+def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, trained, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(trained, tmp_path / "run")
+    train(dataset.path, out, steps=3, **QUIET)
     content = (out / "run.json").read_bytes()
     assert json.loads(content)["history"]
     with monkeypatch.context() as patched:
         cannot_read(patched, out / "run.json")
-        done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **options))
+        done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **QUIET))
     assert (done.exit_code, f"{out / 'run.json'}: " in done.stderr) == (1, True)
     assert (out / "run.json").read_bytes() == content
     for damage in (b"", b"[1]", b"5", b"{}", b"[" * 100_000, b"\xff", content[:99]):
         (out / "run.json").write_bytes(damage)
         capsys.readouterr()
-        train(dataset.path, out, steps=3, **options)
+        train(dataset.path, out, steps=3, **QUIET)
         assert "warning: run.json was damaged" in capsys.readouterr().out
         assert json.loads((out / "run.json").read_bytes())["history"] == []
 

@@ -21,9 +21,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.optim import optimizers
-from bertrain.optim.average import Average
 from bertrain.options.config import Config
-from bertrain.run import run
 from bertrain.run.training import PATIENCE, Training
 
 WILD = torch.ones(())
@@ -108,18 +106,6 @@ def test_what_follows_a_skipped_step_is_as_without_it(name, sgd):
     assert_same(ends[0], ends[2])
 
 
-def test_the_mean_of_weights_leaves_a_skipped_step_out():
-    module = torch.nn.Linear(3, 2)
-    one, other = Average(module), Average(module)
-    for step, skipped in enumerate([1, 0, 0, 1, 0]):
-        module.weight.data.fill_(step)
-        one.add(("steps", step), torch.tensor(float(skipped)))
-        if not skipped:
-            other.add(("steps", step))
-    assert one.count == other.count == 3
-    assert one.state_dict()["means"]["weight"].tolist() == other.state_dict()["means"]["weight"].tolist()
-
-
 # ------------------------------------------------------------------------------------------------------------- a run
 
 
@@ -135,14 +121,11 @@ def wild_at(monkeypatch, *steps, rank=None):
 
 
 def state_after(out, step):
-    """The weights of a checkpoint, its moments, and the mean of the weights."""
+    """The weights of a checkpoint and its moments."""
     folder = out / f"step-{step:08d}"
     found = weights_in(folder)
     state = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
     found |= {f"{number}.{name}": value for number, of_one in state.items() for name, value in of_one.items()}
-    if (folder / "average.pt").exists():
-        average = torch.load(folder / "average.pt", weights_only=True)
-        found |= average["means"] | {"count": torch.tensor(average["count"])}
     return found
 
 
@@ -151,8 +134,8 @@ def equal(one, other):
 
 
 RUNS = {
-    "adamw": {"average": 0.9, "micro_batch_size": 4},
-    "muon": {"optimizer": "muon", "average": 0.9},
+    "adamw": {"micro_batch_size": 4},
+    "muon": {"optimizer": "muon"},
     "stableadamw": {"optimizer": "stableadamw"},
     "lamb": {"optimizer": "lamb"},
     "fp16": {"precision": "fp16"},
@@ -165,7 +148,6 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_goes_on_after_a_skipped_step(dataset, bert_run, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(run, "EVERY", 1)
     wild_at(monkeypatch, 3)
     options = QUIET | RUNS[name] | {"steps": 5, "save_every": 1}
     if "side_channel" in options:

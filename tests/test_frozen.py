@@ -16,7 +16,6 @@ RUNS = [
     "lengths",
     "mix",
     "muon-bert",
-    "average",
     "grow",
     "elastic",
     "lora",

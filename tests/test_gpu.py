@@ -165,7 +165,7 @@ WAYS = {
     "compiled, mixed": {"model": "bert-tiny", "compile": "on"},
     "packed": {"compile": "off", "isolate_documents": True},
     "in pieces": {"model": "bert-tiny", "compile": "off", "micro_batch_size": 2},
-    "muon, averaged": {"model": "bert-tiny", "compile": "off", "optimizer": "muon", "average": 0.5},
+    "muon": {"model": "bert-tiny", "compile": "off", "optimizer": "muon"},
     "stableadamw": {"model": "bert-tiny", "compile": "off", "optimizer": "stableadamw"},
     "lamb": {"model": "bert-tiny", "compile": "off", "optimizer": "lamb"},
 }

@@ -146,7 +146,6 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
         {"optimizer": "stableadamw"},
         {"optimizer": "lamb"},
         {
-            "average": 0.3,
             "phase": changing(
                 0.3, 0.5, 0.6, layers=[1, 2, 2, None], length=[32, 32, 48, 48], mlm_probability=[0.3, 0.3, 0.3, 0.15]
             ),

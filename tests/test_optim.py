@@ -1,27 +1,22 @@
 import io
 import itertools
 import math
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 from families import SMALL, fast
-from helpers import json_of
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import lamb as reference_lamb
 from reference import muon as reference
 from reference import stable as reference_stable
-from training import QUIET, assert_near, changing, refused_run, train, train_twice, weights_in
+from training import QUIET, assert_near, changing, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain.commands import evaluate
 from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.options.config import Config
-from bertrain.run import assemble, run, rundir
-from bertrain.runtime import clock
+from bertrain.run import assemble
 
 
 def rates(schedule, steps, warmup_steps):
@@ -51,84 +46,6 @@ def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimi
     assert [p.ndim for p in decayed["params"]] == [2]
     assert plain["weight_decay"] == 0
     assert [p.ndim for p in plain["params"]] == [1, 1, 1]
-
-
-# ------------------------------------------------------------------------------------------------ the mean of weights
-
-
-def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "EVERY", 2)
-    options = QUIET | {"steps": 8, "average": 0.5, "lr": 1e-2, "save_every": 2}  # the decoder of its model is tied
-    out = tmp_path / "run"
-    log = train_twice(dataset.path, out, 6, **options)
-    last, average = out / "step-00000008", out / "average-00000008"
-    mean, some = weights_in(average), [weights_in(out / f"step-0000000{step}") for step in (6, 8)]  # every second one
-    assert mean.keys() == some[0].keys()
-    for name, weight in mean.items():
-        torch.testing.assert_close(weight, sum(one[name] for one in some) / 2, rtol=1e-5, atol=1e-6)
-    assert any(not torch.equal(mean[name], some[1][name]) for name in mean)
-    assert not (average / "optimizer.pt").exists()
-    entry = next(entry for entry in log if "validation_loss" in entry)
-    for path, stated in ((average, entry["average_loss"]), (last, entry["validation_loss"])):
-        result = json_of(evaluate.main, "--checkpoint", path, "--data", dataset.path)
-        assert result["loss"] == pytest.approx(stated, rel=1e-5)
-    assert rundir.find(out) == last
-
-
-def test_the_mean_of_a_run_too_short_for_one_is_that_of_its_last_weights(dataset, tmp_path):
-    train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=0.3)
-    one, other = (weights_in(tmp_path / "run" / f"{kind}-00000003") for kind in ("step", "average"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_no_mean_is_made_of_a_run_that_had_ended_before_it_was_asked_for(dataset, tmp_path, capsys):
-    """Its last weights alone would be no mean."""
-    for average in (0.0, 0.3):
-        train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=average)
-    assert list((tmp_path / "run").glob("average-*")) == []
-    assert capsys.readouterr().out.count("--average: the run has ended") == 1
-
-
-def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "EVERY", 2)
-    options = QUIET | {"save_every": 2}
-    train(dataset.path, tmp_path / "run", steps=4, average=0.5, **options)
-    train(dataset.path, tmp_path / "run", steps=10, average=0.3, **options)
-    mean = weights_in(tmp_path / "run" / "average-00000010")
-    some = [weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (8, 10)]
-    for name in mean:
-        torch.testing.assert_close(mean[name], (some[0][name] + some[1][name]) / 2, rtol=1e-5, atol=1e-6)
-
-
-def test_a_mean_keeps_no_weights_from_before_its_share_of_a_longer_run(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "EVERY", 2)
-    options = QUIET | {"save_every": 2, "average": 0.5}
-    train(dataset.path, tmp_path / "run", steps=10, **options)
-    train(dataset.path, tmp_path / "run", steps=15, **options)  # the mean of 10 steps has steps 6, 8 and 10
-    assert "its mean begins anew" in capsys.readouterr().out
-    mean = weights_in(tmp_path / "run" / "average-00000015")
-    some = [weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (12, 14)]
-    for name in mean:
-        torch.testing.assert_close(mean[name], (some[0][name] + some[1][name]) / 2, rtol=1e-5, atol=1e-6)
-
-
-def test_the_mean_of_a_run_that_is_done_when_it_begins_is_written(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "EVERY", 2)
-    options = QUIET | {"save_every": 2, "average": 0.5}
-    train(dataset.path, tmp_path / "run", steps=6, **options)
-    name = "average-00000006"
-    expected = weights_in(tmp_path / "run" / name)
-    shutil.rmtree(tmp_path / "run" / name)
-    train(dataset.path, tmp_path / "run", steps=6, **options)
-    found = weights_in(tmp_path / "run" / name)
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-
-
-def test_a_finished_run_needs_no_mean_that_is_not_asked_for(dataset, tmp_path):
-    train(dataset.path, tmp_path / "run", **QUIET, steps=3, average=0.3)
-    shutil.rmtree(tmp_path / "run" / "average-00000003")
-    train(dataset.path, tmp_path / "run", **QUIET, steps=3)
-    assert not list((tmp_path / "run").glob("average-*"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- Muon
@@ -356,29 +273,3 @@ def test_a_step_of_lost_gradients_changes_nothing(kind):
         scaler.update()
         made.zero_grad()
         assert made.state[weight]["step"] == torch.any(weight != 1) == (factor == 1.0)
-
-
-def test_a_mean_of_the_last_weights_alone_stays_where_a_run_by_time_is_started_again(
-    dataset, tmp_path, monkeypatch, capsys
-):
-    seconds = itertools.count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
-    monkeypatch.setattr(run, "EVERY", 1000)
-    options = QUIET | {"average": 0.5, "budget": "4s"}
-    train(dataset.path, tmp_path / "run", **options)
-    (mean,) = (tmp_path / "run").glob("average-*")
-    shutil.rmtree(mean)
-    train(dataset.path, tmp_path / "run", **options)
-    assert mean.is_dir()
-    assert "begins anew" not in capsys.readouterr().out
-
-
-def test_a_mean_keeps_no_weights_from_before_its_share_of_a_longer_time(dataset, tmp_path, monkeypatch):
-    seconds = itertools.count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
-    monkeypatch.setattr(run, "EVERY", 1)
-    options = QUIET | {"average": 0.5, "log_every": 1}
-    train(dataset.path, tmp_path / "run", budget="8s", **options)
-    log = train(dataset.path, tmp_path / "run", budget="12s", **options)
-    saved = torch.load(max((tmp_path / "run").glob("step-*")) / "average.pt", weights_only=True)
-    assert 0 < saved["count"] <= 1 + sum(entry["trained_s"] > 6 for entry in log if "lr" in entry)

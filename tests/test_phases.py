@@ -520,7 +520,6 @@ def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
     ("more", "size"),
     [
         ({}, 12),
-        ({"average": 0.5}, 16),
         ({"lr_scale": "bert.encoder=0"}, None),
         ({"lora": "r=2,alpha=4"}, None),
         ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12),
@@ -633,13 +632,6 @@ def test_the_last_part_of_wsd_is_exact():
     assert [rate < 1 for rate in rates].index(True) == 94  # the first of the seven has 1 − sqrt(0)
 
 
-def test_a_mean_takes_in_no_weights_from_before_the_model_changes():
-    options = {"data": "x", "steps": 10, "phase": changing(0.5, trains=["layer", None])}
-    assert len(resolve(Config.of(**options, average=0.5), SIZES)) == 2
-    with refuses("out-of-range", "average", given=0.51, says="at most 0.5"):
-        resolve(Config.of(**options, average=0.51), SIZES)
-
-
 @pytest.mark.parametrize(("asked", "taken"), [(40, 40), (41, 4)])
 def test_a_warm_up_longer_than_its_schedule_becomes_a_tenth_of_it(asked, taken):
     (phase,) = resolve(Config.of(data="x", steps=40, warmup_steps=asked), SIZES)
@@ -656,7 +648,6 @@ def test_a_time_is_so_many_seconds(given, seconds):
     ("more", "needed"),
     [
         ({}, 4 * (4 * 10 + 8 * 6)),
-        ({"average": 0.5}, 4 * (4 * 10 + 12 * 6) + 4 * 10),
         ({"save_at": ["tokens=1,2"]}, 6 * (4 * 10 + 8 * 6)),
     ],
 )

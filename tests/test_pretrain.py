@@ -37,8 +37,10 @@ from bertdata.tokenize.load import load
 from bertdata.write import build
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
+from bertrain.options.config import Config
+from bertrain.options.flags import read_options
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import card, checkpoint, rundir
+from bertrain.run import card, checkpoint, rundir, state
 from bertrain.run.training import Training
 
 
@@ -193,7 +195,7 @@ def test_old_checkpoints_that_a_kill_kept_from_removal_are_removed(dataset, copi
 def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
     """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
     (copied / "step-00000006" / "README.md.tmp").touch()
-    for name in (".step-00000004.tmp", ".average-00000009.tmp", ".step-4.tmp"):
+    for name in (".step-00000004.tmp", ".step-00000009.tmp", ".step-4.tmp"):
         write(copied / name / "model.safetensors", "unfinished")
     train(dataset.path, copied, steps=6)
     assert names(copied, ".*.tmp") == [".step-4.tmp"]
@@ -355,6 +357,22 @@ def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change)
     trainer.write_text(json.dumps(saved | {"version": 0} if change == "version" else saved | {"later": 1}))
     seal(trainer.parent)
     assert "trainer.json" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
+
+
+def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset, copied, tmp_path):
+    """In run.json, in a phase of it, and in a checkpoint, whose weights can still be read."""
+    file, path = copied / "run.json", copied / "step-00000006"
+    about = json.loads(file.read_bytes())
+    file.write_text(json.dumps(about | {"config": about["config"] | {"average": 0.0}}))
+    assert "average" not in read_options(file)
+    for given in ({"average": 0.5}, {"phase": [{"average": 0.5}]}):
+        file.write_text(json.dumps(about | {"config": about["config"] | given}))
+        with refuses("other-version", "average", given=0.5, says="bertrain merge"):
+            Config.of(**read_options(file))
+    (path / "average.pt").touch()
+    seal(path)
+    refused_run(dataset.path, copied, steps=9, kind="other-version", option="average")
+    assert state.read(path).step == 6
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):

@@ -265,7 +265,6 @@ REFUSED = [
     ("needs-option", "grow_by", {"grow_by": "fresh", "phase": HALVES}),
     ("needs-option", "decay_share", {"decay_share": 0.5}),
     ("out-of-range", "decay_share", {"schedule": "wsd", "decay_share": 0.0}),
-    ("out-of-range", "average", {"average": 1.0}),
     ("out-of-range", "length", {"length": 0}, {"length": -5}, {"phase": [{"steps": 3, "length": 0}]}),
     ("missing", "data", {"data": ""}),
     ("needs-option", "alpha", {"alpha": 0.1}),
@@ -765,9 +764,7 @@ def gigabytes(dataset, check, **options):
     return float(re.search(r"([\d.]+) GB", examine(dataset.path, "nowhere", model="bert-tiny", **options)[1][check])[1])
 
 
-def test_the_doctor_counts_the_mean_of_the_weights_on_disk_and_the_activations_of_all_sub_networks(dataset):
-    without, with_mean = (gigabytes(dataset, "disk", keep=1000, average=average) for average in (0, 0.5))
-    assert with_mean == pytest.approx(without * 4 / 3, rel=0.02)
+def test_the_doctor_counts_the_activations_of_all_sub_networks(dataset):
     options = {"length": 128, "micro_batch_size": 512, "global_batch_size": 512, "elastic": "layers=1:2"}
     needed = [gigabytes(dataset, "memory", sub_networks=number, **options) for number in (1, 2, 4)]
     assert needed[2] - needed[1] == pytest.approx(2 * (needed[1] - needed[0]), abs=0.2)
@@ -825,15 +822,10 @@ def test_the_doctor_counts_weights_gradients_moments_and_the_copy_for_a_checkpoi
     trained, frozen = (SimpleNamespace(numel=lambda: 10**9, requires_grad=needed) for needed in (True, False))
     few = {"rows": 4, "length": 32}
     as_on_gpus(monkeypatch, 20 * 10**9)
-    for parameter, more, verdict, size in (
-        (trained, {}, "WARN", 19.2),
-        (frozen, {}, "PASS", 4.8),
-        (trained, {"average": 0.5}, "FAIL", 28.8),
-    ):
-        assert memory_of(parameters=[parameter], **few, **more) == (verdict, pytest.approx(size, abs=0.4))
+    for parameter, verdict, size in ((trained, "WARN", 19.2), (frozen, "PASS", 4.8)):
+        assert memory_of(parameters=[parameter], **few) == (verdict, pytest.approx(size, abs=0.4))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert memory_of(parameters=[trained], nproc=2, **few)[1] == pytest.approx(2 * 19.2 + 12, abs=0.8)
-    assert memory_of(parameters=[trained], average=0.5, **few)[1] == pytest.approx(28.8 + 16, abs=0.4)
 
 
 def test_the_doctor_wants_a_gpu_for_each_rank(monkeypatch):

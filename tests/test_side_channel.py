@@ -117,7 +117,7 @@ def test_checkpoints_are_ordinary_and_tokens_without_a_structure_learn_as_before
 @pytest.mark.parametrize(
     "more",
     [
-        {"optimizer": "muon", "phase": changing(0.4, layers=[1, None]), "average": 0.4},
+        {"optimizer": "muon", "phase": changing(0.4, layers=[1, None])},
         {
             "phase": changing(0.3, 0.7, layers=[1, 2, None], trains=["", r"layer\.1\.|cls", ""]),
             "lr_scale": ["side_channel=2"],

@@ -261,7 +261,7 @@ class Waits(TorchDispatchMode):
 
 
 STEPS = {
-    "adamw": {"average": 0.9, "micro_batch_size": 4},
+    "adamw": {"micro_batch_size": 4},
     "modernbert": {"model": "modernbert-tiny", "gradient_checkpointing": True},
     "packed": {"model": "modernbert-tiny", "isolate_documents": True},
     "muon": {"optimizer": "muon", "model": "modernbert-tiny"},

@@ -135,7 +135,6 @@ DIMENSIONS: list[list[Options]] = [
     [{}] * 3 + [{"clip_norm": 0.1}],
     [{}] * 4
     + [{"lr_scale": ["embeddings=0.1"]}, {"lr_scale": ["orm=0", "embeddings=0.5"]}, {"lr_scale": ["embeddings=0"]}],
-    _half({"average": 0.3}, {"average": 0.6}, {"average": 0.8}),
     [{}] * 4 + [{"elastic": "layers=1:2"}, {"elastic": _SIZES, "sub_networks": 3}],
     [{}] * 4 + [{"side_channel": "names.tsv"}],
     [{}] * 8
@@ -302,8 +301,6 @@ def _rank(target: Callable[[], None], folder: Path, said: Path, environment: dic
     """A forked process: its directory, its streams, and signals as a shell would give them to it."""
     import torch
 
-    from bertrain.run import run
-
     os.chdir(folder)
     os.environ.update(environment)
     sys.stdout = sys.stderr = open(said, "a", buffering=1)  # noqa: SIM115
@@ -312,7 +309,6 @@ def _rank(target: Callable[[], None], folder: Path, said: Path, environment: dic
     faulthandler.enable(sys.stderr)
     signal.signal(SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    run.EVERY = 2  # steps between the weights that are averaged: ten are a complete run
     os.fsync = lambda fd: None  # a signal loses nothing that a disk has not yet
     gc.unfreeze = lambda: None  # what `prepare` has frozen stays so
     target()
@@ -419,12 +415,11 @@ def differences(whole: Path, stopped: Path, *, is_asked: bool) -> Iterator[str]:
     the next one is about fewer steps.
     """
     yield from _differences_of_logs(whole, stopped, is_asked=is_asked)
-    for kind in ("step-", "average-"):
-        one, two = (max(run.glob(f"{kind}*"), default=None) for run in (whole, stopped))
-        if (one and one.name) != (two and two.name):
-            yield f"{one and one.name} -> {two and two.name}"
-        elif one and two:
-            yield from _differences_of_directories(one, two)
+    one, two = (max(run.glob("step-*"), default=None) for run in (whole, stopped))
+    if (one and one.name) != (two and two.name):
+        yield f"{one and one.name} -> {two and two.name}"
+    elif one and two:
+        yield from _differences_of_directories(one, two)
     yield from (f"{path.name} is in the run" for path in [*stopped.glob("damaged-*"), *stopped.glob(".*.tmp")])
     facts = json.loads((stopped / "run.json").read_bytes())
     if facts["history"]:

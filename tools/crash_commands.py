@@ -141,11 +141,10 @@ def of_run(out: Path, whole: Path) -> int:
     """The step of the newest checkpoint. Older ones may be on their way out."""
     from bertrain.run import checkpoint
 
-    steps, means = (sorted((out / "new" / "run").glob(f"{kind}-*")) for kind in ("step", "average"))
-    for path in (*steps[-1:], *means[-1:]):
-        if fault := checkpoint.fault_of(path):
-            raise Half(f"{path.relative_to(out)}: {fault}")
-    return int(steps[-1].name[5:]) if steps else 0
+    newest = max((out / "new" / "run").glob("step-*"), default=None)
+    if newest and (fault := checkpoint.fault_of(newest)):
+        raise Half(f"{newest.relative_to(out)}: {fault}")
+    return int(newest.name[5:]) if newest else 0
 
 
 def of_files(pattern: str) -> Finished:
@@ -260,7 +259,7 @@ COMMANDS: dict[str, Command] = {
     "pretrain": Command(
         (
             f"bertrain pretrain --data in/shards --model in/tiny.json --out {NEW}/run --steps 3 --save-every 1 "
-            f"--keep 2 --average 0.6 --isolate-documents {RUN}",
+            f"--keep 2 --isolate-documents {RUN}",
         ),
         of_run,
         differing_runs,

@@ -146,7 +146,6 @@ RUNS = {
     "muon-bert": "--optimizer muon --muon-rate 2 --muon-momentum 0.9 --schedule cosine --weight-decay 0.1",
     "accumulation": "--micro-batch-size 3",
     "clipped": "--clip-norm 0.1",
-    "average": "--average 0.5 --save-every 4",
     # the model
     "distilbert": "--model distilbert.json",
     "albert": "--model albert.json",
@@ -160,7 +159,7 @@ RUNS = {
     "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --muon-rate 2 "
     "--mlm-probability 0.3 --isolate-documents",
     "side-channel": "--side-channel names.tsv",
-    "side-channel-muon": "--side-channel names.tsv --optimizer muon --config half.toml --average 0.3",
+    "side-channel-muon": "--side-channel names.tsv --optimizer muon --config half.toml",
     # a teacher
     "cached": "--teacher-cache answers --alpha 0.5 --temperature 2",
     "cached-pairs": "--teacher-cache answers-pairs --objective mlm+nsp --mlm-probability 0.3",
@@ -187,7 +186,6 @@ ON_TWO_RANKS = {
 }
 KEPT_SCENARIOS = [*BUILDS, *MORE_BUILDS, *FIRST_RUNS, *RUNS]  # of frozen.json
 RESUMED = [
-    "average",
     "batch",
     "bf16",
     "cached",
@@ -481,8 +479,8 @@ def scenario(line: str) -> Result:
     if words[1] == "pretrain":
         log = [json.loads(entry) for entry in (out / "log.jsonl").read_text().splitlines()]
         steps = [{"step": entry["step"]} | figures(entry) for entry in log if "stream" not in entry]
-        kept = sorted(out.glob("step-*"))[-1:] + sorted(out.glob("average-*"))[-1:]
-        return {"steps": steps, "files": {f"{path.name}/{k}": v for path in kept for k, v in weights(path).items()}}
+        kept = max(out.glob("step-*"))
+        return {"steps": steps, "files": {f"{kept.name}/{k}": v for k, v in weights(kept).items()}}
     if words[1] == "extract":
         return {"steps": [], "files": weights(out)}
     result = (out / "result.json").read_text() if words[1] == "finetune" else said.splitlines()[-1]
@@ -495,7 +493,7 @@ def _files(out: Path) -> dict[str, str]:
 
 def _kill_after_first_half(run: Path) -> None:
     """Makes a run look as if it had been killed before its last checkpoint."""
-    for path in [*sorted(run.glob("step-*"))[1:], *run.glob("average-*")]:
+    for path in sorted(run.glob("step-*"))[1:]:
         shutil.rmtree(path)
 
 

@@ -183,9 +183,8 @@ def _memory(
     kept = 1 if config.gradient_checkpointing else kept
     activations = passes * tokens * width * layers * kept * size
     head = passes * predicted * shape.vocab_size * (size + 4)
-    mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
-    needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
-    copied = 4 * parameters + (8 + mean) * trained
+    needed = (4 * parameters + 12 * trained + activations + head) * SPARE
+    copied = 4 * parameters + 8 * trained
     if on_gpu:
         used = range(min(nproc, torch.cuda.device_count()))
         free, where = min(torch.cuda.mem_get_info(number)[0] for number in used), "a GPU"
@@ -235,7 +234,7 @@ def _run(
     if config.resume == "no":
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
-        saved = state.read(newest)
+        saved = state.read_to_resume(newest)
         made_with = assemble.made_with(config)
         saved.require_made_with(newest, made_with)
         batches.resume(newest, saved)

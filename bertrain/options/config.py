@@ -26,7 +26,6 @@ from bertrain.options.fields import (
     COUNT,
     DECAY,
     FROM_0,
-    PART,
     SHARE,
     WARMUP,
     WEIGHT,
@@ -177,10 +176,6 @@ class Config(Options):
     """Share of the chosen tokens that becomes [MASK]."""
     random_fraction: float = _option(DATA, 0.1, bounds=WEIGHT, phase=True)
     """Share of the chosen tokens that becomes a random token. The others stay as they are."""
-    average: float = _option(SCHEDULE, 0.0, bounds=PART)
-    """Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as a separate
-    checkpoint, OUT/average-XXXXXXXX.
-    """
     masking: MaskingPolicy = _option(DATA, "exact", type=click.Choice(MASKING_POLICIES), phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
     tokens of a word; span, one to ten neighbouring words; uniform, a share drawn anew for each row, for --objective
@@ -369,6 +364,7 @@ class Config(Options):
 
     def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:
         """A phase. rest: the share of a run that is left to it, if it has no duration."""
+        table = without_removed(table, "the phase")
         allowed = {name for name, each in all_options().items() if each.metadata.get("phase")}
         if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
             is_known = wrong[0] in all_options()
@@ -459,6 +455,21 @@ def all_options() -> dict[str, Field[Any]]:
                 raise UsageError(sentence, "bad-entry", option=each.name, given=name)
             found[each.name] = each
     return found
+
+
+REMOVED: dict[str, tuple[Any, str]] = {
+    "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
+}
+"""Options of earlier versions: name → (default as in JSON, what to do instead)."""
+
+
+def without_removed(options: Mapping[str, Any], source: object) -> dict[str, Any]:
+    """Return options without those of REMOVED. Raises UsageError for one that is not at its default."""
+    for name, (default, instead) in REMOVED.items():
+        if options.get(name, default) != default:
+            sentence = f"{source} has {name} = {options[name]!r}, an option that was removed; {instead}"
+            raise UsageError(sentence, "other-version", option=name, given=options[name])
+    return {name: value for name, value in options.items() if name not in REMOVED}
 
 
 def _without_directories(value: Any) -> Any:

@@ -27,6 +27,7 @@ from bertrain.options.config import (
     all_options,
     default_out,
     replaced_by,
+    without_removed,
 )
 from bertrain.options.fields import Options, flag, helps
 
@@ -187,6 +188,7 @@ def read_options(path: Path) -> dict[str, Any]:
             "of them"
         )
         raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
+    saved = without_removed(saved, f"--config {path}")
     if unknown := sorted(saved.keys() - all_options().keys()):
         sentence = (
             f"--config {path} has options that are unknown here: {', '.join(unknown)}; remove them from it, or install "

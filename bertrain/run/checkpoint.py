@@ -5,11 +5,9 @@
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives; often absent
-        average.pt                  with --average, in the last part of a run: the mean of the weights so far
         …                           what methods export
         README.md                   a model card, of which no other file knows: it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
-    run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
 
 A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. Seeds of a
 fine-tuning are written and checked in the same way. `rundir` chooses among the checkpoints of a run.
@@ -37,10 +35,9 @@ from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.methods import Method
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
-from bertrain.optim.average import Average
 from bertrain.run import card
 
-INDEX, OPTIMIZER, BESIDE, AVERAGE_FILE = "checkpoint.json", "optimizer.pt", "beside.pt", "average.pt"
+INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 
 
 class Content(NamedTuple):
@@ -95,8 +92,6 @@ def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[P
         make_directory(target.parent)  # also that of a run, should somebody have removed it
         temporary.mkdir()
         yield temporary
-        if card.is_changed(target):  # of the mean of an earlier run to this step
-            shutil.copyfile(target / card.CARD, temporary / card.CARD)
         _seal(temporary, leaving)
         _raise_if(leaving)
         shutil.rmtree(target, ignore_errors=True)
@@ -206,20 +201,6 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         raise DatasetError(sentence, "other-settings", option="objective", given=reason) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
-
-
-def read_average(path: Path, average: Average) -> None:
-    """Loads the mean of the weights, if the checkpoint has one.
-
-    Raises DatasetError if it is of other weights, or damaged.
-    """
-    if (path / AVERAGE_FILE).exists():
-        try:
-            average.load_state_dict(_loaded(path / AVERAGE_FILE, "count", "means", "since"))
-        except ValueError as error:
-            raise DatasetError(
-                f"{path / AVERAGE_FILE}: {error}; give another --out", "other-settings", option="out"
-            ) from None
 
 
 def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:

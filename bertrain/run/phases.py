@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,7 +129,6 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
     )
     if not config.seconds and sum(phase.samples() for phase in phases) > LONGEST:
         raise UsageError("the run has more than 2**62 rows, longer than any run; make it shorter", "out-of-range")
-    _check_average(config, phases)
     return phases
 
 
@@ -215,20 +213,6 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
         )
         curves += [curve] * (end - begin)
     return curves
-
-
-def _check_average(config: Config, phases: Sequence[Phase]) -> None:
-    """Raises UsageError for a mean that takes in weights from before the model last changed."""
-    of_model = attrgetter("methods", "trains", "rope_base", "rope_base_local")
-    last = max((after.start for before, after in pairwise(phases) if of_model(before) != of_model(after)), default=0)
-    total = phases[-1].stop
-    if last > (1 - config.average) * total + 1e-9 * total:
-        most = math.floor(100 * (1 - last / total) + 1e-9) / 100
-        sentence = (
-            f"--average {config.average} takes in weights from before the model last changes, after {last / total:.0%} "
-            f"of the run; give at most {most:g}"
-        )
-        raise UsageError(sentence, "out-of-range", option="average", given=config.average)
 
 
 _NAMES = {

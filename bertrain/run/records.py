@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,7 +132,7 @@ class Records:
         """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
         run = self._run
         if run.ranks.rank == 0:
-            self.writer.reserve(self._contents())
+            self.writer.reserve(self._content())
 
     def save(self, *, required: bool) -> None:
         """Copies the state, and writes a checkpoint beside training, unless there is one of this step.
@@ -143,13 +144,12 @@ class Records:
         self.write_entry()
         run.end_of_steps()
         run.sums.gather(run.ranks)
-        run.take_last()
 
         def write() -> None:
             self._lock.require()
             self.writer.wait()
             if self.saved_step != run.step:
-                self.writer.save(run.learner.model, self._contents(), required=required)
+                self.writer.save(self._target, run.learner.model, self._content(), required=required)
 
         run.ranks.wait_for_others(LONG_S)
         run.ranks.on_first(write)
@@ -161,8 +161,8 @@ class Records:
         self._run.ranks.on_first(self.writer.wait)
         self._run.clock.lap("waited")
 
-    def _contents(self) -> dict[str, checkpoint.Content]:
-        """What is saved, by the name of its directory. Its tensors are those that training changes."""
+    def _content(self) -> checkpoint.Content:
+        """What is saved. Its tensors are those that training changes."""
         run = self._run
         saved = TrainState(
             step=run.step,
@@ -181,35 +181,30 @@ class Records:
             world_size=run.ranks.world_size,
             versions=card.versions(),
         )
-        average, name = run.training.average, f"{rundir.STEP}{run.step:08d}"
         objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
-        if average and average.count:
-            objects[checkpoint.AVERAGE_FILE] = average.state_dict()
         if beside := run.learner.objective_tensors():
             objects[checkpoint.BESIDE] = beside
-        files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card(name)}
-        contents = {name: checkpoint.Content(run.learner.model.state_dict(), objects, files)}
-        if average and average.count and run.is_done:  # the mean first: without the other it is made again
-            name = f"{rundir.AVERAGE}{run.step:08d}"
-            of_mean = files | {card.CARD: self._card(name)}
-            contents = {name: checkpoint.Content(average.weights(run.learner.model), {}, of_mean)} | contents
-        return contents
+        files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card()}
+        return checkpoint.Content(run.learner.model.state_dict(), objects, files)
 
-    def _card(self, name: str) -> bytes:
-        """The model card of a directory, with the newest evaluation. On rank 0."""
+    @property
+    def _target(self) -> Path:
+        """The directory of the checkpoint of this step."""
+        return self._run.out / f"{rundir.STEP}{self._run.step:08d}"
+
+    def _card(self) -> bytes:
+        """The model card of the checkpoint of this step, with the newest evaluation. On rank 0."""
         run, config = self._run, self._run.learner.model.config
         planned = "" if run.plan.seconds else f" of {run.plan.steps:,}"
         total = sum(weight for _, weight in run.batches.sources)
-        is_mean = name.startswith(rundir.AVERAGE)
         is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
         names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
         phases = run.plan.describe(names)
         size = "" if is_frozen else f" with {run.training.num_parameters():,} parameters"
-        mean = "; the weights are the mean of the last ones of the run" * is_mean
         return card.content(
-            name,
-            f"A masked language model{size}, trained with bertrain{mean}.",
-            title=f"{run.out.resolve().name} after step {run.step:,}{' (mean)' * is_mean}",
+            self._target.name,
+            f"A masked language model{size}, trained with bertrain.",
+            title=f"{run.out.resolve().name} after step {run.step:,}",
             model_type=config.model_type,
             parts={
                 "Data": {
@@ -226,38 +221,28 @@ class Records:
                 },
                 **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
                 "Options that differ from the defaults": run.config.differing(),
-                "Loss": self._losses("average_" if is_mean else "validation_"),
+                "Loss": self._losses(),
             },
         )
 
-    def _losses(self, kind: str) -> str | dict[str, str]:
-        """Of the newest evaluation, for a card. kind: what the names of its numbers begin with."""
+    def _losses(self) -> str | dict[str, str]:
+        """Of the newest evaluation, for a card."""
         evaluation, run = self._run.watch.last_evaluation, self._run
-        loss = evaluation.get(f"{kind}loss")
+        loss = evaluation.get("validation_loss")
         if loss is None:
             return "No validation loss had been measured when this checkpoint was written."
         return {
             "validation loss": f"{loss:.4f} nats a token",
             "guessing by frequency alone, on the train split": f"{run.watch.reference['unigram']:.4f} nats a token",
-            "right": f"{evaluation[f'{kind}accuracy']:.2%}",
+            "right": f"{evaluation['validation_accuracy']:.2%}",
             "after step": f"{evaluation['step']:,}",
             "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the "
             f"validation split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, "
             f"in {evaluation['validation_precision']}",
         }
 
-    def _renew_cards(self) -> None:
-        """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""
-        run = self._run
-        try:
-            for kind in (rundir.STEP, rundir.AVERAGE):
-                name = f"{kind}{run.step:08d}"
-                card.renew(run.out / name, self._card(name))
-        except OSError as error:
-            run.watch.warn(f"the model card of step {run.step} lacks its validation loss: {error.strerror}")
-
     def finish(self) -> None:
-        """Gives the cards of the last step its evaluation. Called on every rank.
+        """Gives the card of the last step its evaluation. Called on every rank.
 
         Warns of phases that were left out, as the last step went past the end of the time.
         """
@@ -273,12 +258,12 @@ class Records:
             run.ranks.wait_for_others(SILENT_S)
 
     def _finish(self) -> None:
-        """Writes the mean if it is not there, as in a run that was done when it began, and the cards."""
+        """Renew the card of the last step with the evaluation after its checkpoint. A full disk ends no run."""
         self.writer.wait()
-        average, name = self._run.training.average, f"{rundir.AVERAGE}{self._run.step:08d}"
-        if self.writer.saved and average and average.count and not (self._run.out / name).exists():
-            self.writer.save(self._run.learner.model, {name: self._contents()[name]}, required=True)
-        self._renew_cards()
+        try:
+            card.renew(self._target, self._card())
+        except OSError as error:
+            self._run.watch.warn(f"the model card of step {self._run.step} lacks its validation loss: {error.strerror}")
 
     @property
     def saved_step(self) -> int | None:

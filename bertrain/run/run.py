@@ -12,7 +12,6 @@ from bertdata.errors import DatasetError, UsageError
 from bertrain import methods
 from bertrain.models.checks import max_length
 from bertrain.objectives import Learner
-from bertrain.optim.average import EVERY
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, rundir, state
 from bertrain.run.batches import Batches
@@ -93,7 +92,7 @@ class Run:
         """
         if self.begun_from is None:
             return TrainState()
-        saved = state.read(self.begun_from)
+        saved = state.read_to_resume(self.begun_from)
         if self.resumed_from is None:  # a branch may be of any model
             saved = replace(saved, made_with={**saved.made_with, "model": self.made_with["model"]})
         saved.require_made_with(self.begun_from, self.made_with, self._instead)
@@ -124,15 +123,6 @@ class Run:
         if self.begun_from:
             self.training.load(self.begun_from, begun)
         self.training.apply(self.phase)
-        if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
-            checkpoint.read_average(self.resumed_from, self.training.average)
-            average, (unit, planned) = self.training.average, self._planned
-            is_in_share = average.since[0] == unit and average.since[1] / planned > 1 - self.config.average
-            if average.count and not is_in_share:
-                average.begin_anew()
-                self.warnings.append("--average: the run is longer than before, so its mean begins anew")
-            if self.is_done and not self.training.average.count:
-                self.warnings.append("--average: the run has ended, so no weights are averaged; give more --steps, too")
 
     def check_ranks(self) -> None:
         """Raises DatasetError if a rank has another teacher than rank 0, whose newest checkpoint may be a later one."""
@@ -153,17 +143,7 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of the run that is done: of its time if it is by time, else of its steps."""
-        return self._taken[1] / self._planned[1]
-
-    @property
-    def _taken(self) -> tuple[str, float]:
-        """How far the run is, in the unit of `_planned`."""
-        return ("seconds", self.spent) if self.plan.seconds else ("steps", float(self.step))
-
-    @property
-    def _planned(self) -> tuple[str, float]:
-        """How long the run is: its seconds if it is by time, else its steps."""
-        return ("seconds", self.plan.seconds) if self.plan.seconds else ("steps", self.plan.steps)
+        return self.spent / self.plan.seconds if self.plan.seconds else self.step / self.plan.steps
 
     @property
     def scheduled(self) -> int:
@@ -217,8 +197,6 @@ class Run:
             for number in numbers
             if before[unit] < number <= self._read[unit]
         ]
-        if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.training.average.add(self._taken, self.training.skipped)
         self.watch.advance()
 
     def _amounts(self) -> dict[str, float]:
@@ -230,9 +208,3 @@ class Run:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
         float(self.training.norm)
         self.clock.lap("trained")
-
-    def take_last(self) -> None:
-        """At the end of a run that is too short for a mean, the mean is that of the last weights."""
-        average = self.training.average
-        if average and self.is_done and not average.count:
-            average.add(self._taken)

@@ -26,7 +26,6 @@ from bertrain.run.checkpoint import INDEX, OPTIMIZER, fault_of
 from bertrain.run.state import TRAINER
 
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
-AVERAGE = "average-"
 DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 
@@ -72,13 +71,13 @@ def require_new(out: str) -> Path:
     return target
 
 
-def _numbered(run: Path, kind: str) -> list[Path]:
-    """The directories of a run named `kind` and a step, the newest first. Raises OSError if they cannot be listed."""
+def _checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first. Raises OSError if they cannot be listed."""
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [run / name for name in names if re.fullmatch(kind + r"\d{8}", name)]
+    found = [run / name for name in names if re.fullmatch(STEP + r"\d{8}", name)]
     return sorted((path for path in found if path.is_dir()), reverse=True)
 
 
@@ -88,7 +87,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     Raises DatasetError if one cannot be read now, and OSError if the directory cannot be listed.
     """
     warnings: list[str] = []
-    for path in _numbered(run, STEP):
+    for path in _checkpoints(run):
         fault = fault_of(path)
         if fault is None:
             return path, warnings
@@ -142,7 +141,7 @@ def choose(run: Path, say: Callable[[str], None]) -> Choice:
             option="out",
             given=str(run),
         )
-    named = zip(warnings, _numbered(run, STEP), strict=False)
+    named = zip(warnings, _checkpoints(run), strict=False)
     warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
     if warnings:
         fsync_directory(run)
@@ -172,21 +171,20 @@ def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
 
 def _remove_unfinished(run: Path) -> None:
     """Removes what a killed process was writing, also a card: the run may never save this step again."""
-    for kind in (STEP, AVERAGE):
-        for path in run.glob(f"{kind}*/{card.CARD}{TEMPORARY}"):
-            with suppress(OSError):
-                path.unlink()
+    for path in run.glob(f"{STEP}*/{card.CARD}{TEMPORARY}"):
+        with suppress(OSError):
+            path.unlink()
     for path in run.glob(".*.tmp"):
-        if re.fullmatch(rf"\.({STEP}|{AVERAGE})\d{{8}}\.tmp", path.name):
+        if re.fullmatch(rf"\.{STEP}\d{{8}}\.tmp", path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` directories of the same kind as `target`, which stays, and milestones.
+    """Removes all but the newest `keep` checkpoints of a run, of which `target` stays, and milestones.
 
     Raises the first OSError, after it has tried all.
     """
-    others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target and not _stays(path)]
+    others = [path for path in _checkpoints(target.parent) if path != target and not _stays(path)]
     failures = []
     for old in others[keep - 1 :]:
         try:
@@ -211,12 +209,11 @@ def needed_space(config: Config, parameters: int, trained: int) -> tuple[str, in
     """The checkpoints that a run may have at one time, for people, and how many bytes they take at most.
 
     parameters, trained: of the model, all and those that are trained. Each checkpoint has the weights, and two moments
-    and a mean (--average) of what is trained; the end of a run writes the mean as a model, too.
+    of what is trained.
     """
-    mean = 4 if config.average else 0  # bytes a parameter
     milestones = sum(map(len, config.milestones.values()))
     names = [counted(config.keep, "checkpoint")] + [counted(milestones, "milestone")] * bool(milestones)
-    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + milestones + 1) + mean * parameters
+    needed = (4 * parameters + 8 * trained) * (config.keep + milestones + 1)
     return f"{', '.join(names)} and one being written", needed
 
 

@@ -1,7 +1,7 @@
 """The state of a run: what a killed run needs to go on as if nothing had happened.
 
 It has nothing that follows from the options. trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
-The weights, the optimizer's moments and the mean of the weights are in files beside it.
+The weights and the optimizer's moments are in files beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import DatasetError, UsageError
+from bertrain.options.config import without_removed
 
 TRAINER = "trainer.json"
 VERSION = 1
@@ -88,6 +89,20 @@ def read(path: Path) -> TrainState:
     if not _is_sound(saved):
         raise damaged("it holds what no run writes")
     return TrainState(**saved)
+
+
+def read_to_resume(path: Path) -> TrainState:
+    """Return the state in a checkpoint without members of removed options.
+
+    Raises the errors of `read`, and UsageError if the run used a removed option.
+    """
+    saved = read(path)
+    used = {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
+    if (path / "average.pt").exists():
+        used["average"] = "average.pt"
+    without_removed(used, path)
+    phases = [without_removed(phase, path) for phase in saved.phases]
+    return replace(saved, phases=[phase | {"methods": without_removed(phase["methods"], path)} for phase in phases])
 
 
 def _is_sound(saved: Mapping[str, Any]) -> bool:

@@ -20,7 +20,6 @@ from bertrain.models import attention, rotary
 from bertrain.models.encoder import recompute_activations
 from bertrain.objectives import Learner, LossSum
 from bertrain.optim import optimizers
-from bertrain.optim.average import Average
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint
 from bertrain.run.phases import Phase
@@ -32,7 +31,7 @@ PATIENCE = 10  # steps in a row that may be skipped
 
 
 class Training:
-    """A learner, its optimizer, the scaler of fp16, and the mean of its weights, if a run has one."""
+    """A learner, its optimizer, and the scaler of fp16."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class Training:
         self.optimizer = assemble.optimizer(resolved, self.learner, self._methods)
         self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
         """The parameters that train in a phase that trains all."""
-        self.average = Average(self.learner) if config.average else None
 
     def load(self, path: Path, saved: TrainState) -> None:
         """Takes the moments and the scaler's state of a checkpoint."""
@@ -162,7 +160,7 @@ class Training:
     def update(self, rate: float) -> None:
         """Clips the gradients and takes an optimizer step; skips it on all ranks if their norm is not finite.
 
-        A skipped step changes no weight, no state of the optimizer, and no mean of weights. The host does not wait.
+        A skipped step changes no weight and no state of the optimizer. The host does not wait.
         """
         self.rate = rate
         self.scaler.unscale_(self.optimizer)

@@ -45,12 +45,6 @@ class Validation:
             signals.stop()
             return False
         self._evaluated_step = run.step
-        if run.training.average and run.is_done:
-            run.take_last()
-            with run.training.average.applied():
-                averaged = self._evaluate()
-            assert averaged is not None  # noqa: S101  (it was not interrupted)
-            result |= {f"average_{name}": averaged[name] for name in ("loss", "accuracy")}
 
         def show() -> None:
             shards = next(iter(self._held_out.values()))

@@ -265,14 +265,11 @@ class Watch(contextlib.ExitStack):
             return
         names = ("loss", "accuracy", "targets", "length", "masking", "precision")
         entry = {"step": step} | {f"validation_{name}": result[name] for name in names}
-        entry |= {name: value for name, value in result.items() if name.startswith("average_")}
         by_source = result.get("sources", {})
         if by_source:
             entry["validation_sources"] = by_source
         self._keep(entry | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
-        if result.get("average_loss") is not None:
-            loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
         if by_source:
             losses = ((name, part["loss"]) for name, part in by_source.items())
             loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)

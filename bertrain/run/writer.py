@@ -108,41 +108,38 @@ class Writer:
         self._failure: Exception | None = None
         self._not_removed: str | None = None
 
-    def reserve(self, contents: Mapping[str, checkpoint.Content]) -> None:
-        """Gets memory for such contents, beside training, so that the first save takes no longer than others."""
+    def reserve(self, content: checkpoint.Content) -> None:
+        """Gets memory for such content, beside training, so that the first save takes no longer than others."""
 
         def reserve() -> None:
             with contextlib.suppress(RuntimeError, MemoryError):  # then the first save says so
-                self._memory.reserve(contents)
+                self._memory.reserve(content)
 
         self._start(reserve)
 
-    def save(self, model: PreTrainedModel, contents: Mapping[str, checkpoint.Content], *, required: bool) -> None:
-        """Copies the contents of checkpoints by the names of their directories, and begins to write them.
+    def save(self, target: Path, model: PreTrainedModel, content: checkpoint.Content, *, required: bool) -> None:
+        """Copies the content of a checkpoint, and begins to write it into the directory `target`.
 
         First waits for the write before. A write that fails leaves the earlier checkpoints unchanged; a warning says so
         with the next call. required: waits for the end, and raises OSError or BertdataError if it fails.
         """
         self.wait()
-        copied = self._memory.copy(contents)
-        self._name = next(iter(contents))
+        copied = self._memory.copy(content)
+        self._name = target.name
 
         def write() -> None:
             self._sync_log()
-            for name, content in copied.items():
-                self._name, target = name, self.run / name
-                with naming(target):
-                    checkpoint.write(target, model, content, leaving=self.leaving, methods=self._methods)
-                if name.startswith(rundir.STEP):
-                    self.saved = target
-                self.remove_others(target)
+            with naming(target):
+                checkpoint.write(target, model, copied, leaving=self.leaving, methods=self._methods)
+            self.saved = target
+            self.remove_others(target)
 
         self._start(write)
         if required:
             self.wait(required=True)
 
     def remove_others(self, saved: Path) -> None:
-        """Removes the oldest directories of the kind of `saved` that are too many. A warning follows if one stays."""
+        """Removes the oldest checkpoints that are too many. `saved` stays. A warning follows if one stays."""
         try:
             rundir.remove_others(saved, keep=self.keep)
         except OSError as error:
