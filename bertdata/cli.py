@@ -303,7 +303,7 @@ _on_error = click.option(
     },
 )
 @_inputs
-@click.option("--out", required=True, help="Directory for the dataset, new or empty, or a URL of s3, gs, az or hf.")
+@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
@@ -779,8 +779,7 @@ def trace(
 def push(shards: str, url: str, public: bool, origins: bool) -> None:
     """Copy a dataset to a URL of s3, gs, az or hf, such as s3://bucket/name, and check its files on the way.
 
-    The dataset appears there when it is complete. If the copy is interrupted, run the same command again to continue
-    it.
+    The dataset appears there when it is complete. If the copy is interrupted, run the same command again.
     """
     from bertdata.transfer.pushing import push as run
 

@@ -38,7 +38,8 @@ def require_local_output(name: str) -> None:
     if not name:
         raise UsageError("--out is empty; give a directory", "missing", option="out")
     if is_url_of_any_kind(name):
-        raise UsageError("--out is a URL; give a path on this machine", "bad-url", option="out")
+        sentence = "--out is a URL; give a path on this machine, and copy a dataset from there with bertdata push"
+        raise UsageError(sentence, "bad-url", option="out")
 
 
 def scheme_of(url: str) -> str:

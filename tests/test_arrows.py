@@ -32,7 +32,7 @@ PACKAGES = {
         "tokenizer load fixed texts spelling train",
     ),
     "write": (
-        "format transfer sources tokenize",
+        "format sources tokenize",
         "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
         "exporting",
     ),

@@ -589,8 +589,6 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         ({"dedup": True, "part": (0, 2)}, "conflict", "dedup"),
         ({"dedup": True, "ray": "local"}, "conflict", "dedup"),
         ({"dedup": True, "inputs": "pipe"}, "conflict", "dedup"),
-        ({"out": "s3://bucket/name", "part": (0, 2)}, "conflict", "part"),
-        ({"out": "s3://bucket/name", "overwrite": True}, "conflict", "overwrite"),
         *(({"tokenizer": None, "inputs": name}, "needs-option", "tokenizer") for name in ("pipe", "-")),
         *(({"format": "parquet", "inputs": name}, "read-once", "inputs") for name in ("pipe", "-")),
     ],

@@ -452,6 +452,7 @@ def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
     refused(main, "build", "hdfs://n:9/d/", "--out", "out", "--tokenizer", vocab, kind="bad-url", option="inputs")
     for command, *arguments in (
         ("build", "text", "--out", "hdfs://n:9/d/"),
+        ("build", "text", "--out", "s3://bucket/x"),
         ("build", "--finish", "--out", "s3://b/x"),
         ("train-tokenizer", "text", "--out", "s3://bucket/x"),
     ):

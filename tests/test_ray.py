@@ -61,7 +61,6 @@ def words(text):
     [
         (["--ray", "auto", "--part", "1/2"], "conflict", "part"),
         (["--ray", "local", "--max-documents", 5], "conflict", "ray"),
-        (["--out", "s3://bucket/name", "--ray"], "conflict", "ray"),
         (["--ray", "corpus.txt"], "malformed", "ray"),
         (["--ray", "ray://host:10001"], "malformed", "ray"),
         (["-", "--ray"], "conflict", "ray"),

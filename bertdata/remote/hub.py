@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,28 +42,15 @@ def is_public(url: str) -> bool:
         return False
 
 
-def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, message: str, public: bool) -> None:
-    """Puts files of a directory into a repository in one commit. A repository that it makes is private, or `public`.
-
-    unless: there is this file already. Raises RemoteError if somebody else commits meanwhile.
-    """
+def commit(url: str, files: Mapping[str, Path | bytes], *, message: str, public: bool) -> None:
+    """Puts files, by name, into a repository in one commit. A repository that it makes is private, or `public`."""
     repository, path, revision = repository_of(url)
-    api = _hub().HfApi()
+    api, add = _hub().HfApi(), _hub().CommitOperationAdd
 
     def put() -> None:
         api.create_repo(repository, repo_type="dataset", exist_ok=True, private=not public)
-        before = api.dataset_info(repository, revision=revision).sha
-        if f"{path}/{unless}".lstrip("/") in files_of(url):
-            return
-        add = _hub().CommitOperationAdd
-        api.create_commit(
-            repository,
-            [add(f"{path}/{name}".lstrip("/"), directory / name) for name in names],
-            repo_type="dataset",
-            revision=revision,
-            commit_message=message,
-            parent_commit=before,
-        )
+        operations = [add(f"{path}/{name}".lstrip("/"), content) for name, content in files.items()]
+        api.create_commit(repository, operations, repo_type="dataset", revision=revision, commit_message=message)
 
     patiently(url, put)
 

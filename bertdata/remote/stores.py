@@ -35,40 +35,9 @@ def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
     return {meta["path"]: _described(f"{root}/{meta['path']}", meta) for meta in listed if meta["size"]}
 
 
-def write(url: str, path: Path) -> None:
-    """Puts a file of this machine in place of an object, completely or not at all."""
-    patiently(url, lambda: _obstore().put(store_of(url), _key(url), path, max_concurrency=_PARTS))
-
-
-def overwrite(url: str, content: bytes) -> None:
-    """Puts a small object in place of another."""
-    patiently(url, lambda: _obstore().put(store_of(url), _key(url), content))
-
-
-def create(url: str, content: bytes) -> bool:
-    """Puts a small object where none is. False: there is one."""
-
-    def put() -> bool:
-        from obstore.exceptions import AlreadyExistsError
-
-        try:
-            _obstore().put(store_of(url), _key(url), content, mode="create")
-        except AlreadyExistsError:
-            return False
-        return True
-
-    return patiently(url, put)
-
-
-def read(url: str, most: int) -> bytes:
-    """A small object as it is now; of a larger one the first bytes."""
-    get = lambda: bytes(_obstore().get(store_of(url), _key(url), options={"range": (0, most)}).bytes())  # noqa: E731
-    return patiently(url, get)
-
-
-def remove(url: str) -> None:
-    """Removes an object, if there is one."""
-    patiently(url, lambda: _obstore().delete(store_of(url), _key(url)))
+def write(url: str, content: Path | bytes) -> None:
+    """Puts a file of this machine, or bytes, in place of an object, completely or not at all."""
+    patiently(url, lambda: _obstore().put(store_of(url), _key(url), content, max_concurrency=_PARTS))
 
 
 def _ask(url: str, version: str, start: int, stop: int) -> bytes:
@@ -134,7 +103,7 @@ def store_at(root: str) -> Any:
     options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
     options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": total}
     if root.startswith("s3:"):
-        options["config"] = {"conditional_put": "etag", **s3_config()}
+        options["config"] = s3_config()
         if options["config"].get("endpoint", "").startswith("http://"):
             options["client_options"]["allow_http"] = True
     try:

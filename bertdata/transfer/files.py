@@ -33,6 +33,15 @@ def files_of(manifest: Manifest) -> dict[str, str | None]:
     return files
 
 
+def array_sizes(manifest: Manifest) -> dict[str, int]:
+    """Return name → bytes of the file of each array."""
+    return {
+        array_path(Path(), shard.name, array).name: HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+        for shard in manifest.shards
+        for array, entry in shard.arrays.items()
+    }
+
+
 def require_own_id(manifest: Manifest) -> None:
     """Raises DatasetError if a dataset gives itself the id of another, which `local_copy` would then take it for."""
     if manifest.computed_id() != manifest.dataset_id:
@@ -99,13 +108,10 @@ def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
 
 
-def at_once(
-    do: Callable[[str], _Result], names: Iterable[str], when_failed: Callable[[], None] | None = None
-) -> Iterator[_Result]:
+def at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
     """The results of `do` for all names, as they come.
 
-    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes. With
-    `when_failed`, which must cut that short, a failure is raised only after it has ended.
+    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
     """
     waiting, results = queue.SimpleQueue[str](), queue.SimpleQueue[_Result | BaseException]()
     for name in (names := list(names)):
@@ -122,16 +128,11 @@ def at_once(
                 is_over.set()
                 results.put(error)
 
-    threads = [threading.Thread(target=work, name="transfer", daemon=True) for _ in range(min(THREADS, len(names)))]
-    for thread in threads:
-        thread.start()
+    for _ in range(min(THREADS, len(names))):
+        threading.Thread(target=work, name="transfer", daemon=True).start()
     try:
         for _ in names:
             if isinstance(result := results.get(), BaseException):
-                if when_failed:
-                    when_failed()
-                    for thread in threads:
-                        thread.join()
                 raise result
             yield result
     finally:

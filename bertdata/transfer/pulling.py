@@ -8,12 +8,11 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
+from typing import TypeVar
 
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, open_plain, write_file
-from bertdata.format.arrays import HEADER_BYTES, array_path, digest
+from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, parse_record
@@ -23,6 +22,7 @@ from bertdata.remote.reader import RemoteFile
 from bertdata.transfer.files import (
     FileOf,
     Progress,
+    array_sizes,
     at_once,
     dataset_under,
     files_of,
@@ -38,7 +38,7 @@ _FILE = re.compile(
     rf"(({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)|tokenizer(_config)?\.json|"
     rf"{TABLE}|{DIGESTS}|{MANIFEST})({TEMPORARY})?"
 )  # what a pull may leave
-_NO_FILE = ("not-found", "access-denied")  # kinds of errors: some stores refuse access to what does not exist
+_Result = TypeVar("_Result")
 
 
 def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
@@ -80,11 +80,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
 def get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
     """Copies all files but the manifest, those that are here excepted, and checks each."""
     require_own_id(manifest)
-    digests, most = files_of(manifest), dict[str, int]()
-    for shard in manifest.shards:
-        for array, entry in shard.arrays.items():
-            name = array_path(Path(), shard.name, array).name
-            most[name] = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+    digests, most = files_of(manifest), array_sizes(manifest)
     total, done, is_over = sum(most.values()), 0, threading.Event()
 
     def get(name: str) -> int:
@@ -95,48 +91,48 @@ def get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progr
             done += size
             progress(min(done, total), total)
         require_own_tokens(target, manifest)
-        _get_origins(file_of, target, manifest)
+        _get_origins(file_of, target, manifest, is_over)
     finally:
         is_over.set()
     fsync_directory(target)
 
 
-def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
+def _get_origins(file_of: FileOf, target: Path, manifest: Manifest, is_over: threading.Event) -> None:
     """Copies the origins. A dataset is complete without them, so they are left out if they are not complete."""
-    is_over = threading.Event()
+    if not (found := _unless_absent(lambda: _origins_under(file_of, manifest))):
+        prepare_directory(target, {})
+        return
+    origins, content = found
+    files = origins.files(manifest)
+    prepare_directory(target, origins.shards)
 
-    def get(name: str) -> int:
-        return _copy(lambda: file_of(name), target / name, *files[name], is_over)
+    def get(name: str) -> int | None:
+        return _unless_absent(lambda: _copy(lambda: file_of(name), target / name, *files[name], is_over))
 
+    if None in [*at_once(get, files)]:
+        prepare_directory(target, {})
+    else:
+        write_file(target / RECORD, content)
+
+
+def _unless_absent(get: Callable[[], _Result]) -> _Result | None:
+    """What `get` returns; None: a file is not there, is damaged, or is of a later version."""
     try:
-        origins, content = _origins_under(file_of, manifest)
-        if origins:
-            files = origins.files(manifest)
-            prepare_directory(target, origins.shards)
-            for _ in at_once(get, files, when_failed=is_over.set):  # no other copy may write what is removed below
-                pass
-            write_file(target / RECORD, content)
-            return
-    except DatasetError:  # damaged, or of a later version
-        pass
+        return get()
+    except DatasetError:
+        return None
     except RemoteError as error:
-        if error.kind not in _NO_FILE:
+        if error.kind not in ("not-found", "access-denied"):  # some stores refuse access to what does not exist
             raise
-    finally:
-        is_over.set()
-    prepare_directory(target, {})
+        return None
 
 
-def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
-    """The record of the origins of a dataset under a URL, as bytes too; None: it has none."""
-    try:
-        file = file_of(RECORD)
-    except RemoteError as error:
-        if error.kind not in _NO_FILE:
-            raise
-        return None, b""
+def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record, bytes] | None:
+    """The record of the origins of a dataset under a URL, as bytes too; None: it is of another dataset."""
+    file = file_of(RECORD)
     content = file.read(MAX_RECORD_BYTES)
-    return Record.of(parse_record(content, file.name), manifest, file.name), content
+    record = Record.of(parse_record(content, file.name), manifest, file.name)
+    return (record, content) if record else None
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:

@@ -6,7 +6,7 @@ continues from its finished units, when the same command is run again, and gives
 
 Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. Where workers have
 no task left and help with another one, that task holds up to two blocks for each worker. A build writes only to its
-output directory, or to the cache if its output is a URL.
+output directory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted, require_positive
 from bertdata.format.dataset import Dataset
-from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
@@ -34,7 +33,7 @@ from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
-from bertdata.urls import is_remote, require_local_output
+from bertdata.urls import require_local_output
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
 from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
@@ -102,7 +101,6 @@ def build(
 ) -> BuildReport | None:
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
-    out: with a URL, the dataset is built in the cache of this host, copied there, and stays in the cache.
     tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
     choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
@@ -117,6 +115,7 @@ def build(
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt says
     what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
+    require_local_output(str(out))
     form = TextFormat(
         documents=documents,
         kind=format,
@@ -132,7 +131,6 @@ def build(
     recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
     vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
     means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
-    means.require_out(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
     streams = [file.name for file in selected.files if file.is_stream]
@@ -141,9 +139,9 @@ def build(
     for line in selected.notes():
         say(line)
     plan = _planned(selected.files, recipe, vocabulary)
-    work = _Work(plan, recipe, vocabulary, means, say, progress, is_for_url=is_remote(str(out)))
+    work = _Work(plan, recipe, vocabulary, means, say, progress)
     with nullcontext() if ray is None else connected(ray, say):
-        return _build_for_url(str(out), work) if work.is_for_url else work.run(Path(out), overwrite=overwrite)
+        return work.run(Path(out))
 
 
 def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
@@ -161,24 +159,6 @@ def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> 
     )
 
 
-def _build_for_url(url: str, work: _Work) -> BuildReport:
-    """Builds in the cache, and copies the dataset from there."""
-    from bertdata.transfer.copies import keep, outgoing
-    from bertdata.transfer.pushing import push, require_free
-
-    streams = any(file.is_stream for file in work.plan.inputs)
-    with outgoing(url, work.plan.as_json()) as directory:
-        if (directory / MANIFEST).exists() and not streams:  # what could not be copied, or was not copied to its end
-            report: BuildReport | None = BuildReport(dataset=Dataset(directory))
-        else:
-            require_free(url)
-            report = work.run(directory, overwrite=streams)
-        assert report is not None  # noqa: S101  (a part has no URL)
-        work.say(f"copying the dataset to {url}")
-        push(directory, url)
-        return replace(report, dataset=Dataset(keep(directory)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Means:
     """What makes the units. Raises UsageError for values that are not possible."""
@@ -194,19 +174,6 @@ class _Means:
         part = self.part
         if part is not None and not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
-
-    def require_out(self, out: str) -> None:
-        """Raises UsageError for an output that cannot be, or not with these means."""
-        if not is_remote(out):
-            require_local_output(out)
-            return
-        from bertdata.transfer.pushing import require_writable
-
-        require_writable(out, option="out")
-        if self.part or self.ray is not None or self.overwrite:
-            option = "part" if self.part else "overwrite" if self.overwrite else "ray"
-            sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
-            raise UsageError(sentence, "conflict", option=option, given=out)
 
     def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
         """Raises UsageError for options that exclude each other. streams: inputs that are pipes."""
@@ -242,17 +209,16 @@ class _Work:
     means: _Means
     say: Callable[[str], None]
     progress: Progress
-    is_for_url: bool
 
-    def run(self, directory: Path, *, overwrite: bool) -> BuildReport | None:
+    def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
         files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
         units_of, streams = split(files, form), any(file.is_stream for file in files)
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
-        with staging_directory(directory, overwrite=overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams)
+        with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
+            tokenizer = self._prepared(staging, start_over=streams)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
             if self.recipe.dedup:
@@ -270,8 +236,8 @@ class _Work:
                 self.progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
-            again = "run again" if self.is_for_url else "run again with --overwrite"  # each plan for a URL has its own
-            require_unchanged(files, again if part is None else f"remove {staging}, and make all parts again")
+            again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"
+            require_unchanged(files, again)
             if part is not None:
                 made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
@@ -279,12 +245,11 @@ class _Work:
             _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
-    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> LoadedTokenizer:
+    def _prepared(self, staging: Path, *, start_over: bool) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
-            continue_or_start(
-                staging, self.plan, overwrite=overwrite, start_over=start_over, is_part=self.means.part is not None
-            )
+            overwrite, is_part = self.means.overwrite, self.means.part is not None
+            continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over, is_part=is_part)
             tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
             write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
         return tokenizer
