@@ -468,7 +468,7 @@ def commands_of(f: Fixtures, text: str, shards: str, more: str) -> dict[str, lis
         "build --words": [*build, "--words", "builtins:list", "--max-documents", "200000", "--workers", "2"],
         "build, 1000 units": [*build, "--workers", "2", "--shard-size", f"{f.path(text).stat().st_size // 1000}"],
         "train-tokenizer": ["bertdata", "train-tokenizer", f.at(text), "--out", out],
-        "export": ["bertdata", "export", data, "--format", "parquet", "--out", out],
+        "export": ["bertdata", "export", data, "--out", out],
         "inspect": ["bertdata", "inspect", data],
         "verify": ["bertdata", "verify", data],
         "pretrain": ["bertrain", "pretrain", *rows, "--model", f.at("model.json"), "--steps", "20", "--out", out],

@@ -14,5 +14,4 @@ TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is tra
 FIXED_TOKENIZERS = ("residues", "bytes")  # of a vocabulary that is the same for every text; tokenize/fixed.py
 IDS_FORMATS = ("megatron", "nanogpt", "datatrove", "mds", "litdata", "rows")  # of files of ids that others wrote
 IDS_DTYPES = ("uint16", "uint32", "int32", "int64")  # of ids in a file that does not say it
-EXPORT_FORMATS = ("megatron", "parquet")
 ON_ERROR = ("fail", "skip")  # for rows that cannot be used: fail, or skip and count them

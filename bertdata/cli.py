@@ -24,7 +24,6 @@ from click.shell_completion import CompletionItem
 import bertdata
 from bertdata.choices import (
     DOCUMENT_ENDS,
-    EXPORT_FORMATS,
     FIXED_TOKENIZERS,
     IDS_DTYPES,
     IDS_FORMATS,
@@ -539,30 +538,23 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
 @main.command(
     "export",
     cls=OneSentence,
-    short_help="Write a split as files of Megatron or as Parquet.",
-    epilog="\b\nExample:\n  bertdata export shards/ --format parquet --out ids/",
+    short_help="Write a split as Parquet.",
+    epilog="\b\nExample:\n  bertdata export shards/ --out ids/",
 )
 @_dataset
-@click.option("--format", type=click.Choice(EXPORT_FORMATS), required=True, help="What to write.")
-@click.option(
-    "--out", required=True, help="megatron: prefix of the two files, .bin and .idx. parquet: directory for the files."
-)
+@click.option("--out", required=True, help="Directory for the files.")
 @click.option("--split", default="train", help="Split: train, validation or test.")
-def export_command(shards: str, format: str, out: str, split: str) -> None:
-    """Write the documents of a split, in order and with their separators, for another library.
+def export_command(shards: str, out: str, split: str) -> None:
+    """Write the documents of a split, in order and with their separators, as Parquet for another library.
 
-    megatron: a sequence is a sentence if the dataset has sentences, else a document. parquet: one file for each shard,
-    with a column input_ids; a row is a document.
+    There is one file for each shard, with a column input_ids of lists; a row is a document.
     """
     from bertdata.format.dataset import Dataset
     from bertdata.write import export
 
     dataset = Dataset(_local(shards))
     with _bar("export") as progress:
-        files = export(dataset, out, format=format, split=split, progress=progress)
-    if format == "megatron" and dataset.manifest.counts.get("empty_sentences"):
-        left_out = counted(dataset.manifest.counts["empty_sentences"], "sentence")
-        click.echo(f"note: the import left out {left_out} without an id", err=True)
+        files = export(dataset, out, split=split, progress=progress)
     click.echo(f"{', '.join(map(str, files))}: {_size(dataset.splits[split])}")
 
 

@@ -469,8 +469,7 @@ def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):
     [
         ("bertdata inspect SHARDS --html OUT/page.html", "page.html"),
         ("bertdata train-tokenizer TEXT --vocab-size 120 --out OUT/vocabulary", "vocabulary/tokenizer.json"),
-        ("bertdata export SHARDS --format megatron --out OUT/ids", "ids.bin"),
-        ("bertdata export SHARDS --format parquet --out OUT/ids", "ids/train-00000.parquet"),
+        ("bertdata export SHARDS --out OUT/ids", "ids/train-00000.parquet"),
         ("bertdata build TEXT --vocab-size 120 --out OUT/shards", "shards/.build/tokenizer.json"),
         ("bertrain plot RUN --html OUT/x.html", "x.html"),
         ("bertrain plot RUN --out OUT/x.png", "x.png"),

@@ -617,7 +617,7 @@ def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manif
     values = [manifest[member] | {name: junk} for name in names for junk in (-5, "x", [5], {"a": "b"}, None)]
     for number, value in enumerate((5, [], {}, {"imported": "x"}, *values)):
         seal_manifest(tmp_path / "copy", manifest | {member: value})
-        export = ["export", tmp_path / "copy", "--format", "megatron", "--out", tmp_path / str(number)]
+        export = ["export", tmp_path / "copy", "--out", tmp_path / str(number)]
         for command in (["inspect", tmp_path / "copy"], export):
             assert invoke(main, *command).exit_code in (0, 1)
     seal_manifest(tmp_path / "copy", manifest | {member: 5})

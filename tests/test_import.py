@@ -1,4 +1,4 @@
-"""Ids that others made: none is added, left out or changed, and those of Megatron go back byte for byte."""
+"""Ids that others made: none is added, left out or changed."""
 
 import gzip
 import json
@@ -6,15 +6,15 @@ import os
 import shutil
 import struct
 import tempfile
-from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import SPECIAL, SPECIALS, write_dataset
+from conftest import SPECIALS
 from helpers import (
     assert_goes_on_after_any_failure,
     failing,
@@ -40,7 +40,7 @@ from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
-from bertdata.write import build, export, exporting, import_ids
+from bertdata.write import build, export, import_ids
 from bertdata.write import kernels as build_kernels
 
 SEP, MASK, PAD = 3, 4, 0
@@ -61,6 +61,21 @@ def of_megatron(directory, documents, dtype="uint16", name="corpus"):
 
 def each_one_sequence(documents):
     return [[document] for document in documents]
+
+
+def exported(dataset, directory):
+    """The rows of the files of an export."""
+    return [row for file in export(dataset, directory) for row in pq.read_table(file)["input_ids"].to_pylist()]
+
+
+def sequences(dataset):
+    """The ids of each sentence of train, one for each document of a dataset without sentences."""
+    found = []
+    for shard in dataset.splits["train"].shards:
+        name = "sentences" if "sentences" in shard.arrays else "documents"
+        tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", name))
+        found += [tokens[start:stop].tolist() for start, stop in pairwise(offsets)]
+    return found
 
 
 @pytest.fixture
@@ -85,7 +100,7 @@ DTYPES = st.sampled_from(sorted(reference.CODES))
 @example([[], [], [[10, SEP]], []], "uint16", 2, False, False)
 @example([[[10]], [[11, SEP]], [], [[12], [13, SEP]]], "int64", 2, True, False)
 @example([[[SEP]], [[11, SEP]]], "uint8", 7, True, True)
-def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_size, join, end):
+def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_size, join, end):
     """Any documents: without ids, of several sentences, with special ids inside, with and without a separator."""
     if join:
         corpus = [[sum(document, [])] if document else [] for document in corpus]
@@ -109,9 +124,8 @@ def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_
         names = {0: "[PAD]", 2: "[CLS]", SEP: "[SEP]", MASK: "[MASK]"}
         inside = {token: sum(d.count(each) - (each == separator) for d in documents) for each, token in names.items()}
         assert dataset.manifest.counts["special_ids_inside"] == {k: v for k, v in inside.items() if v}
-        export(dataset, Path(name) / "back", format="megatron")
-        for ending in (".bin", ".idx"):
-            assert (Path(name) / f"back{ending}").read_bytes() == (Path(name) / f"corpus{ending}").read_bytes()
+        assert sequences(dataset) == [sequence for document in corpus for sequence in document]
+        assert exported(dataset, Path(name) / "back") == [sum(document, []) for document in corpus]
 
 
 def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monkeypatch):
@@ -123,9 +137,7 @@ def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monke
     dataset = take(prefix.with_suffix(".idx"), **SMALL)
     assert stored(dataset) == [document for document in documents if document]
     assert dataset.manifest.counts["empty_sentences"] == dataset.manifest.counts["dropped_documents"] == 5
-    export(dataset, tmp_path / "back", format="megatron")
-    without = [[document] if document else [] for document in documents]
-    assert reference.megatron(without, "int32") == tuple((tmp_path / f"back{e}").read_bytes() for e in (".bin", ".idx"))
+    assert exported(dataset, tmp_path / "back") == documents
 
 
 @FEW
@@ -150,8 +162,8 @@ def test_several_inputs_follow_each_other(tmp_path, take):
     first, second = [[[10, 11], [12, SEP]]], [[[13, 14, SEP]], []]
     names = [of_megatron(tmp_path / "in", each, name=name) for each, name in ((first, "a"), (second, "b"))]
     dataset = take(names, format="megatron", **SMALL)
-    export(dataset, tmp_path / "back", format="megatron")
-    assert (tmp_path / "back.idx").read_bytes() == reference.megatron(first + second, "uint16")[1]
+    assert sequences(dataset) == [[10, 11], [12, SEP], [13, 14, SEP]]
+    assert exported(dataset, tmp_path / "back") == [[10, 11, 12, SEP], [13, 14, SEP], []]
 
 
 def damaged_index(index, **fields):
@@ -343,8 +355,7 @@ def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
     size = sum(each.stat().st_size for each in (path.glob("*.arrow") if kind == "saved" else [path]))
     assert seen == sorted(seen)
     assert 0 <= seen[0][0] < seen[-1][0] == size
-    files = export(dataset, tmp_path / "back", format="parquet")
-    assert [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()] == documents
+    assert exported(dataset, tmp_path / "back") == documents
     again = take(tmp_path / "back", "again", **SMALL)
     assert again.dataset_id == dataset.dataset_id
 
@@ -633,69 +644,51 @@ def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, conten
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_dataset_of_text_is_exported(tmp_path, dataset, split, monkeypatch):
-    """Sentences are sequences; rows are documents with their separators."""
-    expected, corpus = [], []
+def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
+    """Rows are documents with their separators."""
+    expected, total, seen = [], 2 * dataset.splits[split].num_tokens, []
     for shard in dataset.splits[split].shards:
-        tokens, documents, sentences = (dataset.array(shard.name, n) for n in ("tokens", "documents", "sentences"))
-        for start, stop in zip(documents, documents[1:], strict=False):
-            expected.append(tokens[start:stop].tolist())
-            inside = [offset for offset in sentences.tolist() if start <= offset <= stop]
-            corpus.append([tokens[a:b].tolist() for a, b in zip(inside, inside[1:], strict=False)])
-    monkeypatch.setattr(exporting, "_PIECE", 5)
-    seen, total, shards = [], 2 * dataset.splits[split].num_tokens, dataset.splits[split].shards
-    succeeds(main, "export", dataset.path, "--format", "parquet", "--split", split, "--out", tmp_path / "rows")
+        tokens, documents = (dataset.array(shard.name, name) for name in ("tokens", "documents"))
+        expected += [tokens[start:stop].tolist() for start, stop in pairwise(documents)]
+    succeeds(main, "export", dataset.path, "--split", split, "--out", tmp_path / "rows")
     rows = pq.read_table(tmp_path / "rows")["input_ids"]
     assert rows.to_pylist() == expected
     assert rows.type.value_type == pa.int32()
     with recorded(tmp_path) as disk:
-        files = export(
-            dataset, tmp_path / "new" / "corpus", format="megatron", split=split, progress=lambda *at: seen.append(at)
-        )
+        export(dataset, tmp_path / "new" / "rows", split=split, progress=lambda *at: seen.append(at))
     assert not disk.pending
-    assert tuple(file.read_bytes() for file in files) == reference.megatron(corpus, "uint16")
     assert seen == sorted(seen)
     assert seen[-1] == (total, total)
-    assert {some.dtype for _, some in exporting._pieces(dataset, shards, "documents")} == {np.dtype(np.int64)}
-    assert exporting._offsets(dataset, shards[0]).dtype == np.int64
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(65_499, "uint16"), (65_500, "int32")])
-def test_a_large_vocabulary_is_exported_as_megatron_stores_it(tmp_path, size, dtype):
-    special = replace(SPECIAL, vocab_size=size)
-    out = write_dataset(tmp_path / "shards", [([10, 11, SEP], [3], None)], special=special)
-    files = export(bertdata.open(out), tmp_path / "back", format="megatron")
-    assert tuple(file.read_bytes() for file in files) == reference.megatron([[[10, 11, SEP]]], dtype)
 
 
 def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
-    (tmp_path / "a.idx").write_text("mine")
-    with refuses("out-exists", "out", given=str(tmp_path / "a.idx")):
-        export(dataset, tmp_path / "a", format="megatron")
+    names = [f"{shard.name}.parquet" for shard in dataset.splits["train"].shards]
+    write(tmp_path / "a" / names[-1], "mine")
+    with refuses("out-exists", "out", given=str(tmp_path / "a" / names[-1])):
+        export(dataset, tmp_path / "a")
+    out = tmp_path / "b"
+    out.mkdir()
     with failing(-1, None) as calls:
-        export(dataset, tmp_path / "b", format="megatron")
-    assert calls == [os.fsync] * 3 + [os.replace, os.fsync, os.replace, os.fsync]  # ids, index, directory; names
+        export(dataset, out)
+    others = [os.replace] * (len(names) - 2)  # the files; the directory before the first and the last name, and at last
+    assert calls == [os.fsync] * len(names) + [os.fsync, os.replace, *others, os.fsync, os.replace, os.fsync]
     for number in range(len(calls)):
-        for path in tmp_path.glob("b.*"):
+        for path in out.iterdir():
             path.unlink()
-        with failing(number, KeyboardInterrupt) as calls, pytest.raises(KeyboardInterrupt):
-            export(dataset, tmp_path / "b", format="megatron")
-        assert len(calls) > number
-        names = {path.name for path in tmp_path.glob("b.*")}
-        assert names == (set() if number < 6 else {"b.bin", "b.idx"})
-    os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")  # as a kill between the two names leaves them
-    with recorded(tmp_path) as disk, pytest.MonkeyPatch.context() as patch:
-        new = exporting._written
-        patch.setattr(exporting, "_written", lambda path: new(path) if not disk.pending else None)
-        export(dataset, tmp_path / "b", format="megatron")
-    (tmp_path / "b.bin.tmp").write_text("of a kill before the first name")
-    os.replace(tmp_path / "b.idx", tmp_path / "b.idx.tmp")
-    with refuses("out-exists", "out", given=str(tmp_path / "b.bin")):
-        export(dataset, tmp_path / "b", format="megatron")
-    for kind, option, value in (("no-split", "split", "dev"), ("unknown", "format", "csv"), ("bad-url", "out", None)):
-        given = {"out": tmp_path / "c", "format": "megatron"} | {option: value or "s3://bucket/c"}
-        with refuses(kind, option, given=value):
-            export(dataset, **given)
+        with failing(number, KeyboardInterrupt) as made, pytest.raises(KeyboardInterrupt):
+            export(dataset, out)
+        assert len(made) > number
+        assert {path.name for path in out.iterdir()} == (set() if number < len(calls) - 1 else {*names})
+    os.replace(out / names[-1], out / f"{names[-1]}.tmp")  # as a kill between the first and the last name leaves them
+    export(dataset, out)
+    write(out / f"{names[0]}.tmp", "of a kill before the first name")
+    os.replace(out / names[-1], out / f"{names[-1]}.tmp")
+    with refuses("out-exists", "out", given=str(out / names[0])):
+        export(dataset, out)
+    with refuses("no-split", "split", given="dev"):
+        export(dataset, tmp_path / "c", split="dev")
+    with refuses("bad-url", "out"):
+        export(dataset, "s3://bucket/c")
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):
@@ -703,7 +696,7 @@ def test_a_damaged_dataset_is_not_exported(tmp_path, take):
     path = tmp_path / "out" / "train-00000.empty.npy"
     write(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
     with refuses("damaged"):
-        export(bertdata.open(tmp_path / "out"), tmp_path / "back", format="parquet")
+        export(bertdata.open(tmp_path / "out"), tmp_path / "back")
     assert any("train-00000.empty.npy" in fault for fault in verify(tmp_path / "out"))
 
 
@@ -717,8 +710,6 @@ def test_the_commands_count_what_they_read(tmp_path, vocab):
     assert counts["special_ids_inside"] == {"[SEP]": 1, "[MASK]": 3}
     assert (counts["documents"], counts["dropped_documents"], counts["ids_bytes"]) == (2, 1, 12)
     succeeds(main, "verify", tmp_path / "out")
-    succeeds(main, "export", tmp_path / "out", "--format", "megatron", "--out", tmp_path / "back")
-    assert (tmp_path / "back.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
     arguments = ["--tokenizer", vocab, "--out", tmp_path / "none", "--end-token", "[SEP]"]
     refused(main, "import", f"{prefix}.bin", *arguments, kind="conflict", option="end_token")
 

@@ -116,11 +116,11 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
     assert not (out / ".build").exists()
 
 
-@pytest.mark.parametrize(("format", "number"), [("megatron", 3), ("megatron", 5), ("parquet", 4)])
-def test_an_export_that_failed_can_be_made_again(dataset, tmp_path, format, number, monkeypatch):
-    """The disk is full when the second file is written, or when the first has its name. Directories come before."""
+@pytest.mark.parametrize("number", [4, 6])
+def test_an_export_that_failed_can_be_made_again(dataset, tmp_path, number, monkeypatch):
+    """The disk is full when the second file is written, or later. Directories come before."""
     whole, out = tmp_path / "whole", tmp_path / "out"
-    arguments = ["export", dataset.path, "--format", format, "--out"]
+    arguments = ["export", dataset.path, "--out"]
     succeeds(main, *arguments, whole / "train")
     syncs, real = [], os.fsync
 

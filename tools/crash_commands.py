@@ -249,10 +249,7 @@ COMMANDS: dict[str, Command] = {
         of_dataset("new/imported"),
         kernels=True,
     ),
-    "export": Command(
-        (f"bertdata export in/shards --format megatron --out {NEW}/ids/all",), of_files("all.*"), kernels=True
-    ),
-    "export-parquet": Command((f"bertdata export in/shards --format parquet --out {NEW}/rows",), of_files("*.parquet")),
+    "export": Command((f"bertdata export in/shards --out {NEW}/rows",), of_files("*.parquet")),
     "push": Command((f"bertdata push in/shards {BUCKET}/pushed",), of_bucket, differing_objects, server="writes"),
     "pull": Command((f"bertdata pull {BUCKET}/served {NEW}/copy",), of_dataset("new/copy"), server="reads"),
     "pull-plain": Command((f"bertdata pull {BUCKET}/plain {NEW}/copy",), of_dataset("new/copy"), server="reads"),
@@ -295,7 +292,7 @@ COMMANDS: dict[str, Command] = {
 }
 INPUTS = {
     "shards": f"bertdata build text.txt --out shards {BUILD.replace('in/', '')}",
-    "ids": "bertdata export shards --format megatron --out ids",
+    "ids": "bertdata export shards --out ids",
     "run": f"bertrain pretrain --data shards --model tiny.json --out run --steps 2 --save-every 1 --keep 9 {RUN}",
     "elastic": f"bertrain pretrain --data shards --model tiny.json --out elastic --steps 1 --elastic layers=1:2 {RUN}",
 }

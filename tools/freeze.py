@@ -32,6 +32,7 @@ import runpy
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,7 @@ INSTEAD = {
 }
 """An option, or a file of phases, and the defaults that must not be beside it."""
 
-READS = {"--data", "--model", "--init", "--config", "--teacher", "--teacher-cache", "--checkpoint", "export", "resume"}
+READS = {"--data", "--model", "--init", "--config", "--teacher", "--teacher-cache", "--checkpoint", "resume"}
 """What stands before the name of another scenario whose output is read."""
 
 BUILDS = {
@@ -105,10 +106,8 @@ MORE_BUILDS = {
     "parts": "bertdata build english.txt --tokenizer vocab.txt --sentences line --out parts --part 1/2 ; "
     "bertdata build english.txt --tokenizer vocab.txt --sentences line --out parts --part 2/2 ; "
     "bertdata build --out parts --finish",
-    "megatron": "bertdata export wordpiece --format megatron --out megatron-ids ; "
-    "bertdata import megatron-ids --tokenizer vocab.txt --out megatron",
-    "rows": "bertdata export bpe --format parquet --out ids ; bertdata import ids/train-00000.parquet "
-    "ids/train-00001.parquet --tokenizer bpe.json --out rows",
+    "megatron": "bertdata import tokens.idx --tokenizer vocab.txt --out megatron",
+    "rows": "bertdata import tokens.parquet --tokenizer bpe.json --out rows",
     "unigram": "bertdata train-tokenizer english.txt --type unigram --vocab-size 100 --out unigram",
 }
 
@@ -339,6 +338,8 @@ def write_inputs(folder: Path) -> None:
     with pa.ipc.new_file(str(folder / "english.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=100)
 
+    write_ids(folder / "tokens")
+
     small = {"vocab_size": 100, "architectures": [], "max_position_embeddings": 80}
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "embedding_size": 16}
@@ -363,6 +364,23 @@ def write_inputs(folder: Path) -> None:
             for pair in pairs
         ),
     )
+
+
+def write_ids(prefix: Path, number: int = 2000) -> None:
+    """Write documents of five sentences as the two files of Megatron, and as rows of Parquet."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    draw = random.Random(10)
+    lengths, starts = [draw.randint(1, 30) for _ in range(number)], np.arange(0, number + 1, 5)
+    ends, ids = np.cumsum(lengths), np.array([draw.randrange(5, 40) for _ in range(sum(lengths))], "<u2")
+    prefix.with_suffix(".bin").write_bytes(ids.tobytes())
+    arrays = np.array(lengths, "<i4"), 2 * (ends - lengths), starts
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, number, starts.size)
+    prefix.with_suffix(".idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+    rows = [document.tolist() for document in np.split(ids, ends[4:-1:5])]
+    parquet.write_table(pa.table({"input_ids": rows}), prefix.with_suffix(".parquet"))
 
 
 def scenarios(only: str = "", *, ray: bool = False) -> list[dict[str, str]]:

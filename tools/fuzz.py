@@ -21,7 +21,6 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import traceback
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import pyarrow as pa
+from freeze import write_ids
 from pyarrow import parquet
 from survive import write_text, write_vocab
 
@@ -134,34 +134,7 @@ def of_ids(scratch: Path) -> Iterator[tuple[str, Target]]:
     vocabulary, out = str(scratch / "vocab.txt"), scratch / "imported"
     text = write_text(scratch / "text.of-ids.txt", 600)
     bertdata.build([text], scratch / "small", tokenizer=vocabulary, validation=0.0)
-    for kind in ("megatron", "parquet"):
-        bertdata.export(bertdata.open(scratch / "small"), scratch / kind, format=kind)
-    samples = [np.arange(5, 5 + size, dtype=np.uint16).tobytes() for size in (3, 7, 1)]
-    (scratch / "mds").mkdir()
-    sizes = [4 + len(sample) for sample in samples]
-    head = json.dumps({"column_names": ["input_ids"]}).encode()
-    offsets = np.cumsum([4 + 4 * (len(samples) + 1) + len(head), *sizes]).astype("<u4")
-    body = b"".join(struct.pack("<I", len(sample)) + sample for sample in samples)
-    shard = struct.pack("<I", len(samples)) + offsets.tobytes() + head + body
-    (scratch / "mds" / "shard.00000.mds").write_bytes(shard)
-    index = {
-        "version": 2,
-        "shards": [
-            {
-                "version": 2,
-                "format": "mds",
-                "compression": None,
-                "samples": len(samples),
-                "hashes": [],
-                "column_names": ["input_ids"],
-                "column_encodings": ["bytes"],
-                "column_sizes": [None],
-                "zip_data": None,
-                "raw_data": {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}},
-            }
-        ],
-    }
-    (scratch / "mds" / "index.json").write_text(json.dumps(index))
+    write_ids(scratch / "tokens", 30)
     (scratch / "ids.bin").write_bytes(np.arange(5, 40, dtype=np.uint16).tobytes())
 
     def use(given: Path, **options: Any) -> Callable[[], None]:
@@ -172,12 +145,9 @@ def of_ids(scratch: Path) -> Iterator[tuple[str, Target]]:
 
         return imported
 
-    (idx,) = scratch.glob("megatron*.idx")
-    (rows,) = (scratch / "parquet").rglob("*.parquet")
-    yield "megatron.idx", Target(idx, use(idx.with_suffix(""), format="megatron"))
+    rows = scratch / "tokens.parquet"
+    yield "megatron.idx", Target(scratch / "tokens.idx", use(scratch / "tokens", format="megatron"))
     yield "ids.bin", Target(scratch / "ids.bin", use(scratch / "ids.bin", format="nanogpt", end_token="[SEP]"))
-    yield "mds index", Target(scratch / "mds" / "index.json", use(scratch / "mds", format="mds", dtype="uint16"))
-    yield "mds shard", Target(scratch / "mds" / "shard.00000.mds", use(scratch / "mds", format="mds", dtype="uint16"))
     yield "rows", Target(rows, use(rows, format="rows"), ends=ends_pyarrow)
 
 

@@ -13,9 +13,9 @@ from bertdata.errors import InputError
 from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, file_of_ids, in_blocks, steps_of
 from bertdata.sources.inputs import Input
 
-MEGATRON_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
-MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
+_MAGIC = b"MMIDIDX\0\0"
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 _SEQUENCES = 1 << 16  # that are checked at a time
 
 
@@ -26,16 +26,16 @@ def _arrays_of(index: Input) -> tuple[FileArray, FileArray, FileArray, np.dtype[
     begins; and int64 [num_documents + 1], half-open offsets of documents into sequences. Raises InputError for a header
     that cannot be read, or does not fit the size of the file.
     """
-    size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
+    size, begin = index.size or 0, struct.calcsize(_HEADER)
     content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
-    if content[:9] != MEGATRON_MAGIC or size < begin:
+    if content[:9] != _MAGIC or size < begin:
         sentence = f"{index} is no index of a Megatron dataset, as it does not begin with MMIDIDX; give the .idx of one"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
-    _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
+    _, version, code, num_sequences, num_documents = struct.unpack(_HEADER, content)
     if version != 1:
         sentence = f"{index} has version {version}, and only 1 can be read; write the dataset again with Megatron"
         raise InputError(sentence, "other-version", option="inputs", given=index.name)
-    if code not in MEGATRON_DTYPES:
+    if code not in _DTYPES:
         sentence = f"{index} has dtype {code}, which is no kind of integer, so it is not for ids; give files of ids"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
@@ -52,7 +52,7 @@ def _arrays_of(index: Input) -> tuple[FileArray, FileArray, FileArray, np.dtype[
         FileArray(index, "<i4", num_sequences, begin),
         FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences),
         FileArray(index, "<i8", num_documents, begin + 12 * num_sequences),
-        np.dtype(MEGATRON_DTYPES[code]),
+        np.dtype(_DTYPES[code]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Text, or ids that others made → a published dataset; a dataset → files of others."""
+"""Text, or ids that others made → a published dataset; a dataset → Parquet."""
 
 from bertdata.sources.formats import TextFormat
 from bertdata.write.dataset import BuildReport, build, finish
