@@ -1,16 +1,14 @@
-"""Masked diffusion: losses of an independent loop, ranks, resuming, and filling in a text round by round."""
+"""Masked diffusion: losses of an independent loop, ranks, resuming, and the example that fills in a text."""
+
+import runpy
+import sys
 
 import numpy as np
-import pytest
 import torch
-from conftest import built, make_text
-from helpers import succeeds
+from conftest import ROOT, built, make_text
 from training import QUIET, assert_near, last_checkpoint, refused_run, run_of, train, train_twice
 
 import bertdata
-from bertrain.commands import denoise, evaluate
-from bertrain.models import pretrained
-from bertrain.models.encoder import Encoder
 from bertrain.options.config import Config
 from bertrain.run import assemble
 
@@ -82,57 +80,10 @@ def test_other_masks_are_refused(dataset, tmp_path):
     refused_run(dataset.path, tmp_path / "run", **OPTIONS | {"masking": "exact"}, kind="needs-option", option="masking")
 
 
-# --------------------------------------------------------------------------------------------------------- filling in
-
-
-@pytest.fixture(scope="module")
-def run(dataset, tmp_path_factory):
-    """A run of a few steps. Tests must not change it."""
-    out = tmp_path_factory.mktemp("diffusion") / "run"
-    train(dataset.path, out, **OPTIONS)
-    return out
-
-
-def plain_rounds(model, ids, hidden, number):
-    """One row: at each round the surest of the hidden places are filled in, by transformers alone."""
-    ids, hidden, most = list(ids), sorted(hidden), len(hidden)
-    found = [list(ids)]
-    for done in range(1, number + 1):
-        with torch.no_grad():
-            shares = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
-        hidden.sort(key=lambda place: (-float(shares[place].max()), place))
-        fill = len(hidden) - most * (number - done) // number
-        for place in hidden[:fill]:
-            ids[place] = int(shares[place].argmax())
-        hidden = hidden[fill:]
-        found.append(list(ids))
-    return found
-
-
-def test_rounds_fill_in_the_surest_places_first(dataset, run):
-    encoder = Encoder(pretrained.load(last_checkpoint(run))).eval()
-    batch = next(bertdata.Loader(dataset, length=32, masking=denoise.HALF, global_batch_size=3))
-    piece = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
-    vocab_size = dataset.special_tokens.vocab_size
-    for number in (1, 4):
-        states = list(denoise.rounds(encoder, piece, vocab_size=vocab_size, number=number))
-        assert not states[-1][1].any()
-        for row in range(3):
-            hidden = np.flatnonzero(batch.labels[row] != bertdata.IGNORE_INDEX).tolist()
-            expected = plain_rounds(encoder.model, batch.input_ids[row].tolist(), hidden, number)
-            assert [ids[row].tolist() for ids, _ in states] == expected
-
-
-def test_evaluate_prints_each_round(dataset, run):
-    arguments = ["--checkpoint", run, "--data", dataset.path, "--length", 32, "--max-samples", 2, "--denoise", 2]
-    shown = succeeds(evaluate.main, *arguments).stdout
-    assert shown.count("sample ") == 2
-    for done in range(denoise.ROUNDS + 1):
-        assert shown.count(f"  round {done}: ") == 2
-    first, *_, last = (line for line in shown.splitlines() if "  round " in line.split(":")[0] + ":")
-    assert "[MASK]" in first
-    assert "[MASK]" not in last
-    samples = bertdata.Loader(dataset, length=32, split="validation").num_samples
-    shown = succeeds(evaluate.main, *arguments[:-1], samples + 9).stdout
-    assert f"sample {samples} of {samples}:" in shown
-    assert shown.count("  round 0: ") == samples
+def test_the_example_fills_in_half_of_a_row(dataset, tmp_path, monkeypatch, capsys):
+    train(dataset.path, tmp_path / "run", **OPTIONS | {"length": 64})
+    monkeypatch.setattr(sys, "argv", ["denoise", str(last_checkpoint(tmp_path / "run")), str(dataset.path)])
+    runpy.run_path(str(ROOT / "examples" / "denoise.py"), run_name="__main__")
+    hidden = [line.count("[MASK]") for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert hidden == sorted(hidden, reverse=True)
+    assert (len(hidden), hidden[0] > 9, hidden[-1]) == (5, True, 0)

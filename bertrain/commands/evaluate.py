@@ -21,7 +21,6 @@ import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertrain.commands import pairs
-from bertrain.commands.denoise import rounds_as_text
 from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.run import log, rundir, state
@@ -30,7 +29,7 @@ from bertrain.runtime.dist import World, world
 
 BEST = 5  # predictions of a masked token that --show prints
 ONLY_WITH = {
-    "data": ("split", "length", "show", "denoise"),
+    "data": ("split", "length", "show"),
     "pairs": ("score",),
 }  # options that mean nothing with the other one
 
@@ -157,12 +156,6 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     type=click.IntRange(min=0),
     help=f"Number of samples to print, with the {BEST} best predictions of each masked token.",
 )
-@click.option(
-    "--denoise",
-    default=0,
-    type=click.IntRange(min=0),
-    help="Number of samples to print with half of their tokens hidden, and how the model fills them in round by round.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @click.pass_context
 def main(
@@ -175,7 +168,6 @@ def main(
     length: int | None,
     max_samples: int | None,
     show: int,
-    denoise: int,
     as_json: bool,
 ) -> None:
     """Measure a checkpoint on held-out text, or on minimal pairs. Runs alone or under torchrun.
@@ -195,9 +187,6 @@ def main(
             if show:
                 options: dict[str, Any] = {"split": split, "length": of_rows, "rows": show, "best": BEST}
                 click.echo(_samples(samples(encoder, shards, ranks.device, **options)))
-            if denoise:
-                options = {"split": split, "length": of_rows, "rows": denoise}
-                click.echo(rounds_as_text(encoder, shards, ranks.device, **options))
             reference = log.reference_losses([(shards, 1.0)], split)
             if as_json:
                 facts = {"checkpoint": str(directory), "length": of_rows}
