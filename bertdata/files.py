@@ -41,20 +41,6 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=opener)
 
 
-def read_at(fd: int, out: memoryview, offset: int) -> int:
-    """Reads bytes of a file from an offset on, until `out` is full or the file ends. Returns how many it read."""
-    size = 0
-    while size < len(out) and (count := os.preadv(fd, [out[size:]], offset + size)):
-        size += count
-    return size
-
-
-def close_read(fd: int) -> None:
-    """Closes a file that was only read: an error loses nothing."""
-    with suppress(OSError):
-        os.close(fd)
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Names a file in errors of the system that name none, as those of a full disk while a file is written.

@@ -7,18 +7,17 @@ import hashlib
 import mmap
 import os
 import resource
-import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.files import TEMPORARY, close_read, open_plain, read_at
+from bertdata.files import TEMPORARY, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
@@ -102,57 +101,11 @@ class ArrayWriter:
         Path(self._file.name).unlink(missing_ok=True)
 
 
-class Unmapped:
-    """An array file on a file system that cannot map files into memory: numbers are read (pread) at each use.
-
-    It has what is used of an array of one dimension: size, dtype, itemsize, nbytes, slices and arrays of indices.
-    Reading raises DatasetError if the file cannot be read, and IndexError for an index beyond the array.
-    """
-
-    def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
-        self.path, self.dtype, self.size = path, np.dtype(dtype), length
-        self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * length
-        self._fd = os.dup(file.fileno())
-        weakref.finalize(self, close_read, self._fd)
-
-    def read(self, start: int, out: NDArray[Any]) -> None:
-        """Reads out.size numbers from `start` on into `out`, which is contiguous and of this dtype."""
-        offset, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
-        try:
-            end = offset + read_at(self._fd, rest, offset)
-        except OSError as error:
-            sentence = f"{self.path} cannot be read: {error.strerror}; run the same again when it can be read"
-            raise DatasetError(sentence, "unreadable") from None
-        if end < offset + len(rest):
-            sentence = f"{self.path} ends at byte {end}: it was cut short; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=end)
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice):
-            start, stop, step = key.indices(self.size)
-            if step < 0:
-                return self[:][key]
-            out = np.empty(max(0, stop - start), self.dtype)
-            self.read(start, out)
-            return out[::step]
-        indices = np.asarray(key)
-        if indices.dtype == bool:
-            return self[:][key]
-        indices = indices.astype(np.int64)  # to which the size can be added
-        indices = np.where(indices < 0, indices + self.size, indices)
-        if ((indices < 0) | (indices >= self.size)).any():
-            raise IndexError(f"{self.path} holds {self.size} numbers, and {key!r} is beyond them")
-        out = np.empty((indices.size, 1), self.dtype)
-        for index, row in zip(indices.flat, out, strict=True):
-            self.read(int(index), row)
-        return out.reshape(indices.shape)[()]
-
-
-def open_array(path: Path, dtype: str, length: int) -> Any:
+def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
     """A read-only memory map of an array file, whose size and header are checked: a few system calls.
 
-    Returns an Unmapped where the file system cannot map files. Raises DatasetError if the file cannot be opened, or if
-    its size or header is not that of `length` numbers of `dtype`.
+    Raises DatasetError if the file cannot be opened, or if its size or header is not that of `length` numbers of
+    `dtype`.
     """
     expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
     try:
@@ -169,7 +122,8 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
             except OSError as error:
                 if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
                     raise
-                return Unmapped(path, file, dtype, length)
+                sentence = f"{path} cannot be mapped into memory on this file system; copy the dataset to another one"
+                raise DatasetError(sentence, "unsupported", given=path) from None
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:

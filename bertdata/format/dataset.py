@@ -110,7 +110,7 @@ class Dataset:
             shard = self.splits[split].shards[number]
             if self.opens_at_once or (shard.name, name) in arrays:
                 return arrays[shard.name, name]
-            array: NDArray[Any] = open_one(self.path, shard, name)
+            array = open_one(self.path, shard, name)
         except DatasetError as error:
             fault = error
         if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.format.arrays import Unmapped, open_array
+from bertdata.format.arrays import open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_record, write_record
 from bertdata.format.table import (
     ARRAY_DTYPES,
@@ -172,8 +172,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise not_a_dataset(directory)
 
     def open_table(name: str, dtype: str, length: int) -> NDArray[Any]:
-        array = open_array(directory / name, dtype, length)
-        return array[:] if isinstance(array, Unmapped) else array
+        return open_array(directory / name, dtype, length)
 
     return _checked(read_record(path, versions=VERSIONS), path, open_table)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.files import fsync_directory
-from bertdata.format.arrays import ArrayWriter, Unmapped, array_path, open_array
+from bertdata.format.arrays import ArrayWriter, array_path, open_array
 from bertdata.format.manifest import ARRAY_DTYPES, Shard
 from bertdata.format.records import FORMAT_VERSION, write_record
 
@@ -87,12 +87,10 @@ def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
     return {name: open_one(directory, shard, name) for name in ARRAY_DTYPES.keys() & shard.arrays.keys()}
 
 
-def open_one(directory: Path, shard: Shard, name: str) -> Any:
+def open_one(directory: Path, shard: Shard, name: str) -> NDArray[Any]:
     """Opens one of its arrays."""
     entry, path = shard.arrays[name], array_path(directory, shard.name, name)
     array = open_array(path, entry["dtype"], entry["length"])
-    if isinstance(array, Unmapped) and name != "tokens":
-        array = array[:]
     if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
         sentence = (
             f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to "

@@ -263,7 +263,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         faults = list(_array_faults(file, entry, None))
         yield from faults
         if not faults:
-            numbers = open_array(file, origins.DTYPE, shard.num_documents)[:]
+            numbers = open_array(file, origins.DTYPE, shard.num_documents)
             if _first_fall(numbers) is not None or record.input_and_place(numbers[-1])[0] >= record.inputs["number"]:
                 yield f"{file}: its numbers do not ascend, or the last one names no input"
 

@@ -86,7 +86,7 @@ def open_index(
 def _read(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     record = read_record(directory / f"{name}.json")
     arrays = {
-        array: open_array(array_path(directory, name, array), dtype, record["length"][array])[:]
+        array: open_array(array_path(directory, name, array), dtype, record["length"][array])
         for array, dtype in dtypes.items()
     }
     for array, sha256 in record["sha256"].items():

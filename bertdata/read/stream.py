@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, damaged
-from bertdata.format.arrays import Unmapped, npy_header, pages_of
+from bertdata.format.arrays import npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import rows as kernels
 
@@ -117,8 +117,8 @@ class TokenStream:
         self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
         self.pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
         count, separator = len(self.shards), int(special.separator is not None)
-        self._tokens: dict[int, Any] = {}  # by the number of the shard, of those that are open
-        self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open, or not mapped
+        self._tokens: dict[int, NDArray[Any]] = {}  # by the number of the shard, of those that are open
+        self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open
         self.separator = separator  # tokens of it after each document
         table = kernels.TokenTable(
             self.starts, self._addresses, self.zero.itemsize, separator, cls=special.cls, sep=special.sep
@@ -128,7 +128,6 @@ class TokenStream:
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
         self._is_random = False
-        self._mapped = not isinstance(dataset.tokens(split, 0), Unmapped)
         self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
         """How many files reading opens by and by."""
         if dataset.opens_at_once:
@@ -140,49 +139,22 @@ class TokenStream:
             if number in self._tokens:
                 continue
             tokens = self.dataset.tokens(self.split, number)
-            if isinstance(tokens, Unmapped) == self._mapped:
-                raise DatasetError(
-                    f"{self.dataset.path}: some of its files can be mapped into memory and others not; put all of them "
-                    "on one file system",
-                    "unsupported",
-                    option="shards",
-                    given=self.dataset.path,
-                )
             if self._is_random:
                 pages_of(tokens).madvise(mmap.MADV_RANDOM)
             if self.word_addresses is not None:
                 self._words.append(self.dataset.array(self.shards[number].name, "words"))
                 self.word_addresses[number] = self._words[-1].ctypes.data
-            if self._mapped:  # last: what fails above leaves the shard closed
-                self._addresses[number] = tokens.ctypes.data
+            self._addresses[number] = tokens.ctypes.data  # last: what fails above leaves the shard closed
             self._tokens[number] = tokens
 
-    def _open_shards_of(self, spans: NDArray[Any]) -> None:
+    def open_shards_of(self, spans: NDArray[Any]) -> None:
         """Opens the shards that spans lie in. A kernel gave spans of other shards addresses that begin at 0."""
+        if len(self._tokens) == len(self.shards):
+            return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
         is_new = np.array([number not in self._tokens for number in numbers.tolist()], np.bool_)
         self._open(np.unique(numbers[is_new]).tolist())
         spans["address"][is_new] += self._addresses[numbers[is_new]]
-
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether all tokens are in memory, so that nothing has to be opened or read."""
-        return self._mapped and len(self._tokens) == len(self.shards)
-
-    def read(self, spans: NDArray[Any]) -> NDArray[Any] | None:
-        """Opens the shards of spans. If the files are not mapped: reads their tokens, and points the spans at them."""
-        if len(self._tokens) < len(self.shards):
-            self._open_shards_of(spans)
-        if self._mapped:
-            return None
-        offsets = np.append(0, np.cumsum(spans["length"]))
-        tokens = np.empty(int(offsets[-1]), self.zero.dtype)
-        bounds = offsets.tolist()
-        for first, stop, start in zip(bounds, bounds[1:], spans["start"].tolist(), strict=False):
-            shard = int(np.searchsorted(self.starts, start, side="right")) - 1
-            self._tokens[shard].read(start - int(self.starts[shard]), tokens[first:stop])
-        spans["address"] = tokens.ctypes.data + offsets[:-1] * tokens.itemsize
-        return tokens
 
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
@@ -207,7 +179,7 @@ class TokenStream:
     def read_at_random(self) -> None:
         """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
         num_bytes = int(self.starts[-1]) * self.zero.itemsize
-        self._is_random = self._mapped and num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        self._is_random = num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         for tokens in self._tokens.values() if self._is_random else ():
             pages_of(tokens).madvise(mmap.MADV_RANDOM)
 
@@ -216,7 +188,7 @@ class TokenStream:
         for start, stop in ranges:
             # A damaged index may point out of the stream. It is refused when its rows are read.
             start, stop = max(0, start), min(stop, int(self.starts[-1]))
-            while self._mapped and start < stop:
+            while start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
                 stop_here = min(stop, int(self.starts[shard + 1]))
                 self._open([shard])
@@ -259,19 +231,17 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
     ids, text_places = np.empty((num_rows, first.length), np.int64), np.empty(num_rows, np.int64)
     spans = np.empty(num_rows * max([samples.spans_per_row for samples, _ in parts]), kernels.SPAN)
     frames, columns = tuple(kernels.Frames(ids, text_places, spans)), parts[0][0].columns(num_rows)
-    num_spans, tokens, inside_word = 0, [], None
+    num_spans, inside_word = 0, None
     for samples, wanted in parts:
         stream, first_span = samples.stream, num_spans
         num_spans = samples.lay_out(wanted, frames, columns, num_spans)
         require_sound(num_spans)
-        if not stream.is_at_hand:
-            tokens.append(stream.read(spans[first_span:num_spans]))
+        stream.open_shards_of(spans[first_span:num_spans])
         if stream.word_addresses is not None:
             own = spans[first_span:num_spans]
             inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
             kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
-    del tokens  # spans point into it until here
     if largest >= first.dataset.special_tokens.vocab_size:
         raise damaged(next(samples.stream.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
     attention_mask = None

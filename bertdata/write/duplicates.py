@@ -45,8 +45,7 @@ def find_duplicates(
         writer.commit()
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"documents with the text of an earlier one, which are left out: {number:,}")
-    array: NDArray[np.uint64] = open_array(path, DTYPE, number)[:]
-    return array
+    return open_array(path, DTYPE, number)
 
 
 def without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:
