@@ -1,7 +1,7 @@
-"""A side channel for Chinese: the radical of each character of a tokenizer, from Python alone.
+"""A table for structured_embeddings.py: the radical of each Chinese character of a tokenizer, from Python alone.
 
     python examples/radicals.py shards/ radicals.tsv
-    bertrain pretrain --data shards/ --out run/ --side-channel radicals.tsv
+    python examples/structured_embeddings.py --data shards/ --out run/ --structures radicals.tsv
 
 Unicode put the characters U+4E00 to U+9FA5 in the order of the Kangxi dictionary: by radical, then by strokes. Each of
 its 214 radicals begins with a character that is the radical itself, and Unicode names these characters in the block of

@@ -59,7 +59,7 @@ TRAINER_ORDER = [
     "lab",
 ]
 # Words that names and texts of a method have. The core has none of them but these, which mean something else.
-OF_METHODS = re.compile("lora|adapter|elastic|sub[-_]?net|grow|teacher|distil|side_channel|student", re.IGNORECASE)
+OF_METHODS = re.compile("lora|adapter|elastic|sub[-_]?net|grow|teacher|distil|student", re.IGNORECASE)
 NOT_OF_METHODS = {
     "distilbert": "a family of models",
     "adapter_kwargs": "an argument of transformers",

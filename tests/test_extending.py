@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import threading
 from dataclasses import dataclass, fields, make_dataclass
 from importlib.metadata import EntryPoint
@@ -242,6 +243,16 @@ def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkey
     METHODS["own"] = Noisy
     assert [*methods.known_methods()] == ["a", *lab.METHODS, "zoo", "own"]
     assert capsys.readouterr().err.startswith("warning: the method b, no_such_module:C, cannot be imported")
+
+
+def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tmp_path):
+    runpy.run_path(str(ROOT / "examples" / "structured_embeddings.py"))
+    table = write(tmp_path / "table.tsv", "a\tvowel\nb\tother\tearly\nc\tother\tearly\n")
+    options = {"model": TINY, "steps": 4, "eval_every": 0}
+    log = train_twice(dataset.path, tmp_path / "run", 2, structures=str(table), **options)
+    plain = losses(train(dataset.path, tmp_path / "plain", **options))
+    assert losses(log)[0] == plain[0]
+    assert losses(log)[2:] != plain[2:]
 
 
 class Halves(Objective):

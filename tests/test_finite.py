@@ -139,8 +139,6 @@ RUNS = {
     "stableadamw": {"optimizer": "stableadamw"},
     "lamb": {"optimizer": "lamb"},
     "fp16": {"precision": "fp16"},
-    "side channel": {"side_channel": "names"},
-    "side channel, muon": {"side_channel": "names", "optimizer": "muon"},
     "lora": {"lora": "r=2,alpha=6"},
     "lora, muon": {"lora": "r=2,alpha=6", "optimizer": "muon"},
 }
@@ -150,9 +148,6 @@ RUNS = {
 def test_a_run_goes_on_after_a_skipped_step(dataset, bert_run, tmp_path, monkeypatch, name):
     wild_at(monkeypatch, 3)
     options = QUIET | RUNS[name] | {"steps": 5, "save_every": 1}
-    if "side_channel" in options:
-        (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
-        options["side_channel"] = str(tmp_path / "names.tsv")
     if "lora" in options:
         options["init"] = str(bert_run)
     log = train(dataset.path, tmp_path / "run", **options)

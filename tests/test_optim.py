@@ -132,19 +132,15 @@ def test_a_run_with_another_optimizer_resumes_to_the_same_bits(dataset, tmp_path
         (2, {"model": "electra", "optimizer": "adamw"}),
         (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
         (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient
-        (2, {"side_channel": "a\tvowel\nb\tother\nc\tother\n", "optimizer": "adamw"}),
         (2, {"lora": "r=2,alpha=6", "lr": 2e-2, "eval_every": 2}),
     ],
 )
 def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, options):
-    """With each optimizer, in a growth, of other families, with a side channel, and with an adapter."""
+    """With each optimizer, in a growth, of other families, and with an adapter."""
     options = QUIET | {"optimizer": "muon", "mlm_probability": 0.15, "steps": 4} | options
     options["model"] = configs.get(options["model"], "modernbert-tiny")
     if "lora" in options:
         options["init"] = str(bert_run)
-    if "side_channel" in options:
-        (tmp_path / "table.tsv").write_text(options["side_channel"])
-        options["side_channel"] = str(tmp_path / "table.tsv")
     alone = train(dataset.path, tmp_path / "one", **options)
     together = train(dataset.path, tmp_path / "more", ranks=ranks, **options)
     assert_near(together, alone, "loss_before", "loss_after", "layers", rel=5e-4)

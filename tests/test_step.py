@@ -269,7 +269,6 @@ STEPS = {
     "lamb": {"optimizer": "lamb"},
     "fp16": {"precision": "fp16"},
     "fp16, muon": {"precision": "fp16", "optimizer": "muon"},
-    "side channel": {"side_channel": True},
     "teacher": {"teacher": True, "distil": "logits"},
     "grown": {"phase": changing(0.5, layers=(1, None))},
 }
@@ -278,9 +277,6 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_waits_for_the_device(dataset, bert_run, tmp_path, monkeypatch, name):
     options = QUIET | {"steps": 7, "log_every": 2} | STEPS[name]
-    if "side_channel" in options:
-        (tmp_path / "names.tsv").write_text("of\tx\nthe\tx\n")
-        options["side_channel"] = str(tmp_path / "names.tsv")
     if "teacher" in options:
         options["teacher"] = str(bert_run)
     with Waits(monkeypatch) as waits:

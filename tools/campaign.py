@@ -136,7 +136,6 @@ DIMENSIONS: list[list[Options]] = [
     [{}] * 4
     + [{"lr_scale": ["embeddings=0.1"]}, {"lr_scale": ["orm=0", "embeddings=0.5"]}, {"lr_scale": ["embeddings=0"]}],
     [{}] * 4 + [{"elastic": "layers=1:2"}, {"elastic": _SIZES, "sub_networks": 3}],
-    [{}] * 4 + [{"side_channel": "names.tsv"}],
     [{}] * 8
     + [
         {"teacher": "teacher", "distil": "logits", "temperature": 2.0, "alpha": 0.7},
@@ -159,7 +158,6 @@ CACHES = {"answers": ["--max-samples", "200"], "answers-again": ["--data", "smal
 EXCLUDES = [
     ("elastic", "gradient_checkpointing"),
     ("elastic", "lora"),
-    ("lora", "side_channel"),
     ("objective", "isolate_documents"),
     ("teacher_cache", "objective"),
     ("teacher_cache", "isolate_documents"),

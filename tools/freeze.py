@@ -157,8 +157,6 @@ RUNS = {
     "grow-fresh": "--config trunk.toml --grow-by fresh --optimizer muon",
     "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --muon-rate 2 "
     "--mlm-probability 0.3 --isolate-documents",
-    "side-channel": "--side-channel names.tsv",
-    "side-channel-muon": "--side-channel names.tsv --optimizer muon --config half.toml",
     # a teacher
     "cached": "--teacher-cache answers --alpha 0.5 --temperature 2",
     "cached-pairs": "--teacher-cache answers-pairs --objective mlm+nsp --mlm-probability 0.3",
@@ -198,7 +196,6 @@ RESUMED = [
     "mix",
     "muon",
     "relations",
-    "side-channel-muon",
     "ranks-bert",
     "ranks-muon",
     "ranks-grow",
@@ -351,8 +348,6 @@ def write_inputs(folder: Path) -> None:
     for name, phases in PHASES.items():
         tables = [[f"{key} = {json.dumps(value)}\n" for key, value in phase.items()] for phase in phases]
         write(f"{name}.toml", "".join("".join(["[[phase]]\n", *table]) for table in tables))
-    names = [f"{token}\t" + "\t".join(draw.sample("abcdefgh", k=2)) + "\n" for token in vocabulary[5::2]]
-    write("names.tsv", "".join(names))
     for name, number in (("train.tsv", 48), ("dev.tsv", 24)):
         texts = [draw.choices(WORDS, k=draw.randint(3, 14)) for _ in range(number)]
         write(name, "".join(f"{' '.join(words)}\t{'river' in words}\n" for words in texts))

@@ -6,6 +6,5 @@ METHODS = {
     "elastic": "bertrain.lab.elastic.training:SubNetworks",
     "growth": "bertrain.lab.growth:Growth",
     "replaced": "bertrain.lab.replaced:ReplacedTokens",
-    "side_channel": "bertrain.lab.side_channel:Structured",
 }
 """Our methods by name, each as module:class, which bertrain/methods.py imports."""

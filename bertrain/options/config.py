@@ -459,6 +459,7 @@ def all_options() -> dict[str, Field[Any]]:
 
 REMOVED: dict[str, tuple[Any, str]] = {
     "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
+    "side_channel": ("", "use examples/structured_embeddings.py"),
 }
 """Options of earlier versions: name → (default as in JSON, what to do instead)."""
 
