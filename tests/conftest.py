@@ -40,8 +40,8 @@ def digest_of_kernels():
 
 
 # Compiled kernels are kept between runs, and the workers of a run share them. numba reads the variable when it is first
-# imported, and subprocesses inherit it.
-if "PYTEST_XDIST_WORKER" not in os.environ:
+# imported, and subprocesses inherit it. tools/mutate.py sets it to "", so that kernels lie beside their source.
+if "PYTEST_XDIST_WORKER" not in os.environ and "NUMBA_CACHE_DIR" not in os.environ:
     cache = ROOT / ".pytest_cache" / f"kernels-{digest_of_kernels()}"
     for older in cache.parent.glob("kernels-*"):
         if older != cache:

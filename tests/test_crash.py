@@ -123,6 +123,6 @@ def test_some_commands_go_on_after_a_call_that_failed():
 
 
 @pytest.mark.slow
-def test_planted_faults_are_found():
-    """A sync that is left out. `crash.py faults` plants all."""
-    assert python(TOOL, "faults", "--planted", 8).endswith("1 of 1 planted faults are found\n")
+def test_injected_faults_are_found():
+    """A missing sync. `crash.py faults` injects all."""
+    assert python(TOOL, "faults", "--injected", 8).endswith("1 of 1 injected faults are found\n")

@@ -1,26 +1,27 @@
-"""tools/mutate.py knows the mutations that no test can see by the source as it is now."""
+"""tools/mutate.py and the faults of tools/injected.py."""
 
-import click
+import injected
 import mutate
 import pytest
-
-
-def test_what_no_test_can_see_is_in_the_source():
-    assert len(mutate.equivalent()) >= len(mutate.EQUIVALENT)
-
-
-def test_a_name_of_no_mutation_is_refused(monkeypatch):
-    (change, line), *_ = mutate.EQUIVALENT
-    monkeypatch.setitem(mutate.EQUIVALENT, (change, f"{line}  # edited"), "")
-    with pytest.raises(click.ClickException) as caught:
-        mutate.equivalent()
-    _, *names = caught.value.message.splitlines()
-    assert names == [f"{change} in {line}  # edited"]
+from conftest import ROOT
 
 
 def test_what_changes_speed_or_types_alone_is_no_mutation():
     plain, compiled = "@jit(nogil=True, cache=False)\ndef f(x: Literal[1] = 2): ...", "@cache(size=4)\ndef f(): ..."
-    assert [(each.old, each.new) for each in mutate.mutations_of("a.py", plain)] == [("2", "3")]
-    assert {each.kind for each in mutate.mutations_of("a.py", compiled)} == {"ignored option", "bound"}
+    assert [(each.old, each.new) for each in mutate.mutations_in("a.py", plain)] == [("2", "3")]
+    assert {each.kind for each in mutate.mutations_in("a.py", compiled)} == {"ignored option", "bound"}
     assert mutate.lines_of_kernels(plain) == {2}
     assert mutate.lines_of_kernels(compiled) == set()
+
+
+@pytest.mark.parametrize("fault", [*injected.CRASH, *injected.GPU], ids=lambda fault: fault.what)
+def test_every_fault_changes_the_source_and_something_should_find_it(fault):
+    source = (ROOT / fault.file).read_text()
+    changed = fault.inject(source)
+    assert changed != source
+    compile(changed, fault.file, "exec")
+    if "::" in fault.finder:
+        file, function = fault.finder.split("[")[0].split("::")
+        assert f"def {function}(" in (ROOT / file).read_text()
+    with pytest.raises(AssertionError, match="correct tools/injected.py"):
+        fault._replace(old="no such text").inject(source)

@@ -3,7 +3,7 @@
     python tools/crash.py states                      what may be on disk after a crash, for each command
     python tools/crash.py calls                       each call on a file fails in turn
     python tools/crash.py calls --only build,pull     some commands
-    python tools/crash.py faults                      which of the faults in planted.py these two find
+    python tools/crash.py faults                      inject the faults of injected.py, and report which these two find
 
 A second run must end in the bytes of an undisturbed one, or say in one sentence what to do. Nothing that was finished
 may be lost, nothing unfinished may be taken for whole, and no traceback may be seen. It prints a JSON object for each
@@ -48,10 +48,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from planted import FAULTS, plant
+from injected import CRASH, inject_at_import
 
 LIBRARY = "CRASH_LIBRARY"  # the variable with the path of the compiled calls.c
-FAULT = "CRASH_FAULT"  # the variable with the number of the fault that is planted
+FAULT = "CRASH_FAULT"  # the variable with the number of the injected fault
 SOURCE = Path(__file__).with_name("calls.c")
 
 
@@ -77,7 +77,7 @@ def start_with_library() -> None:
 if __name__ == "__main__" and LIBRARY not in os.environ:
     start_with_library()  # before anything is imported that takes time
 if FAULT in os.environ:
-    plant(FAULTS[int(os.environ[FAULT])])
+    inject_at_import(CRASH[int(os.environ[FAULT])])
 
 from crash_commands import COMMANDS, Command, checked, load_kernels, make_inputs, put_dataset, server  # noqa: E402
 from disk import Disk, read_events  # noqa: E402
@@ -287,7 +287,7 @@ class Trial:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a planted fault is found, after which nothing more is tried."""
+        """Whether an injected fault is found, after which nothing more is tried."""
         return FAULT in os.environ and bool(self.findings)
 
     def finding(self, kind: str, what: str, line: str) -> str:
@@ -457,12 +457,13 @@ QUICK = {"states": ["--most", "30", "--replays", "1500"], "calls": ["--errors", 
 
 
 def find_faults(numbers: list[int]) -> int:
-    """Plants one fault after the other, prints whether it is found, and by what; returns how many are not."""
+    """Inject one fault after the other, print whether it is found, and by what; return how many are not."""
     num_missed = 0
     for number in numbers:
-        fault = FAULTS[number]
+        fault = CRASH[number]
+        campaign, name = fault.finder.split()
         environment = {name: value for name, value in os.environ.items() if name not in (LIBRARY, "LD_PRELOAD")}
-        command = [sys.executable, __file__, fault.campaign, "--only", fault.command, *QUICK[fault.campaign]]
+        command = [sys.executable, __file__, campaign, "--only", name, *QUICK[campaign]]
         done = subprocess.run(command, env=environment | {FAULT: str(number)}, capture_output=True, text=True)
         printed = done.stdout.splitlines()
         if printed and printed[-1].startswith("{"):
@@ -470,8 +471,8 @@ def find_faults(numbers: list[int]) -> int:
         else:
             found = f"undisturbed: {' / '.join(done.stderr.strip().splitlines()[-1:])[:200]}, {done.returncode}"
         num_missed += not found
-        click.echo(f"{number} {fault.what} ({fault.campaign} of {fault.command}): {found or 'NOT FOUND'}")
-    click.echo(f"{len(numbers) - num_missed} of {len(numbers)} planted faults are found")
+        click.echo(f"{number} {fault.what} ({campaign} of {name}): {found or 'NOT FOUND'}")
+    click.echo(f"{len(numbers) - num_missed} of {len(numbers)} injected faults are found")
     return num_missed
 
 
@@ -532,7 +533,7 @@ def make_place(base: Path, names: list[str], seed: int) -> Place:
 @click.option("--every", default=1, show_default=True, help="Fail each so many calls.")
 @click.option("--minutes", type=float, default=1e6, help="Leave the rest of a command out after so long.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--planted", default=f"0-{len(FAULTS) - 1}", show_default=True, help="Numbers of faults, from and to.")
+@click.option("--injected", default=f"0-{len(CRASH) - 1}", show_default=True, help="Numbers of faults, from and to.")
 def main(
     campaign: str,
     only: str,
@@ -542,11 +543,11 @@ def main(
     every: int,
     minutes: float,
     seed: int,
-    planted: str,
+    injected: str,
 ) -> None:
     """Loses power, or fails a call to the system, at every moment of a command; then runs the command again."""
     if campaign == "faults":
-        first, _, last = planted.partition("-")
+        first, _, last = injected.partition("-")
         sys.exit(find_faults([*range(int(first), int(last or first) + 1)]) > 0)
     names, num_findings = only.split(","), 0
     with tempfile.TemporaryDirectory(prefix="crash-") as folder, object_store(names):

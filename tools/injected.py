@@ -1,0 +1,259 @@
+"""Faults of the product, to inject one at a time: `crash.py faults` and `mutate.py gpu` report whether they are found.
+
+The first line of a fault is what should find it, and what is wrong; the second is the file. Lines with - are a text of
+the file, and those with + the text in its place.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Fault(NamedTuple):
+    """A change of one file; `finder` is a test, or a campaign of crash.py and one of its commands."""
+
+    finder: str
+    what: str
+    file: str
+    old: str
+    new: str
+
+    def inject(self, source: str) -> str:
+        """Return the source of the file with the fault. Raises AssertionError if the old text is not there."""
+        assert self.old in source, f"{self.file} does not contain {self.old!r}; correct tools/injected.py"
+        return source.replace(self.old, self.new)
+
+
+def _read(text: str) -> list[Fault]:
+    faults = []
+    for block in text.strip("\n").split("\n\n"):
+        header, file, *lines = block.split("\n")
+        old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+        faults.append(Fault(*header.split(": ", 1), file, old, new))
+    return faults
+
+
+CRASH = _read("""
+states build: sync of a record
+bertdata/files.py
+-os.fsync(file.fileno())
++pass
+
+states build: sync of a new directory
+bertdata/files.py
+-        fsync_directory(directory.parent)
+
+states build: sync of the names of records
+bertdata/files.py
+-    fsync_directory(path.parent)
+
+states build: sync of an array
+bertdata/format/arrays.py
+-os.fsync(self._file.fileno())
++pass
+
+states build: sync before the manifest
+bertdata/write/publish.py
+-    fsync_directory(directory)
+-    manifest.write
++    manifest.write
+
+states overwrite: sync of the old manifest's new name
+bertdata/write/publish.py
+-        fsync_directory(directory)
+-    for table
++    for table
+
+states export: sync of an exported file
+bertdata/write/exporting.py
+-os.fsync(file.fileno())
++pass
+
+states export: sync of temporary names of an export
+bertdata/write/exporting.py
+-                fsync_directory(directory)
++                pass
+
+states export: sync after an export
+bertdata/write/exporting.py
+-        raise
+-    fsync_directory(directory)
++        raise
+
+states pull: sync of a pulled file
+bertdata/transfer/pulling.py
+-        os.fsync(copy.fileno())
+
+states pull: sync of a pull's lock
+bertdata/transfer/pulling.py
+-            fsync_directory(target)  #
++            #
+
+states pull-plain: sync before a pulled manifest
+bertdata/transfer/pulling.py
+-        is_over.set()
+-    fsync_directory(target)
++        is_over.set()
+
+states teacher: sync of a unit of answers
+bertdata/format/answers.py
+-    fsync_directory(directory)
+-    record =
++    record =
+
+states merge: sync of a checkpoint's files
+bertrain/run/checkpoint.py
+-os.fsync(file.fileno())
++pass
+
+states merge: sync of a checkpoint's name
+bertrain/run/checkpoint.py
+-        fsync_directory(target.parent)
+
+states pretrain: sync of the log
+bertrain/run/writer.py
+-            self._sync_log()
+
+states augment: sync of augmented rows
+bertrain/lab/tables.py
+-os.fsync(file.fileno())
++pass
+
+states build: temporary name of a record
+bertdata/files.py
+-path.with_name(path.name + TEMPORARY)
++path
+
+states merge: a checkpoint appears at once
+bertrain/run/checkpoint.py
+-os.replace(temporary, target)
++shutil.copytree(temporary, target)
+
+states build: the manifest last
+bertdata/write/publish.py
+-    prepare_directory(directory, origins)
++    manifest.write(directory)
++    prepare_directory(directory, origins)
+
+states overwrite: the old manifest until the new one is there
+bertdata/write/publish.py
+-    manifest.write(directory)
+-    (directory / REPLACED).unlink(missing_ok=True)
++    (directory / REPLACED).unlink(missing_ok=True)
++    manifest.write(directory)
+
+states teacher: the plan of answers goes last
+bertdata/format/answers.py
+-    write_record(directory / CACHE, header
++    (directory / PLAN).unlink()
++    write_record(directory / CACHE, header
+
+states build: where a killed publication moved a file
+bertdata/write/publish.py
+- or (may_be_moved and exists(f"{directory}/{name}"))
+
+states build: a build that tidies up beside its manifest goes on
+bertdata/write/staging.py
+-if not overwrite and not (staging / PLAN).exists():
++if not overwrite:
+
+calls export: an error of the system is one sentence
+bertdata/cli.py
+-    except OSError as error:
++    except ZeroDivisionError as error:
+
+calls build: an error of a write ends the command
+bertdata/files.py
+-file.write(content)
+-                file.flush()
++with suppress(OSError):
++                    os.write(file.fileno(), content)
+
+states pull: the lock of a pull
+bertdata/transfer/pulling.py
+-with locked(target / LOCK, f"{target} is being filled", "wait for it"):
++if True:
+
+states pretrain: how many checkpoints stay
+bertrain/run/rundir.py
+-others[keep - 1 :]
++others[keep:]
+""")
+"""A missing sync, name, check, lock or bound."""
+
+GPU = _read("""
+tests/test_gpu_dry.py::test_a_step_needs_no_number[bert-base-windows]: a number of a tensor is read in the step
+bertrain/objectives/mlm.py
+-        num_rows =
++        assert piece["targets"].max().item() >= 0
++        num_rows =
+
+tests/test_gpu_dry.py::test_a_forward_pass_on_a_gpu[bert-base-windows]: a tensor on the CPU
+bertrain/models/encoder.py
+-    return states.gather(
++    states = states + torch.zeros(states.shape[-1], device="cpu")
++    return states.gather(
+
+tests/test_gpu_dry.py::test_a_forward_pass_on_a_gpu[bert-base-packed]: a mask of all pairs of tokens
+bertrain/models/isolation.py
+-    can = is_half and
++    can = query.shape[2] < 64 and is_half and
+
+tests/test_gpu_dry.py::test_a_step_needs_no_number[bert-base-windows]: a shape that follows from numbers
+bertrain/objectives/losses.py
+-    logits, rows = logits.float(), None
++    logits, rows = logits.float(), None
++    logits, targets = logits[targets != IGNORE_INDEX], targets[targets != IGNORE_INDEX]
+
+tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[bert-True-64]: a second graph
+bertrain/models/encoder.py
+-        return self._head(
++        torch._dynamo.graph_break()
++        return self._head(
+
+tests/test_gpu_dry.py::test_compiled_ranks_learn_what_one_does[packed]: the gradients of the other rank are left out
+bertrain/run/training.py
+-        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
++        future = dist.all_reduce(bucket.buffer().clone(), async_op=True).get_future()
++        return future.then(lambda done: bucket.buffer())
+
+tests/test_finite.py::test_a_run_goes_on_after_a_skipped_step[adamw]: a NaN in a gradient reaches the weights
+bertrain/run/training.py
+-self.skipped = 1 - self.norm.isfinite().float()
++self.skipped = torch.zeros_like(self.norm)
+
+tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[modernbert-True-64]: a window one token too wide
+bertrain/models/isolation.py
+-else sliding_window - 1
++else sliding_window
+
+tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[bert-True-64]: bounds of documents in another dtype
+bertrain/runtime/feed.py
+-dtype=torch.int32)
++dtype=torch.int64)
+
+tests/test_gpu_dry.py::test_compiled_ranks_learn_what_one_does[packed]: a barrier on one rank
+bertrain/run/training.py
+-        prepared = self.learner.prepare(piece)  # not in
++        if self._ranks.rank:
++            dist.barrier()
++        prepared = self.learner.prepare(piece)  # not in
+""")
+"""What would be wrong on a GPU, and the test on a CPU that should find it."""
+
+
+def inject_at_import(fault: Fault) -> None:
+    """Make later imports of the fault's file contain the fault; no file changes."""
+    path, real = str(ROOT / fault.file), importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        if loader.path != path:
+            return real(loader, name)
+        return compile(fault.inject(Path(path).read_text(encoding="utf-8")), path, "exec", dont_inherit=True)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
