@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,16 +23,13 @@ from hypothesis import strategies as st
 from sources import build_parts, made, parquet, stopped, write
 
 from bertdata.cli import main
-from bertdata.sources import documents, tables
 from bertdata.sources import split as split_module
-from bertdata.sources.blocks import find_blocks
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import split
+from bertdata.sources.split import Task, split
 from bertdata.tokenize.load import load
 from bertdata.write import build, cluster, finish
-from bertdata.write.cluster import Job
-from bertdata.write.encoding import Recipe
+from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.state import unit_name
 from bertdata.write.units import Shares
 
@@ -117,167 +113,72 @@ def test_tasks_have_every_unit_once_and_whole_sections(inputs, shard_size, cpus,
     assert len(tasks) <= max(8 * cpus, total // task_bytes) + 1
 
 
-@given(st.integers(50, 5000), st.data())
-def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
-    """Of every input that a task reads it was asked before whether it is the same on this node."""
-    plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
-    last = plan.stretches[-1].units.stop
-    first = data.draw(st.integers(0, last - 1))
-    units = range(first, data.draw(st.integers(first + 1, last)))
-    narrowed = plan.narrowed(units)
-    sure, needed = (
-        {inputs[index].name for stretch in of.stretches if is_asked(stretch.units) for index in stretch.inputs}
-        for of, is_asked in ((narrowed, bool), (plan, set(units).intersection))
-    )
-    read = set()
-    real, real_table = documents.opened, tables.readable
-
-    def opened(file, *arguments):
-        read.add(file.name)
-        return real(file, *arguments)
-
-    def readable(file, *arguments):
-        read.add(file.name)
-        return real_table(file, *arguments)
-
-    with patch.object(documents, "opened", opened), patch.object(tables, "readable", readable):
-        blocks = list(find_blocks(narrowed, units.__contains__))
-    assert read == sure <= needed
-    every = list(find_blocks(plan, units.__contains__))
-    one, other = ([(each.unit, each.decode().text.tobytes()) for each in found] for found in (blocks, every))
-    assert one == other
-
-
 @pytest.fixture
 def job(tmp_path, corpus, vocab):
-    """An unfinished build of several units, none of which is made, and a directory for attempts at them."""
-    options = {"tokenizer": vocab, "shard_size": 4000, "documents": "line"}
-    stopped(corpus, tmp_path / "out", 0, **options)
-    staging = tmp_path / "out" / ".build"
-    for left in [*staging.glob("unit-*"), *staging.glob("train-*"), *staging.glob("validation-*")]:
-        left.unlink()
-    shutil.copytree(staging, staging / "attempts-1", ignore=lambda at, names: {*names} - {"tokenizer.json"})
-    plan = split([local(corpus)], TextFormat(documents="line", shard_size=4000))
-    return Job(plan, Recipe(form=plan.form, shares=Shares(0.01, 0.0)), staging, directory=tmp_path)
+    """What a task gets of an unfinished build of several units, none of which is made, and the tasks."""
+    staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
+    (staging / "attempts-1").mkdir(parents=True)
+    encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares(0.01, 0.0)), plan)
+    return (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder)), Task(range(3), 0.0)
 
 
-def attempt(job, units):
-    attempts = job.staging / "attempts-1"
-    return cluster._attempt(job, load(str(attempts)), attempts, units)
-
-
-def files_of(staging):
-    return {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
-
-
-def test_a_second_attempt_returns_what_the_first_made(job):
-    records = attempt(job, range(2))
-    assert sorted(records) == [0, 1]
-    before = files_of(job.staging)
-    with patch.object(documents, "opened", None):  # the text is not read again
-        assert attempt(job, range(2)) == records
-    assert files_of(job.staging) == before
-    assert not list(job.staging.glob("attempts-1/*/"))
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_attempt_that_was_taken_for_lost_changes_nothing(job, at):
-    """It stands still before a file of its is moved, another attempt makes all, and then it goes on."""
-    real, moved = os.replace, 0
+def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
+    """It stands still before a file is moved, another attempt makes all, and then it continues."""
+    sent, task = job
+    staging, real = sent[1].parent, os.replace
+    records = cluster.make_task(sent, task, set())
+    expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
+    others = iter(range(1))
 
     def replace(source, target):
-        nonlocal moved
-        is_move = Path(source).parent != Path(target).parent
-        moved += is_move
-        if is_move and moved == at:
-            with patch.object(os, "replace", real):
-                attempt(job, range(2))
-            others.update(files_of(job.staging))
+        if Path(target).parent == staging and next(others, None) is not None:
+            assert cluster.make_task(sent, task, set()) == records
         return real(source, target)
 
-    others = {}
-    with patch.object(os, "replace", replace), pytest.raises(FileNotFoundError):
-        attempt(job, range(2))
-    assert others.keys() > {unit_name(0), unit_name(1)}
-    assert files_of(job.staging) == others
-
-
-def test_a_unit_is_finished_when_its_files_are_there(job):
-    """At every moment of a move, what a record names is beside it."""
-    real = os.replace
-
-    def replace(source, target):
-        real(source, target)
-        for record in job.staging.glob("unit-*.json"):
-            for shard in json.loads(record.read_bytes())["shards"].values():
-                names = [f"{shard['name']}.json", *(f"{shard['name']}.{array}.npy" for array in shard["arrays"])]
-                assert all((job.staging / name).exists() for name in names)
-
     with patch.object(os, "replace", replace):
-        assert len(attempt(job, range(3))) == 3
+        assert cluster.make_task(sent, task, set()) == records
+    assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
+    assert [record.unit for record in cluster.make_task(sent, task, {0, 1})] == [2]
 
 
 def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
-    """The names of its files are on disk before that of its record, and this is there at once."""
-    calls, real = [], os.replace
+    """The names of its files are on disk before that of its record."""
+    (sent, task), calls, real = job, [], os.replace
+    staging = sent[1].parent
 
     def replace(source, target):
         real(source, target)
-        if Path(target).parent == job.staging:
+        if Path(target).parent == staging:
             calls.append(Path(target).name)
 
     with patch.object(os, "replace", replace), patch.object(cluster, "fsync_directory", calls.append):
-        attempt(job, range(1))
-    assert len(calls) > 5
-    assert calls[-3:] == [job.staging, unit_name(0), job.staging]
-    assert job.staging not in calls[:-3]
+        cluster.make_task(sent, task, set())
+    names = {unit_name(unit) for unit in range(3)}
+    assert calls[-5] == calls[-1] == staging
+    assert {*calls[-4:-1]} == names
+    assert not names & {*calls[:-5]}
 
 
-def test_a_node_with_another_function_is_refused(job):
-    import ray
-
-    spec = "bertdata.prepare:nfc"
-    form = replace(job.plan.form, maps=(spec,))
-    other = replace(job, recipe=replace(job.recipe, form=form), codes={spec: "another digest"})
-    with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", "map", given=spec):
-        cluster._prepared.__wrapped__(other, job.staging / "attempts-1")
-
-
-def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus, monkeypatch):
-    import ray
-
-    monkeypatch.chdir(tmp_path)  # a task goes where the command was run
+def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
+    (encoder, attempts, *rest), task = job
     other = write(tmp_path / "corpus.txt", corpus.read_bytes())
     os.utime(other, ns=(1, 1))
-    for name in (str(other), str(tmp_path / "nowhere.txt")):
-        files = [replace(job.plan.files[0], name=name)]
-        with refuses("cluster-failed", "inputs", given=name):
-            attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
-    elsewhere = replace(job.recipe)
-    vars(elsewhere)["words"] = "nowhere:cut"  # a function that there is where the command was run
-    for changed, attempts, option in (
-        (job, job.staging / "attempts-2", "out"),
-        (replace(job, version="0.0"), None, "ray"),
-        (replace(job, recipe=elsewhere), job.staging / "attempts-1", "words"),
+    changed = replace(encoder.plan, files=[replace(encoder.plan.files[0], name=str(other))])
+    for node, kind, option in (
+        ((encoder, attempts.with_name("attempts-2"), *rest), "cluster-failed", "out"),
+        ((encoder, attempts, rest[0], ["0.0"]), "cluster-failed", "ray"),
+        ((TextEncoder(encoder.tokenizer, encoder.recipe, changed), attempts, *rest), "changed", "inputs"),
     ):
-        with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", option):
-            cluster._prepared.__wrapped__(changed, attempts)
+        with refuses(kind, option):
+            cluster.make_task(node, task, set())
 
 
-def test_a_build_removes_what_a_killed_one_left(job, tmp_path, corpus, vocab):
-    attempt(job, range(1))
-    assert list(job.staging.glob("attempts-*"))
-    options = {"tokenizer": vocab, "shard_size": 4000, "documents": "line"}
-
-    def stop(done, total):
-        assert not list(job.staging.glob("attempts-*"))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(corpus, tmp_path / "out", progress=stop, **options)
-    (job.staging / "attempts-2").mkdir()
-    assert build(corpus, tmp_path / "out", overwrite=True, **options | {"shard_size": 5000})
-    assert not job.staging.exists()
+def test_a_build_removes_what_a_killed_one_left(tmp_path, corpus, vocab):
+    options = {"tokenizer": vocab, "shard_size": 4000}
+    stopped(corpus, tmp_path / "out", 0, **options)
+    (tmp_path / "out" / ".build" / "attempts-1" / "2").mkdir(parents=True)
+    assert build(corpus, tmp_path / "out", **options)
+    assert not (tmp_path / "out" / ".build").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- on two nodes

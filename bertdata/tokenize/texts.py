@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -50,8 +50,8 @@ class Tokenizer:
         """
         return cls(load(str(path_or_name)))
 
-    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[Any, ...]]:
-        return _again, self.loaded.parts()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.loaded,)
 
     @property
     def engine(self) -> str | None:
@@ -152,10 +152,6 @@ class Tokenizer:
                 given=True,
             )
         return before, after
-
-
-def _again(*parts: Any) -> Tokenizer:
-    return Tokenizer(LoadedTokenizer(*parts))
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

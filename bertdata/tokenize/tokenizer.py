@@ -140,9 +140,8 @@ class LoadedTokenizer:
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
 
-    def parts(self) -> tuple[str, dict[str, str], Sequence[str] | None]:
-        """The arguments that make this tokenizer again."""
-        return self.files[TOKENIZER].decode(), self._roles, self._given_names
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LoadedTokenizer, (self.files[TOKENIZER].decode(), self._roles, self._given_names)
 
     @property
     def _engine(self) -> Engine | None:

@@ -34,7 +34,7 @@ from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import require_local_output
-from bertdata.write.cluster import Job, connected, encode_on_cluster
+from bertdata.write.cluster import connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
 from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
 from bertdata.write.publish import counts_of_text, no_documents, publish
@@ -261,9 +261,7 @@ class _Work:
         if encoder.why_slow:
             self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
         if self.means.ray is not None:
-            codes = {spec: code_of(spec) for _, spec in self.recipe.functions}
-            job = Job(units_of, self.recipe, staging.absolute(), Path.cwd(), codes)
-            encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
+            encode_on_cluster(encoder, staging, units, workers=self.means.workers, progress=progress)
             return
         number, parts = self.means.part or (0, 1)
         with one_thread_each():

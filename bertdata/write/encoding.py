@@ -77,11 +77,11 @@ class TextEncoder:
         """duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
         self.sentences = recipe.sentences == "line"
-        self._plan, self._form, self._shares = plan, recipe.form, recipe.shares
+        self.plan, self.recipe = plan, recipe
         self._spellings = literals(tokenizer.spellings)
 
     def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Chunk]:
-        return find_blocks(self._plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
+        return find_blocks(self.plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
 
     def size_of(self, block: Chunk) -> int:
         return block.num_bytes
@@ -91,14 +91,14 @@ class TextEncoder:
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
         """
-        some, num_inputs = block.decode(), len(self._plan.files)
+        some, num_inputs = block.decode(), len(self.plan.files)
         if self.duplicates is not None:
             some = without_duplicates(some, self.duplicates, num_inputs)
         some, encoded, word_starts = self._tokenized(some)
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, some.num_bytes, self._spellings, spelled)
-        words, splits = np.empty(some.starts.size, np.int64), self._shares.splits_of(text, offsets, 1)
+        words, splits = np.empty(some.starts.size, np.int64), self.recipe.shares.splits_of(text, offsets, 1)
         count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
@@ -131,7 +131,7 @@ class TextEncoder:
         """
 
         def place(number: int) -> str:
-            return source_of(self._plan.files[some.inputs[number]], self._form).place(int(some.starts[number]))
+            return source_of(self.plan.files[some.inputs[number]], self.recipe.form).place(int(some.starts[number]))
 
         try:
             encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
@@ -140,7 +140,7 @@ class TextEncoder:
             given = some.text, some.offsets, encoded.documents, self.word_splitter
             return some, encoded, self.tokenizer.word_starts(*given, name=place)
         except TextError as error:
-            if self._form.on_error == "fail":
+            if self.recipe.form.on_error == "fail":
                 raise
             if isinstance(error, LongTextError):
                 why = BadRow(f"{error.given:,} bytes of its text, such as one word, reach `tokenizers` in one piece")
