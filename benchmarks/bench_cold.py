@@ -11,6 +11,7 @@ the Loader asks for when the tokens take more than half of the memory.
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,6 @@ import bertdata
 from bertdata.format.arrays import pages_of
 from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shard import ShardWriter
-from bertdata.look.bench import evict, read_bytes
 from bertdata.read import order
 from bertdata.types import SpecialTokens
 
@@ -45,6 +45,20 @@ def make(out: Path, num_tokens: int) -> None:
         writer.append(tokens, ends)
         shards.append(writer.commit(input_range=(0, 1), counts={}))
     Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
+
+
+def evict(directory: Path) -> None:
+    """Drop the files of a directory from the page cache; pages that a process has mapped stay."""
+    for path in directory.glob("*.npy"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # pages that are not written yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_bytes() -> int:
+    """Return the bytes that this process has read from the disk."""
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
 def read(loader: bertdata.Loader, *, positions: int | None, seconds: float) -> dict[str, float]:

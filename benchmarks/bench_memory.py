@@ -1,10 +1,9 @@
-"""Does reading cost memory: for opening what is huge, for many processes at once, for many batches?
+"""Does reading cost memory: for opening what is huge, for many batches?
 
-    python benchmarks/bench_memory.py shards/ [--processes 8] [--batches 100000]
+    python benchmarks/bench_memory.py shards/ [--batches 100000]
 
-Opening and resuming: made-up datasets of 10**10 and 10**13 tokens (sparse files of zeros), kernels loaded. Processes:
-PSS from /proc/self/smaps_rollup, after each rank has read for some seconds, beside the same processes before they
-opened anything, which have numba imported. Batches: resident memory every 1,000 batches, the slope by least squares
+Opening and resuming: made-up datasets of 10**10 and 10**13 tokens (sparse files of zeros), kernels loaded. Private
+memory is from /proc/self/smaps_rollup. Batches: resident memory every 1,000 batches, the slope by least squares
 over all but the first tenth; in this process, and in a DataLoader with two workers.
 """
 
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader
 import bertdata
 from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
 from bertdata.format.manifest import Manifest, Shard, Split
-from bertdata.look.bench import memory, read_together
 from bertdata.torch import BatchDataset
 from bertdata.types import SpecialTokens
 
@@ -48,6 +46,12 @@ def make_sparse(out: Path, num_tokens: int) -> None:
     Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
 
 
+def private_bytes() -> int:
+    """Return the memory of this process that it shares with no other."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty"))
+
+
 def opening(num_tokens: int, directory: str | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         make_sparse(Path(scratch), num_tokens)
@@ -56,14 +60,14 @@ def opening(num_tokens: int, directory: str | None) -> dict[str, float]:
         state = bertdata.Loader(bertdata.open(scratch), **options).state_dict()
         opened, resumed, taken = [], [], []
         for number in range(20):
-            before, start = memory()["private"], time.perf_counter()
+            before, start = private_bytes(), time.perf_counter()
             loader = bertdata.Loader(bertdata.open(scratch), **options)
             opened.append(time.perf_counter() - start)
             start = time.perf_counter()
             loader.load_state_dict(state | {"position": number * num_tokens // 777})
             batch = next(loader)
             resumed.append(time.perf_counter() - start)
-            taken.append(memory()["private"] - before - sum(array.nbytes for array in batch.arrays().values()))
+            taken.append(private_bytes() - before - sum(array.nbytes for array in batch.arrays().values()))
         return {
             "open, ms": round(1e3 * float(np.median(opened)), 3),
             "resume and first batch, ms": round(1e3 * float(np.median(resumed)), 3),
@@ -91,20 +95,11 @@ def resident(pids: list[int | str]) -> int:
 
 @click.command()
 @click.argument("path")
-@click.option("--processes", default=8)
 @click.option("--batches", default=100_000)
 @click.option("--directory", default=None)
-def main(path: str, processes: int, batches: int, directory: str | None) -> None:
+def main(path: str, batches: int, directory: str | None) -> None:
     found: dict[str, Any] = {f"{n:.0e} tokens": opening(n, directory) for n in (10**10, 10**13)}
     options: dict[str, Any] = {"length": 128, "global_batch_size": 256}
-    together = read_together(path, options, processes, 3.0)
-    pages = bertdata.open(path).num_tokens * 2
-    more = (together["pss"] - together["bare_pss"] - pages) / processes
-    found["processes"] = {name: round(value / 1e6, 1) for name, value in together.items() if name != "number"} | {
-        "number": processes, "dataset, MB": round(pages / 1e6, 1),
-        "PSS beyond bare and dataset, MB each": round(more / 1e6, 1),
-    }  # fmt: skip
-
     loader = bertdata.Loader(bertdata.open(path), **options)
 
     def here() -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import flip, invoke, recorded, refused, succeeds, waited, write, write_all
+from helpers import flip, invoke, refused, succeeds, waited, write, write_all
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -431,37 +431,21 @@ def test_a_closed_pipe_is_no_traceback(dataset):
     assert errors == ""
 
 
-@pytest.mark.slow
-def test_bench_measures_what_it_says(dataset):
+def test_bench_measures_what_it_says(dataset, tmp_path, monkeypatch):
     """Only that every figure is there and possible: speed is no matter of tests."""
-    command = [sys.executable, "-m", "bertdata", "bench", str(dataset.path), "--seconds", "0.01", "--processes", "2"]
-    done = subprocess.run([*command, "--cold", "--json"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
-    assert measured["warm"].keys() == {"windows", "documents", "packed", "pairs"}
-    for rates in measured["warm"].values():
-        assert rates.keys() == {"exact", "bernoulli", "whole_word", "span", "uniform"}
-        assert min(rates.values()) > 0
-    assert min(measured["opening"].values()) > 0
-    assert measured["processes"]["number"] == 2
-    assert measured["processes"]["pss"] > measured["processes"]["private"] > 0
-    assert measured["cold"].keys() == {"blocks", "full"}
-    assert bench.text(measured)
-
-
-def test_a_file_is_on_disk_before_it_leaves_memory(tmp_path, monkeypatch):
-    path = write(tmp_path / "file", b"content")
-    with recorded(tmp_path) as disk:
-        monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: dropped.append((arguments[1:], disk.holds(path))))
-        dropped = []
-        bench.evict(tmp_path)
-    assert dropped == [((0, 0, os.POSIX_FADV_DONTNEED), True)]
-
-
-def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):
-    one = bertdata.open(write_dataset(tmp_path / "one", [([7, 8, 3], [3], [1, 3])]))
-    two = bertdata.open(write_dataset(tmp_path / "two", [([7, 3, 8, 3], [2, 4], [2, 4])]))
-    assert [bench._is_possible("pairs", dataset.splits["train"], 32) for dataset in (one, two)] == [False, True]
+    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    kinds = {"windows", "documents", "packed", "pairs"}
+    no_pairs = bertdata.open(write_dataset(tmp_path / "one", [([7, 8, 3], [3], [1, 3])]))
+    for given, length, expected in (
+        (dataset, 32, kinds),
+        (dataset, 1 << 17, {"windows", "pairs"}),  # too long for an index
+        (no_pairs, 32, kinds - {"pairs"}),
+    ):
+        done = succeeds(main, "bench", given.path, "--length", length, "--rows", 2, "--json")
+        rates = json.loads(done.stdout)["tokens_per_s"]
+        assert rates.keys() == expected
+        assert all(each.keys() == {"unmasked", "masked"} and min(each.values()) > 0 for each in rates.values())
+        assert bench.text(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -509,13 +493,6 @@ def test_the_examples_of_a_help_are_command_lines(program, name):
         words = shlex.split(example, comments=True)
         assert words[:2] == [program, name]
         command.make_context(name, words[2:])
-
-
-def test_bench_leaves_out_rows_that_are_too_long_for_an_index(dataset, monkeypatch):
-    monkeypatch.setattr(bench, "_alone", lambda function, *given: given)
-    monkeypatch.setattr(bench, "read_together", lambda *given: {})
-    measured = bench.run(str(dataset.path), length=1 << 17, rows=1, seconds=0.01, processes=1, cold=False)
-    assert measured["warm"][2] == ["windows", "pairs"]  # the kinds
 
 
 def test_a_policy_without_masks_is_said_to_have_no_effect(dataset):

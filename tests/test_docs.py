@@ -77,7 +77,6 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
     ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
-    ("*", "bertdata bench "): "starts many processes; tests/test_cli.py runs it",
     ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
     ("docs/methods.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/methods.md", "python benchmarks/"): "takes hours",

@@ -703,17 +703,13 @@ def memory_does_not_grow() -> None:
             next(reader)
         sizes.append(resident())
     assert sizes[2] - sizes[1] < 1 << 20
-    measured = answer("bertdata bench shards --processes 2 --seconds 0.02")["processes"]
-    assert measured["number"] == 2
-    assert measured["private"] - measured["bare_private"] < 64 << 20
-    assert measured["shared"] > measured["bare_shared"]
 
 
 @trial(34)
 def speed() -> None:
-    measured = answer("bertdata bench shards --processes 1 --seconds 0.02")
-    assert {"windows", "documents", "packed", "pairs"} <= measured["warm"].keys()
-    assert all(rate > 0 for rates in measured["warm"].values() for rate in rates.values())
+    measured = answer("bertdata bench shards")["tokens_per_s"]
+    assert {"windows", "documents", "packed", "pairs"} <= measured.keys()
+    assert all(rate > 0 for rates in measured.values() for rate in rates.values())
     measured_before = (ROOT / "benchmarks" / "results" / "2026-11-21.md").read_text(encoding="utf-8")
     assert "| Mtok/s of one core | exact | bernoulli |" in measured_before
 
