@@ -81,7 +81,7 @@ gpu:  ## the tests and measurements that need a GPU
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 
 # Notebooks with what they print, and libraries of others, each in its environment. The notebooks are written anew where they are.
-outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval, mteb, MDS, LitData; some minutes
+outside: $(VENV)/.dev  ## what needs packages that are no part of the tests: notebooks, EuroEval, mteb, MDS, litdata; some minutes
 	$(INSTALL) nbclient ipykernel
 	$(BIN)/python tools/notebooks.py
 	$(PYTEST) -m outside

@@ -487,18 +487,16 @@ def _warnings(report: Any) -> Iterator[str]:
     "--format",
     type=click.Choice(("auto", *IDS_FORMATS)),
     default="auto",
-    help="Format of every FILE. auto: by the names of the files, and the index.json of a directory.",
+    help="Format of every FILE. auto: by the names of the files.",
 )
 @click.option(
     "--end-token",
-    help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer. For litdata: the same, "
-    "where items are no documents. Default: an item is a document.",
+    help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(IDS_DTYPES),
-    help="Of the ids where a file does not say it: in a .bin without a header (default: guessed, and the guess is "
-    "printed) and in a column of bytes of mds.",
+    help="Of the ids in a .bin without a header. Default: guessed, and the guess is printed.",
 )
 @_validation
 @_test
@@ -512,9 +510,9 @@ def _warnings(report: Any) -> Iterator[str]:
 def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
 
-    FILE is a Megatron prefix (or its .bin or .idx), a .bin of nanoGPT or llm.c, a .ds of datatrove, a Parquet or Arrow
-    file with a column input_ids of lists, or a directory that save_to_disk, mosaicml-streaming or litdata wrote. If an
-    import is interrupted, run the same command again to continue it.
+    FILE is a Megatron prefix (or its .bin or .idx), a .bin of nanoGPT or llm.c, a Parquet or Arrow file with a column
+    input_ids of lists, or a directory of Parquet files or of save_to_disk. If an import is interrupted, run the same
+    command again to continue it.
     """
     from bertdata.look.facts import special_ids_inside
     from bertdata.write import import_ids

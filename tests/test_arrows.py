@@ -22,7 +22,7 @@ PACKAGES = {
     "sources": (
         "remote",
         "kernels inputs saved find streams texts maps formats buffer jsonl documents delimited "
-        "tables idfile megatron flat rows indexed mds litdata ids split blocks",
+        "tables idfile megatron flat rows ids iterables split blocks",
     ),
     "tokenize": (
         "",

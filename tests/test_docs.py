@@ -23,6 +23,7 @@ import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,8 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
     ("docs/methods.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/methods.md", "python benchmarks/"): "takes hours",
+    ("docs/import.md", "from streaming import "): "tests/test_iterables.py, outside",
+    ("docs/import.md", "from litdata import "): "tests/test_iterables.py, outside",
     ("docs/finetuning.md", "python search_task.py "): "mteb; tests/test_embeddings.py",
     ("docs/finetuning.md", "euroeval "): "is not installed; tests/test_embeddings.py",
     ("docs/recipes.md", "python benchmarks/"): "takes hours",
@@ -480,18 +483,13 @@ def _ids_of_others():
         Path(f"corpus{ending}").write_bytes(content)
     documents = [[10, 11, 12, 3], [13, 3], [14, 15, 16, 3], [21, 3]]
     Path("train.bin").write_bytes(ids.packed([10, 11, 3, 12, 3], "uint16"))
-    for number in range(2):
-        data, index = ids.datatrove(documents, "uint16")
-        Path(f"0000{number}_unshuffled.ds").write_bytes(data)
-        Path(f"0000{number}_unshuffled.ds.index").write_bytes(index)
+    Path("00000_unshuffled.ds").write_bytes(ids.packed(sum(documents, []), "uint16"))
+    Path("00000_unshuffled.ds.index").write_bytes(struct.pack("<4Q", 4, 6, 10, 12))
     Path("saved").mkdir()
     table = pa.table({"input_ids": documents})
     with pa.ipc.new_stream("saved/data.arrow", table.schema) as writer:
         writer.write_table(table)
     write("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    chunks = ids.litdata(documents, "no_header_tensor:20", "uint16")
-    for name, files in (("mds", ids.mds(documents, "ndarray:uint16")), ("optimized", chunks)):
-        write_all(name, files)
 
 
 def furnish(folder, world, text):
@@ -520,6 +518,7 @@ def _augmentation(names, said):
 
 def _import(names, said):
     assert pq.read_table("back")["input_ids"].to_pylist() == stored(bertdata.open("whole"))
+    assert sorted(stored(bertdata.open("from-datatrove"))) == sorted(stored(bertdata.open("from-rows")))
 
 
 def _methods(names, said):
@@ -653,7 +652,7 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     furnish(folder, world, "\n".join(block.text for block in blocks(page)))
-    for each in (*(world / "dump").iterdir(), *(world / "mds").iterdir()):
+    for each in (world / "dump").iterdir():
         bucket.put(f"{each.parent.name}/{each.name}", each.read_bytes())
     for block in blocks(page):
         if block.file:

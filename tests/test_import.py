@@ -297,30 +297,6 @@ def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
         take(truncated, "out2", tokenizer=str(tmp_path), **SMALL)
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_datatrove_says_where_documents_end(tmp_path, take, dtype, monkeypatch):
-    monkeypatch.setattr(idfile, "BLOCK_IDS", 5)
-    documents = [[], *DOCUMENTS, [], [30, SEP]]
-    data, index = reference.datatrove(documents, dtype)
-    path = written(tmp_path / "in", "000_unshuffled", (".ds", data), (".ds.index", index))
-    dataset = take(path, **SMALL)
-    assert stored(dataset) == [document for document in documents if document]
-    assert dataset.special_tokens.separator == SEP
-    assert dataset.document(0).tolist() == [10, 11, 12]
-    assert dataset.manifest.counts["dropped_documents"] == 2
-    for kind, broken in (
-        ("cut-short", index[:-1]),
-        ("not-of-format", index[:-8]),
-        ("not-of-format", index[:8] + b"\xff" * 8 + index[16:]),
-    ):
-        written(tmp_path / "in", "000_unshuffled", (".ds.index", broken))
-        with refuses(kind, "inputs", given=f"{path}.index"):
-            take(path, "out2")
-    Path(f"{path}.index").unlink()
-    with refuses("not-found", given=f"{path}.index"):
-        take(path, "out2")
-
-
 def as_arrow(path, table, *, stream):
     with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as writer:
         for batch in table.to_batches(max_chunksize=2):
@@ -598,29 +574,24 @@ def test_an_input_that_changes_is_noticed(tmp_path, vocab):
         ("nanogpt", [], "a.bin"),
         ("megatron", [], "a.idx"),
         ("megatron", ["a.idx"], "a.bin"),
-        ("datatrove", ["a.ds"], "a.ds.index"),
         ("rows", [], "a.parquet"),
-        ("mds", [], "index.json"),
     ],
 )
 def test_a_pipe_of_ids_is_refused_before_it_is_opened(tmp_path, take, format, names, pipe):
     for name in names:
         shutil.copyfile(of_megatron(tmp_path / "in", []).with_suffix(".idx"), tmp_path / name)
     os.mkfifo(tmp_path / pipe)
-    given = {"datatrove": "a.ds", "mds": "."}.get(format, pipe)
     with refuses("read-once", "inputs", given=str(tmp_path / pipe)):
-        take(tmp_path / given, format=format)
+        take(tmp_path / pipe, format=format)
 
 
 def test_an_input_of_ids_holds_no_file_open(tmp_path):
     """So the number of inputs has no limit."""
     data, index = reference.megatron(each_one_sequence(DOCUMENTS), "uint16")
-    ends = np.cumsum([len(document) for document in DOCUMENTS]).astype("<u8").tobytes()
-    megatron_file = written(tmp_path, "corpus", (".bin", data), (".idx", index))
-    others = written(tmp_path, "ids", (".bin", data)), written(tmp_path, "c", (".ds", data), (".ds.index", ends))
+    indexed = written(tmp_path, "corpus", (".bin", data), (".idx", index))
+    flat = written(tmp_path, "ids", (".bin", data))
     before = os.listdir("/proc/self/fd")
-    kinds = zip((megatron_file, *others), ("megatron", "nanogpt", "datatrove"), strict=True)
-    files = [open_ids(str(path), kind, SEP, "uint16" if kind == "nanogpt" else None) for path, kind in kinds]
+    files = [open_ids(str(indexed), "megatron", None), open_ids(str(flat), "nanogpt", SEP, "uint16")]
     assert len(os.listdir("/proc/self/fd")) == len(before)
     for file in files:
         assert sum(some.ids.size for some in file.documents()) == sum(map(len, DOCUMENTS))
@@ -718,10 +689,10 @@ def test_the_commands_count_what_they_read(tmp_path, vocab):
     ("inputs", "options", "kind", "option", "value"),
     [
         ([], {}, "missing", "inputs", None),
-        (["a.bin", "b.ds"], {}, "conflict", "inputs", None),
+        (["a.bin", "b.arrow"], {}, "conflict", "inputs", None),
         (["a.txt"], {}, "unknown-format", "inputs", "a.txt"),
         (["s3://bucket/a.bin"], {}, "bad-url", "inputs", "s3://bucket/a.bin"),
-        (["a.ds"], {"end_token": "[SEP]"}, "conflict", "end_token", "[SEP]"),
+        (["a.arrow"], {"end_token": "[SEP]"}, "conflict", "end_token", "[SEP]"),
         (["a.bin"], {"end_token": "</s>"}, "unknown", "end_token", "</s>"),
         (["a.bin"], {}, "not-found", None, "a.bin"),
         (["a.bin"], {"format": "csv"}, "unknown", "format", "csv"),

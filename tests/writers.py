@@ -1,103 +1,37 @@
 """Ids written by the libraries themselves, each run in its environment of benchmarks/environments.py.
 
-    python tests/writers.py LIBRARY OUT < documents.json
+    python tests/writers.py LIBRARY < documents.json
 
-documents.json is a list of lists of ids. Each dataset is a directory of OUT.
+documents.json is a list of lists of ids. It writes the directory that docs/import.md reads.
 """
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 
-MDS = {  # name of a dataset → encoding of input_ids, compression, hashes
-    "uint16": ("ndarray:uint16", None, []),
-    "uint32 zstd": ("ndarray:uint32", "zstd", ["sha1"]),
-    "int32 zstd 7": ("ndarray:int32", "zstd:7", ["md5", "sha256", "xxh64"]),
-    "int64": ("ndarray:int64", None, ["md5", "sha1", "xxh3_128"]),
-    "any dtype": ("ndarray", "zstd", []),
-    "bytes": ("bytes", None, ["xxh64"]),
-    "bytes zstd": ("bytes", "zstd", ["sha3_256"]),
-    "gzip": ("ndarray:uint16", "gz", []),
-}
-LITDATA = (  # names of datasets: what an item is, and how it is stored
-    "torch uint16 tokens",
-    "torch int64 tokens",
-    "torch int32 items",
-    "numpy uint16 items",
-    "numpy uint32 tokens",
-    "columns int64 items",
-)
-SHARD_BYTES = 1000
-LENGTH = 6  # of the samples of equal length
 
-
-def streaming(out, documents):
-    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+def streaming(documents):
     from environments import without_pictures
 
     without_pictures()
     from streaming import MDSWriter
-    from streaming.base.util import merge_index
 
-    def write(directory, documents, encoding, compression, hashes, **columns):
-        dtype = np.dtype(encoding.split(":")[1] if ":" in encoding else "int64")
-        with MDSWriter(
-            out=str(directory),
-            columns={"input_ids": encoding, **columns},
-            compression=compression,
-            hashes=hashes,
-            size_limit=SHARD_BYTES,
-        ) as writer:
-            for number, ids in enumerate(documents):
-                array = np.array(ids, dtype)
-                sample = {"input_ids": array.tobytes() if encoding == "bytes" else array}
-                writer.write(sample | {"id": number, "text": "w" * (number % 5)} if columns else sample)
-
-    for name, (encoding, compression, hashes) in MDS.items():
-        write(out / name, documents, encoding, compression, hashes)
-    write(out / "columns", documents, "ndarray:uint16", "zstd", ["sha1"], id="int", text="str")
-    for kind in ("streams", "merged"):
-        for number in range(12):
-            write(out / kind / str(number), documents[number::12], "ndarray:int32", None, [])
-    merge_index(str(out / "merged"))
-    blocks = [ids[:LENGTH] for ids in documents if len(ids) >= LENGTH]
-    write(out / "equal", blocks, f"ndarray:uint16:{LENGTH}", None, [])
-    write(out / "equal columns", blocks, f"ndarray:uint16:{LENGTH}", "zstd", [], id="int", text="str")
+    with MDSWriter(out="mds", columns={"input_ids": "ndarray:uint16"}, size_limit=300) as writer:
+        for ids in documents:
+            writer.write({"input_ids": np.array(ids, np.uint16)})
 
 
-class Items:
+def array_of(ids):
     """What optimize calls; it must be found by its name in a new process."""
-
-    def __init__(self, documents, kind):
-        self.documents, self.kind = documents, kind
-
-    def __call__(self, number):
-        import torch
-
-        ids, kind = self.documents[number], self.kind
-        if kind.startswith("numpy"):
-            return np.array(ids, kind.removeprefix("numpy "))
-        tensor = torch.tensor(ids, dtype=getattr(torch, kind.split()[1]))
-        return {"length": len(ids), "input_ids": tensor, "text": "w" * number} if kind.startswith("columns") else tensor
+    return np.array(ids, np.uint16)
 
 
-def litdata(out, documents):
-    from litdata import TokensLoader, optimize
+def litdata(documents):
+    from litdata import optimize
 
-    for name in LITDATA:
-        kind, _, loader = name.rpartition(" ")
-        optimize(
-            fn=Items(documents, kind),
-            inputs=list(range(len(documents))),
-            output_dir=str(out / name),
-            chunk_bytes=SHARD_BYTES,
-            num_workers=1,
-            verbose=False,
-            item_loader=TokensLoader() if loader == "tokens" else None,
-        )
+    optimize(fn=array_of, inputs=documents, output_dir="optimized", chunk_bytes=300, num_workers=1, verbose=False)
 
 
 if __name__ == "__main__":
-    {"streaming": streaming, "litdata": litdata}[sys.argv[1]](Path(sys.argv[2]), json.load(sys.stdin))
+    {"streaming": streaming, "litdata": litdata}[sys.argv[1]](json.load(sys.stdin))

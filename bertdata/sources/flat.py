@@ -1,4 +1,4 @@
-"""Ids one after the other, without a description: the files of nanoGPT, llm.c and datatrove → their documents."""
+"""Ids one after the other, without a description: the files of nanoGPT and llm.c → their documents."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import idfile
-from bertdata.sources.idfile import (
-    FileArray,
-    Ids,
-    IdsFile,
-    byte_of,
-    ended_by,
-    file_of_ids,
-    in_blocks,
-    require_room,
-    stated_dtype,
-    steps_of,
-)
+from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, ended_by, file_of_ids, require_room, stated_dtype
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
@@ -79,31 +68,3 @@ def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
         if len(pairs) >= _FEWEST_JUDGED and 5 * (upper - lower) >= 2 * len(pairs):
             return np.dtype(dtype), f"as most of every second {half} bytes are 0"
     return np.dtype("uint16"), "as nanoGPT writes ids"
-
-
-def open_datatrove(name: str) -> IdsFile:
-    """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
-    data, index = file_of_ids(name), file_of_ids(f"{name}.index")
-    if (index.size or 0) % 8:
-        sentence = f"{index} has {index.size:,} bytes, no multiple of the 8 bytes of an offset; get the file again"
-        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
-    size, ends = data.size or 0, FileArray(index, "<i8", (index.size or 0) // 8)
-    total = ends.at(-1) if ends.size else 0
-    width = next((width for width in (2, 4) if size == total * width), None)
-    if width is None or steps_of(ends)[0] < 0 or (ends.size and ends.at(0) < 0):
-        sentence = (
-            f"{index} does not fit {name}: its offsets must ascend to the number of ids, and end at {total:,}, while "
-            f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again"
-        )
-        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
-    ids = FileArray(data, f"<u{width}", size // width)
-
-    def starts_of(first: int, stop: int) -> NDArray[np.int64]:
-        return ends[first - 1 : stop - 1] if first else np.append(0, ends[: stop - 1])
-
-    def some_documents() -> Iterator[Ids]:
-        for _, offsets in in_blocks(ends.size, starts_of):
-            start, stop = int(offsets[0]), int(offsets[-1])
-            yield Ids(ids[start:stop], offsets - start, None, byte_of(data, width, start), stop * width)
-
-    return IdsFile([data, index], size, some_documents)

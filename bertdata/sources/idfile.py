@@ -86,13 +86,13 @@ class FileArray:
         return int(self[index : index + 1][0])
 
 
-def file_of_ids(path: str | Path, *, may_be_compressed: bool = False) -> Input:
-    """A file of this machine. Raises InputError if it cannot be read, is a pipe, or is compressed where none may be."""
+def file_of_ids(path: str | Path) -> Input:
+    """Describe a file of this machine. Raises InputError if it cannot be read, is a pipe, or is compressed."""
     file = local(path)
     if file.is_stream:
         sentence = f"{file} is a pipe, and ids are read from files; write them to a file first"
         raise InputError(sentence, "read-once", option="inputs", given=file.name)
-    if file.compression and not may_be_compressed:
+    if file.compression:
         sentence = f"{file} is compressed, and ids are read as they are; decompress it first"
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
     return file

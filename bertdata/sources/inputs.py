@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bertdata.errors import InputError
 
@@ -42,6 +42,7 @@ class Input:
     size: int | None  # bytes; None: a stream
     version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
     remote: RemoteFile | None = field(default=None, repr=False, compare=False)
+    opener: Callable[[], IO[bytes]] | None = field(default=None, repr=False, compare=False)  # of an iterable
 
     def __str__(self) -> str:
         return self.name
@@ -51,6 +52,11 @@ class Input:
         return self.size is None
 
     @property
+    def is_pipe(self) -> bool:
+        """Whether a second build cannot read it again, as it can an iterable."""
+        return self.is_stream and not self.opener
+
+    @property
     def compression(self) -> str:
         """By the ending of the name; "" for none."""
         return compression_of(self.name)
@@ -58,7 +64,7 @@ class Input:
     @property
     def kind(self) -> str:
         """One of INPUT_FORMATS by the ending of the name, without that of a compression; "text" for all others."""
-        return KIND_OF.get(ending_of(self.name), "text")
+        return "jsonl" if self.opener else KIND_OF.get(ending_of(self.name), "text")
 
     def open(self) -> Any:
         """A binary file object."""

@@ -50,10 +50,7 @@ def _files_of(directory: Path) -> list[Path]:
         return files_of_saved(directory)
     files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
     if not files:
-        sentence = (
-            f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
-            "MDS or litdata; name files of ids"
-        )
+        sentence = f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids"
         raise InputError(sentence, "empty", option="inputs", given=str(directory))
     return files
 

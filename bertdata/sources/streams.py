@@ -32,8 +32,6 @@ codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
 class _Pieces(io.RawIOBase):
-    """The bytes of some pieces, one after the other, as a file."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
 
@@ -52,7 +50,8 @@ class _Pieces(io.RawIOBase):
         return len(piece)
 
 
-def _as_file(pieces: Iterator[bytes]) -> io.BufferedReader:
+def as_file(pieces: Iterator[bytes]) -> io.BufferedReader:
+    """Return the bytes of some pieces, one after the other, as a file."""
     return io.BufferedReader(_Pieces(pieces), CHUNK)
 
 
@@ -127,9 +126,9 @@ class InputStream:
             self.file: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
         else:
             decompressors = {"gzip": _GzipMember, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
-            self.file = _as_file(_members(file, decompressors[compression])) if compression else file
+            self.file = as_file(_members(file, decompressors[compression])) if compression else file
         if encoding != UTF_8:
-            self.file = _as_file(_as_utf8(self.file, encoding))
+            self.file = as_file(_as_utf8(self.file, encoding))
         is_plain = not compression and encoding == UTF_8
         self.is_seekable = is_plain and source.name != STANDARD_INPUT and file.seekable()
 
@@ -143,17 +142,20 @@ class InputStream:
 
 
 @contextmanager
-def opened(source: Input, encoding: str = UTF_8, compression: str | None = None) -> Iterator[InputStream]:
-    """Opens an input. compression: None: the ending of its name tells, and for standard input its first bytes.
+def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
+    """Open an input. The ending of its name tells its compression, and for standard input its first bytes.
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
-    compression = source.compression if compression is None else compression
+    if source.opener:  # of an iterable, whose own errors pass as they are
+        yield InputStream(source, source.opener(), "", encoding)
+        return
+    compression = source.compression
     try:
         if source.name == STANDARD_INPUT:
             first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
             compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield InputStream(source, _as_file(_after(first, sys.stdin.buffer)), compression, encoding)
+            yield InputStream(source, as_file(_after(first, sys.stdin.buffer)), compression, encoding)
         else:
             with source.open() as file:
                 if compression and source.size == 0:

@@ -12,7 +12,7 @@ output directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,10 @@ from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
-from bertdata.sources.find import find_inputs
+from bertdata.sources.find import Inputs, find_inputs
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
+from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
@@ -68,7 +69,7 @@ class BuildReport:
 
 
 def build(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: str | os.PathLike[str] | Iterable[Any],
     out: str | Path,
     *,
     tokenizer: str | None = None,
@@ -101,6 +102,9 @@ def build(
 ) -> BuildReport | None:
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
+    inputs: names of files, directories and URLs; one, or a list or tuple. Any other iterable gives the texts: str or
+    bytes, each a document. It needs a `tokenizer`, and is read once, in one thread; what it raises passes to the
+    caller. To continue a build that was interrupted, give the same texts from the first on.
     tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
     choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
@@ -131,8 +135,7 @@ def build(
     recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
     vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
     means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
-    named = [inputs] if isinstance(inputs, str | Path) else inputs
-    selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
+    selected = _selected(inputs, form, include, exclude)
     streams = [file.name for file in selected.files if file.is_stream]
     means.require_fits(streams, recipe)
     vocabulary.require_trainable(streams)
@@ -142,6 +145,16 @@ def build(
     work = _Work(plan, recipe, vocabulary, means, say, progress)
     with nullcontext() if ray is None else connected(ray, say):
         return work.run(Path(out))
+
+
+def _selected(inputs: Any, form: TextFormat, include: Sequence[str], exclude: Sequence[str]) -> Inputs:
+    """Return the inputs that names stand for, or the one of an iterable of texts."""
+    if (names := names_of(inputs)) is not None:
+        return find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
+    if (form.kind, form.text_key, form.encoding, *include, *exclude) != (None, "text", UTF_8):
+        sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
+        raise UsageError(sentence, "conflict", option="inputs")
+    return Inputs([open_texts(inputs)])
 
 
 def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
@@ -176,17 +189,17 @@ class _Means:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
 
     def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
-        """Raises UsageError for options that exclude each other. streams: inputs that are pipes."""
+        """Raises UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
         is_part, is_ray, most = self.part is not None, self.ray is not None, recipe.form.max_documents
         others, alone = "other parts may be made at the same time", "each sees only its own units"
         for one, other, excludes, why in (
             ("part", "--overwrite", is_part and self.overwrite, others),
             ("part", "--ray", is_part and is_ray, others),
-            ("part", "a pipe", is_part and streams, alone),
+            ("part", "a pipe or an iterable", is_part and streams, alone),
             ("part", "--max-documents", is_part and most, alone),
-            ("ray", "a pipe", is_ray and streams, alone),
+            ("ray", "a pipe or an iterable", is_ray and streams, alone),
             ("ray", "--max-documents", is_ray and most, alone),
-            ("dedup", "a pipe", recipe.dedup and streams, "it reads the text twice"),
+            ("dedup", "a pipe or an iterable", recipe.dedup and streams, "it reads the text twice"),
             ("dedup", "--part", recipe.dedup and is_part, "it compares all documents"),
             ("dedup", "--ray", recipe.dedup and is_ray, "it compares all documents"),
         ):
@@ -213,12 +226,12 @@ class _Work:
     def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
         files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
-        units_of, streams = split(files, form), any(file.is_stream for file in files)
+        units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging, start_over=streams)
+            tokenizer = self._prepared(staging, start_over=is_pipe)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
             if self.recipe.dedup:
@@ -235,7 +248,7 @@ class _Work:
                 self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
                 self.progress(passes, passes)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
+                raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=is_pipe)) from None
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"
             require_unchanged(files, again)
             if part is not None:

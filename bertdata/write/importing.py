@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
 from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
+from bertdata.sources.iterables import names_of, open_arrays
 from bertdata.sources.megatron import prefix_of
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load
@@ -45,7 +46,7 @@ from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWri
 
 
 def import_ids(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: str | os.PathLike[str] | Iterable[Any],
     out: str | Path,
     *,
     tokenizer: str,
@@ -62,28 +63,34 @@ def import_ids(
 ) -> Dataset:
     """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
 
-    format: one of choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the
-    ids. end_token: the token that ends a document of nanoGPT, None: the end token of the tokenizer; of litdata, None:
-    an item is a document. dtype: one of choices.IDS_DTYPES, that of ids whose file does not say it; None: it is
-    guessed, and said.
+    inputs: names of files and directories; one, or a list or tuple. Any other iterable gives a list or an array of ids
+    for each document, which are imported as rows. It is read as `build` reads texts. format: one of
+    choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the ids. end_token:
+    the token that ends a document of nanoGPT, None: the end token of the tokenizer. dtype: one of choices.IDS_DTYPES,
+    that of ids whose file does not say it; None: it is guessed, and said.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
-    names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    names, kind = names_of(inputs), "rows"
+    if names is not None:
+        kind = _format_of(names, format)
+    elif (format, end_token, dtype) != ("auto", None, None):
+        sentence = "format, end_token and dtype are for files, not for an iterable; leave them out"
+        raise UsageError(sentence, "conflict", option="inputs")
     shares, shard_size = Shares(validation, test), require_positive("shard_size", shard_size)
     require_known("dtype", dtype, (None, *IDS_DTYPES))
     require_local_output(str(out))
-    kind, loaded = _format_of(names, format), load(tokenizer)
+    loaded = load(tokenizer)
     if special_tokens:
         loaded = loaded.with_special_tokens()
     settings: dict[str, Any] = {"imported": kind, **vars(shares), "shard_size": shard_size}
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    if kind == "megatron":  # a pattern of the shell names both files of a dataset
+    if names and kind == "megatron":  # a pattern of the shell names both files of a dataset
         first = {prefix_of(name): name for name in reversed(names)}
         names = [name for name in names if first[prefix_of(name)] == name]
-    files = [open_ids(name, kind, end_id, dtype) for name in names]
+    files = [open_arrays(inputs)] if names is None else [open_ids(name, kind, end_id, dtype) for name in names]
     for note in filter(None, (file.note for file in files)):
         say(note)
     if files[0].dtype and len({file.dtype for file in files}) == 1:
@@ -100,7 +107,7 @@ def import_ids(
             _make_units(encoder, staging, units, progress)
         require_unchanged(read, "run again with --overwrite")
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
-        nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
+        nothing = f"no document to import: there is no id in {', '.join(names or map(str, read))}; give ids"
         if_none = InputError(nothing, "empty", option="inputs")
         publish(staging, units, plan, loaded, special, counts, if_none)
     return Dataset(Path(out))
@@ -127,9 +134,9 @@ def _format_of(names: Sequence[str], format: str) -> str:
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
-        if is_remote(name) and format not in ("mds", "litdata"):
+        if is_remote(name):
             url = without_secrets(name)
-            sentence = f"{url} is a URL, and only --format mds and litdata are imported from one; copy it here first"
+            sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
             raise UsageError(sentence, "bad-url", option="inputs", given=url)
     formats = {format_of(name) if format == "auto" else format for name in names}
     if len(formats) != 1:
@@ -139,15 +146,15 @@ def _format_of(names: Sequence[str], format: str) -> str:
 
 
 def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int | None:
-    """The id of the token that ends documents; None: the format says where they end, or litdata's items do."""
-    if kind not in ("nanogpt", "litdata") and spelling is not None:
-        sentence = f"--end-token is for nanogpt and litdata, and {kind} says itself where documents end; leave it out"
-        raise UsageError(sentence, "conflict", option="end_token", given=spelling)
-    if kind != "nanogpt" and spelling is None:
+    """Return the id of the token that ends documents, or None if the format says where they end."""
+    if kind != "nanogpt":
+        if spelling is not None:
+            sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
+            raise UsageError(sentence, "conflict", option="end_token", given=spelling)
         return None
     special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
     if not known:
-        sentence = f"the tokenizer has no special token to end the documents of {kind}; give another --tokenizer"
+        sentence = "the tokenizer has no special token to end the documents of nanogpt; give another --tokenizer"
         raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
     if spelling is not None:
         if spelling not in tokenizer.spellings:

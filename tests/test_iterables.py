@@ -1,0 +1,203 @@
+"""Python iterables of texts and of ids: they give the dataset of a file that has the same, or one error."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import writers
+from conftest import ROOT, make_text
+from helpers import refuses, stop_after, stored
+from sources import stop_after_units, units_in, write
+
+import bertdata
+from bertdata.format.verify import verify
+from bertdata.sources import idfile
+from bertdata.write import build, import_ids
+from bertdata.write.encoding import TextEncoder
+
+TEXTS = [
+    *make_text(150, seed=3).split("\n\n"),
+    "",
+    "é水\n\n\ttwo\r\nlines",
+    'a "quoted"\0\\',
+    "river " * 50_000,
+    "salt",
+]
+SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1}
+DOCUMENTS = [[10, 11, 3], [], [12], [13, 14, 15, 16, 17, 3], [], *([20 + number % 60, 3] for number in range(90))]
+
+
+def lines_of(texts):
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+
+
+def as_given(texts):
+    """A generator; every second text is bytes."""
+    return (text.encode() if number % 2 else text for number, text in enumerate(texts))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sentences": "line"},
+        {"words": "conftest:in_pairs"},
+        {"map": ["bertdata.prepare:length(20, 200)"], "workers": 3},
+        {"max_documents": 60},
+    ],
+)
+def test_texts_give_the_dataset_of_a_file_of_json_lines(tmp_path, vocab, options):
+    path = write(tmp_path / "texts.jsonl", lines_of(TEXTS))
+    expected = build(path, tmp_path / "file", tokenizer=vocab, **SMALL, **options).dataset
+    found = build(as_given(TEXTS), tmp_path / "out", tokenizer=vocab, **SMALL, **options).dataset
+    assert found.dataset_id == expected.dataset_id
+    assert len(found.splits["train"].shards) > 2
+    assert verify(found.path) == []
+    for origins in (tmp_path / "file" / "origins").glob("*.npy"):
+        assert (tmp_path / "out" / "origins" / origins.name).read_bytes() == origins.read_bytes()
+
+
+def test_invalid_text_is_counted_as_in_a_file(tmp_path, vocab):
+    path = write(tmp_path / "texts.jsonl", b'{"text": "a\xffb"}\n{"text": "x\\ud800y"}\n')
+    expected = build(path, tmp_path / "file", tokenizer=vocab, validation=0).dataset
+    found = build(iter([b"a\xffb", "x\ud800y"]), tmp_path / "out", tokenizer=vocab, validation=0)
+    assert found.dataset.dataset_id == expected.dataset_id
+    assert found.dataset.manifest.counts == expected.manifest.counts
+    assert found.first_replaced == "the iterable, byte 11"
+
+
+@pytest.mark.parametrize("block", [7, 1 << 19])
+def test_ids_give_the_dataset_of_rows(tmp_path, vocab, monkeypatch, block):
+    monkeypatch.setattr(idfile, "BLOCK_IDS", block)
+    pq.write_table(pa.table({"input_ids": DOCUMENTS}), tmp_path / "rows.parquet")
+    dtypes = [list, tuple, np.uint16, np.int64, np.uint64]
+    items = [
+        dtypes[number % 5](ids) if number % 5 < 2 else np.array(ids, dtypes[number % 5])
+        for number, ids in enumerate(DOCUMENTS)
+    ]
+    for number, options in enumerate(({"validation": 0, "shard_size": 40}, SMALL | {"shard_size": 40})):
+        expected = import_ids(tmp_path / "rows.parquet", tmp_path / f"file-{number}", tokenizer=vocab, **options)
+        for given in (iter(items), items):
+            found = import_ids(given, tmp_path / f"out-{number}", tokenizer=vocab, overwrite=True, **options)
+            assert found.dataset_id == expected.dataset_id
+            assert verify(found.path) == []
+
+
+def test_a_build_that_was_stopped_reads_again_and_skips_finished_units(tmp_path, vocab, monkeypatch):
+    options = {"tokenizer": vocab, "workers": 1} | SMALL
+    expected = build(iter(TEXTS), tmp_path / "whole", **options).dataset
+    with pytest.raises(KeyboardInterrupt, match="continue"):
+        build(iter(TEXTS), tmp_path / "out", progress=stop_after_units(tmp_path / "out", 2), **options)
+    done, made, encode = units_in(tmp_path / "out"), set(), TextEncoder.encode
+    monkeypatch.setattr(TextEncoder, "encode", lambda self, block: made.add(block.unit) or encode(self, block))
+    report = build(iter(TEXTS), tmp_path / "out", **options)
+    assert report.reused_units == len(done) > 1
+    assert report.dataset.dataset_id == expected.dataset_id
+    assert len(made) == len(list((tmp_path / "whole").glob("train-*.json"))) - len(done) + 1  # unit 0 loads the kernels
+
+
+def test_an_import_that_was_stopped_continues(tmp_path, vocab, monkeypatch):
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 7)
+    options = {"tokenizer": vocab, "validation": 0, "shard_size": 40}
+    with pytest.raises(KeyboardInterrupt):
+        import_ids(iter(DOCUMENTS), tmp_path / "out", progress=stop_after(9), **options)
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out" / ".build").glob("train-*.npy")}
+    assert kept
+    dataset = import_ids(iter(DOCUMENTS), tmp_path / "out", **options)
+    assert stored(dataset) == [ids for ids in DOCUMENTS if ids]
+    assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), OSError(5, "mine"), EOFError("mine"), KeyboardInterrupt("mine")])
+@pytest.mark.parametrize("function", [build, import_ids])
+@pytest.mark.parametrize("after", [0, 120])
+def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, error, function, after):
+    items = TEXTS if function is build else DOCUMENTS * 2
+
+    def failing():
+        yield from items[:after]
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        function(failing(), tmp_path / "out", tokenizer=vocab, shard_size=2000)
+    assert caught.value is error or isinstance(error, KeyboardInterrupt)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert function(iter(items), tmp_path / "out", tokenizer=vocab, shard_size=2000)
+
+
+@pytest.mark.parametrize(
+    ("function", "items", "number", "kind"),
+    [
+        (build, ("salt", 5), 2, "int"),
+        (build, [b"salt", None], 2, "NoneType"),
+        (build, b"salt", 1, "int"),
+        (import_ids, [[10], "11"], 2, "str"),
+        (import_ids, np.arange(9), 1, "int64"),
+        (import_ids, iter([[10], [], [1.5]]), 3, "list"),
+        (import_ids, iter([[[10]]]), 1, "list"),
+        (import_ids, iter([[10], [[10], [11, 12]]]), 2, "list"),
+        (import_ids, iter([np.array([2**70])]), 1, "ndarray"),
+    ],
+)
+def test_an_item_of_another_type_is_named_by_its_number(tmp_path, vocab, function, items, number, kind):
+    with refuses("bad-row", "inputs", given=number, says=f" {kind}, "):
+        function(items, tmp_path / "out", tokenizer=vocab)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_an_iterable_cannot_be_with_is_refused(tmp_path, vocab):
+    with refuses("needs-option", "tokenizer"):
+        build(iter(TEXTS), tmp_path / "out")
+    for option, value in {"dedup": True, "part": (0, 2), "ray": "local"}.items():
+        with refuses("conflict", option, given="a pipe or an iterable"):
+            build(iter(TEXTS), tmp_path / "out", tokenizer=vocab, **{option: value})
+    for options in ({"format": "text"}, {"text_key": "body"}, {"encoding": "latin-1"}, {"include": ["*"]}):
+        with refuses("conflict", "inputs"):
+            build(iter(TEXTS), tmp_path / "out", tokenizer=vocab, **options)
+    for options in ({"format": "nanogpt"}, {"end_token": "[SEP]"}, {"dtype": "int64"}):
+        with refuses("conflict", "inputs"):
+            import_ids(iter(DOCUMENTS), tmp_path / "out", tokenizer=vocab, **options)
+    with refuses("empty", "inputs"):
+        build(iter([]), tmp_path / "out", tokenizer=vocab)
+    with refuses("empty", "inputs", says="the iterable"):
+        import_ids([[], []], tmp_path / "out", tokenizer=vocab)
+    with refuses("id-outside-vocabulary", "tokenizer", says="the iterable, item 3: id 999"):
+        import_ids([[10], [], [11, 999]], tmp_path / "out", tokenizer=vocab)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_and_tuples_of_paths_are_names(tmp_path, vocab):
+    class Named(os.PathLike):
+        def __fspath__(self):
+            return str(path)
+
+        __str__ = __fspath__
+
+    path = write(tmp_path / "a.txt", make_text(20))
+    expected = build(path, tmp_path / "one", tokenizer=vocab).dataset.dataset_id
+    for number, given in enumerate(((path,), [str(path)], Named(), [Named()])):
+        assert build(given, tmp_path / f"out-{number}", tokenizer=vocab).dataset.dataset_id == expected
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize("library", ["streaming", "litdata"])
+def test_the_blocks_of_the_page_import_what_the_library_writes(tmp_path, vocab, library, monkeypatch):
+    """The version of benchmarks/environments.py, in an environment that is made if it is not there."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    python = importlib.import_module("environments").python_of(library, ROOT / ".bench")
+    (block,) = re.findall(rf"```python\n(from {library} .*?)```", (ROOT / "docs" / "import.md").read_text(), re.DOTALL)
+    documents = [ids for ids in DOCUMENTS if ids]
+    write(tmp_path / "block.py", block.replace("tokenizer/", str(vocab)))
+    run = "import environments; environments.without_pictures(); import block"
+    for words, given in (([writers.__file__, library], json.dumps(documents)), (["-c", run], "")):
+        around = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}:{tmp_path}"}
+        command = [python, "-s", *words]
+        subprocess.run(command, input=given, cwd=tmp_path, env=around, text=True, check=True, capture_output=True)
+    (out,) = tmp_path.glob("from-*")
+    assert sorted(stored(bertdata.open(out))) == sorted(documents)
