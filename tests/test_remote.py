@@ -334,13 +334,6 @@ def test_a_name_like_that_of_the_credentials_is_a_name():
     assert requests.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
 
 
-def test_the_files_of_the_aws_command_line_are_read(files_of_aws, tmp_path, vocab):
-    credentials = "[default]\naws_access_key_id = k\naws_secret_access_key = s\n"
-    url = files_of_aws(credentials=credentials, config="[default]\nregion = eu-central-1\n")
-    assert stores.s3_config()["region"] == "eu-central-1"
-    assert build(url, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
-
-
 def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, vocab):
     url = bucket.put("a.txt", TEXT)
 

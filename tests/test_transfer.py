@@ -22,7 +22,6 @@ from bertdata.cli import main
 from bertdata.errors import RemoteError
 from bertdata.format.records import canonical
 from bertdata.format.verify import verify
-from bertdata.look import bench
 from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
 from bertdata.transfer import pulling
@@ -110,38 +109,6 @@ def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket,
         assert not disk.pending
         assert published(tmp_path / name) == without_origins(dataset.path)
         bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
-
-
-def test_a_pull_says_how_far_it_is(pushed, dataset, tmp_path):
-    seen, total = [], sum(path.stat().st_size for path in dataset.path.glob("*.npy"))
-    pull(pushed, tmp_path / "copy", progress=lambda *at: seen.append(at))
-    assert seen == sorted(seen)
-    assert seen[-1] == (total, total)
-
-
-def test_a_loss_of_power_loses_no_lock_whose_files_it_keeps(pushed, tmp_path, monkeypatch):
-    seen, copy = [], tmp_path / "copy"
-    monkeypatch.setattr(pulling, "fsync_directory", lambda directory: seen.append(os.listdir(copy)))
-    pull(pushed, copy)
-    assert seen[0] == [pulling.LOCK]
-
-
-def test_a_pull_removes_nothing_of_a_dataset_that_a_build_publishes_meanwhile(pushed, dataset, vocab, tmp_path):
-    out = built(tmp_path, "Another text.\n", tokenizer=vocab).path
-    expected = published(out)
-    (out / ".build").mkdir()
-    os.replace(out / "manifest.json", out / ".build" / "replaced.json")
-    (out / pulling.LOCK).touch()  # of a killed pull
-
-    def publish(directory):
-        if (out / ".build").exists():
-            os.replace(out / ".build" / "replaced.json", out / "manifest.json")
-            (out / ".build").rmdir()
-
-    with patch.object(pulling, "fsync_directory", publish), refuses("out-exists", "directory"):
-        pull(pushed, out)
-    publish(out)
-    assert {name: published(out)[name] for name in expected} == expected
 
 
 def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
@@ -313,12 +280,9 @@ def test_a_process_that_was_forked_gets_an_error(pushed):
     os.close(writer)
 
 
-def test_commands_take_urls(pushed, dataset):
+def test_commands_take_urls(pushed):
     for command in ("inspect", "show", "verify"):
         succeeds(main, command, pushed)
-    with patch.object(bench, "run") as measured, patch.object(bench, "text", return_value=""):
-        succeeds(main, "bench", pushed)
-    assert bertdata.open(measured.call_args.args[0]).dataset_id == dataset.dataset_id
 
 
 # ------------------------------------------------------------------------------------------------------------- the hub

@@ -74,27 +74,22 @@ def other_file(name: str) -> DatasetError:
 def id_under(root: str) -> str | None:
     """The dataset_id of what is under a URL; None: there is no dataset."""
     try:
-        return _manifest_under(root)[2].dataset_id
-    except RemoteError as error:
-        if error.kind == "not-found":
+        return dataset_under(root)[2].dataset_id
+    except DatasetError as error:
+        if error.kind == "not-a-dataset":
             return None
         raise
 
 
 def dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
-    """As `_manifest_under`, but raises DatasetError if there is no dataset."""
+    """Name → file, and the manifest, as bytes too. Raises DatasetError if there is no dataset."""
     try:
-        return _manifest_under(root)
+        file_of = within(root)
+        content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
     except RemoteError as error:
         if error.kind == "not-found":
             raise not_a_dataset(root) from None
         raise
-
-
-def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
-    """Name → file, and the manifest, as bytes too."""
-    file_of = within(root)
-    content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
 
     def open_table(name: str, dtype: str, length: int) -> np.ndarray:
         raw = file_of(name).read(MAX_RECORD_BYTES)
