@@ -161,7 +161,7 @@ class Noisy(Method):
     """Counts, in a state, what each phase asks for; adds keyed noise to a bias."""
 
     options_type = NoisyOptions
-    excludes = (Excludes("noise", "lora", "an adapter hides noise"), Excludes("noise_scale", "branch", "why not"))
+    excludes = (Excludes("noise", "lora", "an adapter hides noise"), Excludes("noise_scale", "init", "why not"))
 
     def __init__(self, options):
         super().__init__(options)
@@ -207,7 +207,7 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset,
     for options, kind, option in (
         ({"noise_scale": 2.0}, "needs-option", "noise_scale"),
         ({"noise": 0.1, "lora": "r=2,alpha=4"}, "conflict", "noise"),
-        ({"noise": 0.1, "branch": "x", "phase": [{"steps": 1, "noise_scale": 2.0}]}, "conflict", "noise_scale"),
+        ({"noise": 0.1, "init": "x", "phase": [{"steps": 1, "noise_scale": 2.0}]}, "conflict", "noise_scale"),
         ({"noise": 0.1, "phase": [{"steps": 1, "noise": 0.2}]}, "unknown", "noise"),
         ({"noise": "much"}, "malformed", "noise"),
     ):

@@ -30,6 +30,7 @@ from training import (
     refused_run,
     remove_after,
     run_of,
+    seal,
     toml,
     train,
     train_twice,
@@ -411,10 +412,8 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
     [
         ({}, True),
         ({1: {"steps": 9}}, True),  # the one under way gets longer
-        ({1: {"steps": 3}}, False),
-        ({1: {"lr": 1.0}}, False),
-        ({1: {"warmup_steps": 3}}, False),
-        ({1: {"length": 64}}, False),
+        ({1: {"steps": 3, "lr": 1.0, "warmup_steps": 3, "global_batch_size": 8}}, True),
+        ({1: {"layers": 1}, 0: {"layers": 1}}, False),
         ({0: {"steps": 5}}, False),
         ({0: {"mlm_probability": 0.3}}, False),
         ({2: {"lr": 7.0, "length": 48, "steps": 1}}, True),
@@ -425,23 +424,26 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
 def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
     now = [phase | change.get(number, {}) for number, phase in enumerate(FIRST)]
     if is_right:
-        check_begun(tmp_path, saved(FIRST), 2, saved(now))
+        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=False)
         return
     with refuses("other-settings", "phase"):
-        check_begun(tmp_path, saved(FIRST), 2, saved(now))
+        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=False)
 
 
 def test_a_method_of_a_phase_that_has_begun_stays(tmp_path):
     with refuses("other-settings", "phase", given="layers"):
-        check_begun(tmp_path, saved([FIRST[0] | {"layers": 1}, *FIRST[1:]]), 2, saved(FIRST))
+        check_begun(tmp_path, saved([FIRST[0] | {"layers": 1}, *FIRST[1:]]), 2, saved(FIRST), counts_rows=False)
 
 
-def test_a_curve_of_several_phases_may_get_longer(tmp_path):
-    """The steps that are taken had the rates that they had."""
-    one, two = [{"steps": 4}, {"steps": 4}], [{"steps": 4}, {"steps": 8}, {"steps": 2}]
-    check_begun(tmp_path, saved(one), 2, saved(two))
+def test_a_phase_that_counts_its_rows_keeps_their_number(tmp_path):
+    now = [FIRST[0], FIRST[1] | {"global_batch_size": 8}]
+    with refuses("other-settings", "phase", given="rows"):
+        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=True)
+
+
+def test_a_phase_that_has_begun_is_there(tmp_path):
     with refuses("other-settings", "phase", given=2):
-        check_begun(tmp_path, saved(one), 2, saved(one[:1]))
+        check_begun(tmp_path, saved(FIRST), 2, saved(FIRST[:1]), counts_rows=False)
 
 
 def test_a_phase_of_longer_rows_than_the_model_has_positions_for_does_not_follow(dataset, tmp_path):
@@ -450,18 +452,16 @@ def test_a_phase_of_longer_rows_than_the_model_has_positions_for_does_not_follow
     train(dataset.path, tmp_path / "run", phase=begun, **QUIET)
     refused = {"kind": "too-long", "option": "length"}
     refused_run(dataset.path, tmp_path / "run", phase=[*begun, {"steps": 1, "length": 1024}], **QUIET, **refused)
-    branch = str(tmp_path / "run" / "step-00000001")
-    refused_run(dataset.path, tmp_path / "other", branch=branch, steps=1, **QUIET | {"length": 1024}, **refused)
 
 
 def test_a_run_goes_on_with_another_file(dataset, tmp_path):
-    """Phases are added; then the run is begun without any."""
+    """Phases are added, and one that is over is changed."""
     out = tmp_path / "run"
     train(dataset.path, out, phase=[{"steps": 2}], **QUIET)
     train(dataset.path, out, phase=[{"steps": 2}, {"steps": 2, "lr": 1e-4}], **QUIET)
     assert entries(out)[-1]["step"] == 4
     known = {"kind": "other-settings", "option": "phase"}
-    refused_run(dataset.path, out, phase=[{"steps": 2, "lr": 1e-4}, {"steps": 4}], **QUIET, **known)
+    refused_run(dataset.path, out, phase=[{"steps": 3}, {"steps": 4}], **QUIET, **known)
     refused_run(dataset.path, out, steps=6, **QUIET, **known)
     history = json.loads((out / "run.json").read_text())["history"]
     assert "phase" in history[-1]["changed"]
@@ -535,55 +535,74 @@ def test_the_doctor_knows_the_disk_space_of_all_checkpoints(dataset, tmp_path, b
     assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
 
 
-# ---------------------------------------------------------------------------------------------- branches and milestones
+# ------------------------------------------------------------------------------------ copied checkpoints and milestones
 
 
-def test_a_branch_goes_on_from_another_run_with_its_clock_at_0(dataset, tmp_path, capsys):
-    """Its weights after one step are those of the run itself, if the rates are: moments and rows are the same.
-
-    Its model is that of the checkpoint, which its first line names.
-    """
-    options = QUIET | {"lr": 2e-3, "schedule": "constant", "warmup": 0, "save_every": 1}
-    train(dataset.path, tmp_path / "run", steps=4, **options)
-    start = str(tmp_path / "run" / "step-00000003")
-    capsys.readouterr()
-    log = train(dataset.path, tmp_path / "branch", branch=start, steps=1, **options | {"model": "modernbert-tiny"})
-    assert capsys.readouterr().out.startswith(f"{start}: ")
-    assert [entry["step"] for entry in log if "lr" in entry] == [1]
-
-    one, two = (pretrained.load(tmp_path / path).state_dict() for path in ("run/step-00000004", "branch/step-00000001"))
-    assert all(torch.equal(one[name], tensor) for name, tensor in two.items())
-    saved = json.loads((tmp_path / "branch" / "step-00000001" / "trainer.json").read_text())
-    assert (saved["step"], saved["tokens"], saved["loader"]["position"]) == (1, 6 * 32, 24)
+def copied(run, step, out):
+    """The directory of a run that has nothing but a checkpoint of another run."""
+    name = f"step-{step:08d}"
+    return shutil.copytree(run / name, out / name).parent
 
 
-def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(dataset, tmp_path):
-    train(dataset.path, tmp_path / "run", steps=2, **QUIET)
-    options = QUIET | {"branch": str(tmp_path / "run"), "steps": 4, "save_every": 2}
-    options["phase"] = changing(0.5, schedule=["constant", "1-sqrt"])
-    train_twice(dataset.path, tmp_path / "branch", 2, **options)
-    other = tmp_path / "other"
-    refused_run(dataset.path, other, **options | {"seed": 1}, kind="other-settings", option="seed")
-    refused_run(dataset.path, other, **options | {"optimizer": "muon"}, kind="other-settings", option="optimizer")
-    refused_run(dataset.path, other, **options | {"branch": str(tmp_path / "no")}, kind="not-found", option="branch")
-    with refuses("conflict", "branch"):
-        Config.of(data="x", branch="run", init="run")
+@pytest.fixture
+def plain(dataset, tmp_path):
+    """A run of twelve steps without phases, with a checkpoint of each step."""
+    train(dataset.path, tmp_path / "plain", **PLAIN, steps=12)
+    return tmp_path / "plain"
 
 
-def test_a_branch_goes_on_without_the_run_that_it_is_of_and_refuses_what_does_not_fit(dataset, corpus, tmp_path):
-    train(dataset.path, tmp_path / "run", steps=2, **QUIET)
-    options = QUIET | {"branch": str(tmp_path / "run" / "step-00000002"), "save_every": 1}
-    train(dataset.path, tmp_path / "branch", steps=1, **options)
-    (tmp_path / "run").rename(tmp_path / "away")
-    train(dataset.path, tmp_path / "branch", steps=2, **options)
-    assert entries(tmp_path / "branch")[-1]["step"] == 2
-    (tmp_path / "away").rename(tmp_path / "run")
-    bertdata.build([corpus], tmp_path / "other", vocab_size=60)
-    refused_run(tmp_path / "other", tmp_path / "no", steps=1, **options, kind="tokenizer-differs")
-    weights = tmp_path / "weights"
-    pretrained.load(tmp_path / "run" / "step-00000002").save_pretrained(weights)
-    known = {"kind": "not-a-run", "option": "branch"}
-    refused_run(dataset.path, tmp_path / "no", steps=1, **options | {"branch": str(weights)}, **known)
+PLAIN = QUIET | {"schedule": "wsd", "decay_share": 0.5, "warmup_steps": 1, "save_every": 1, "keep": 20}
+
+
+def test_a_run_decays_from_a_copied_checkpoint(dataset, tmp_path, plain):
+    """As one that was planned so, to the bit."""
+    out = copied(plain, 3, tmp_path / "decay")
+    train_twice(dataset.path, out, 5, 3, steps=6, **PLAIN)
+    train(dataset.path, tmp_path / "whole", steps=6, **PLAIN)
+    one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / "whole"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_phases_follow_a_run_without_phases(dataset, other, tmp_path, plain):
+    """The first of them goes on with that run, to the bit, and may end at the copied checkpoint or later."""
+    added = [{"steps": 2, "length": 48, "schedule": "1-sqrt"}, {"steps": 1, "data": str(other.path)}]
+    for steps in (3, 4):
+        options = PLAIN | {"phase": [{"steps": steps, "schedule": "constant", "warmup_steps": 1}, *added]}
+        out = copied(plain, 3, tmp_path / f"after {steps}")
+        train_twice(dataset.path, out, steps + 2, steps, 3, **options)
+        train(dataset.path, tmp_path / f"whole {steps}", **options)
+        one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / f"whole {steps}"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_what_a_copied_checkpoint_was_made_with_stays(dataset, other, tmp_path, plain):
+    out, options = copied(plain, 3, tmp_path / "out"), PLAIN | {"steps": 9}
+    for changed, option in (
+        ({"model": "modernbert-tiny"}, "model"),
+        ({"optimizer": "muon"}, "optimizer"),
+        ({"lr_scale": ["embeddings=2"]}, "lr_scale"),
+        ({"seed": 1}, "seed"),
+        ({"length": 48}, "length"),
+        ({"mlm_probability": 0.3}, "out"),
+        ({"isolate_documents": True}, "out"),
+    ):
+        refused_run(dataset.path, out, **options | changed, kind="other-settings", option=option)
+    refused_run(other.path, out, **options, kind="other-settings", option="out")
+    known = {"kind": "other-settings", "option": "phase", "given": 1}
+    refused_run(dataset.path, out, **PLAIN, phase=[{"steps": 2}, {"steps": 4}], **known)  # the first ends before step 3
+
+
+def test_checkpoints_of_branches_of_earlier_versions_resume(dataset, tmp_path, plain):
+    """They have no phases, streams of another dataset, and no name of a model."""
+    out = copied(plain, 3, tmp_path / "out")
+    path = out / "step-00000003" / state.TRAINER
+    saved = json.loads(path.read_bytes())
+    made_with, streams = saved["made_with"] | {"model": state.OF_BRANCH}, saved["streams"] | {"another 32": 5}
+    path.write_text(json.dumps(saved | {"made_with": made_with, "streams": streams, "phases": []}))
+    seal(path.parent)
+    train(dataset.path, out, **PLAIN | {"steps": 4, "model": "modernbert-tiny"})
+    train(dataset.path, plain, **PLAIN, steps=12)
+    assert AutoModelForMaskedLM.from_pretrained(out / "step-00000004").config.model_type == "bert"
 
 
 @pytest.mark.parametrize("more", [{"lr_scale": ["embeddings=0"]}, {}])
@@ -605,7 +624,7 @@ def test_a_path_may_be_written_otherwise_and_a_dataset_may_not_change(dataset, o
         return [{"steps": 1, "data": str(path)}] * number
 
     pretrain.pretrain(Config.of(**run, phase=phases(dataset.path, 1)))
-    with refuses("other-settings", "phase"):
+    with refuses("other-settings", "out"):
         run_of(Config.of(**run, phase=phases(other.path, 1)))
     pretrain.pretrain(Config.of(**run, phase=phases(f"{dataset.path}/", 2)))
     assert entries(tmp_path / "run")[-1]["step"] == 2

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 import shutil
 from pathlib import Path
 from unittest.mock import ANY
@@ -281,14 +280,13 @@ def test_rows_with_nothing_to_predict_are_refused(shards_of, tmp_path):
     refused_run(shards_of("stone"), tmp_path / "run", **options, says="samples 1, ranks 1, batch 6")
 
 
-@pytest.mark.parametrize("start", ["init", "branch"])
-def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_tokenizer(finished, tmp_path, start):
+def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_tokenizer(finished, tmp_path):
     """Nothing of such a dataset can be predicted, as nearly all of its tokens are [UNK]."""
     vocabulary = write(tmp_path / "vocab.txt", *SPECIALS, "水")
     shards = built(tmp_path, "the stone\n\nthe river\n\n" * 20, tokenizer=str(vocabulary), validation=0).path
-    given = last_checkpoint(finished)
-    refused_run(shards, tmp_path / "run", **{start: given, "model": ""}, kind="tokenizer-differs")
-    done = invoke(doctor_main, *flags(shards, tmp_path / "run", **{start: given, "model": ""}))
+    given = {"init": last_checkpoint(finished), "model": ""}
+    refused_run(shards, tmp_path / "run", **given, kind="tokenizer-differs")
+    done = invoke(doctor_main, *flags(shards, tmp_path / "run", **given))
     assert (done.exit_code, "the tokenizer of " in done.stdout) == (1, True)
     refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
@@ -329,24 +327,11 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
 
 @pytest.mark.parametrize("total", [{"tokens": "4K"}, {"epochs": 0.5}])
 def test_a_run_that_counts_what_it_reads_is_not_resumed_with_another_batch_size(dataset, tmp_path, total):
-    options = {**QUIET, "length": 32, "save_every": 2}
-    whole = train(dataset.path, tmp_path / "run", **options, **total, global_batch_size=8)
+    options = {**QUIET, "length": 32, "save_every": 2} | total
+    train(dataset.path, tmp_path / "run", **options, global_batch_size=8)
     remove_after(tmp_path / "run", 2)
-    refusal = refused_run(
-        dataset.path,
-        tmp_path / "run",
-        **options,
-        **total,
-        global_batch_size=24,
-        kind="other-settings",
-        option="global_batch_size",
-        given="24",
-    )
-    steps = int(re.search(r"--steps (\d+)", refusal.sentence)[1])
-    mended = train(dataset.path, tmp_path / "run", **options, global_batch_size=24, steps=steps)
-    of_whole, read = (max(entry.get("tokens", 0) for entry in log) for log in (whole, mended))
-    assert read == (2 * 8 + (steps - 2) * 24) * 32
-    assert abs(read - of_whole) < 24 * 32
+    known = {"kind": "other-settings", "option": "phase", "given": "rows"}
+    refused_run(dataset.path, tmp_path / "run", **options, global_batch_size=24, **known)
 
 
 @pytest.mark.parametrize("change", ["version", "members"])

@@ -52,8 +52,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield from _of_rows(config, batches, nproc)
         name = "model"
         shards = next(iter(datasets.values()))  # which has the tokenizer of all
-        branch = rundir.to_branch(Path(config.branch)) if config.branch else None
-        weights, warnings = assemble.model(config, shards, resume=branch, methods=methods)
+        weights, warnings = assemble.model(config, shards, methods=methods)
         learner = _learner(config, weights, shards, methods)
         assemble.optimizer(config, learner, methods)
         assemble.check_parts(config, shards, learner, plan.phases, methods)

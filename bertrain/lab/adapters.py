@@ -49,10 +49,7 @@ class Adapters(Method):
 
     options_type = AdapterOptions
     frozen_by = "lora"
-    excludes = (
-        Excludes("lora", "layers", "a model that grows trains all its weights"),
-        Excludes("branch", "lora", "an adapter begins on the weights of --init"),
-    )
+    excludes = (Excludes("lora", "layers", "a model that grows trains all its weights"),)
 
     def check(self, config: Config) -> None:
         if not config.init:

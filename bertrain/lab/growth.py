@@ -48,10 +48,7 @@ class Growth(Method):
     """The model of a phase has its first layers alone, and gets more with a later phase."""
 
     options_type = GrowthOptions
-    excludes = (
-        Excludes("init", "layers", "a model that grows begins with random weights, so give --model"),
-        Excludes("branch", "layers", "a branch has the layers of its run"),
-    )
+    excludes = (Excludes("init", "layers", "a model that grows begins with random weights, so give --model"),)
 
     def __init__(self, options: GrowthOptions) -> None:
         super().__init__(options)

@@ -151,7 +151,6 @@ class ReplacedTokens(Method):
             ("elastic", "sub-networks of a generator have no discriminator"),
             ("lora", "an adapter freezes the embeddings that a discriminator shares"),
             ("layers", "a discriminator does not grow"),
-            ("branch", "another run has no discriminator"),
         )
     )
 

@@ -51,10 +51,7 @@ DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
 MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
 
-EXCLUDES = (
-    Excludes("mix_temperature", "weights", "both say how datasets are mixed"),
-    Excludes("branch", "init", "both say with which weights a run begins"),
-)
+EXCLUDES = (Excludes("mix_temperature", "weights", "both say how datasets are mixed"),)
 """What does not go together, for any values. Methods have their own."""
 
 
@@ -99,10 +96,6 @@ class Config(Options):
     """
     init: str = _option(MODEL, "")
     """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
-    branch: str = _option(MODEL, "")
-    """Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments and
-    its place in the data, but from step 0 with the phases of this run.
-    """
     objective: str = _option(MODEL, "mlm")
     """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
     uniform (docs/methods.md).
@@ -395,8 +388,8 @@ class Config(Options):
 
     @property
     def start(self) -> str:
-        """With which model the run begins: --branch, --init or --model, as it is given."""
-        return self.branch or self.init or self.model
+        """With which model the run begins: --init or --model, as it is given."""
+        return self.init or self.model
 
     @property
     def num_tokens(self) -> int:
@@ -458,6 +451,7 @@ def all_options() -> dict[str, Field[Any]]:
 
 
 REMOVED: dict[str, tuple[Any, str]] = {
+    "branch": ("", "copy the checkpoint into a new directory for --out, and give the options of its run"),
     "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
     "side_channel": ("", "use examples/structured_embeddings.py"),
 }
@@ -540,9 +534,7 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
 
 _TOTALS = ("steps", "epochs", "tokens", "budget")
 _INSTEAD = {
-    "model": ["init", "branch"],
-    "branch": ["init"],
-    "init": ["branch"],
+    "model": ["init"],
     "data": ["weights"],
     "weights": ["mix_temperature"],
     "mix_temperature": ["weights"],

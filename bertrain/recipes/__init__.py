@@ -8,7 +8,7 @@ from bertdata.errors import UsageError
 
 NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.toml")))
 DEFAULT = "tiny"
-CHOICES = {"model", "init", "branch", "optimizer"}
+CHOICES = {"model", "init", "optimizer"}
 """Options beside which DEFAULT is not taken: it is for its model and optimizer."""
 
 

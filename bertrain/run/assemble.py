@@ -130,8 +130,6 @@ def model(
     elif resume:
         weights, warnings = pretrained.load(resume, nsp=nsp), []
         checks.check_length(config.longest, weights.config, resume)
-        if config.branch:
-            pretrained.check_fits(resume, shards, weights)
     else:
 
         def configure(made: PreTrainedConfig) -> None:
@@ -248,7 +246,7 @@ def made_with(config: Config) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
     start = rundir.resolved(config.init, "init") or config.model
     return {
-        "model": "that of --branch" if config.branch else build.identity(start),
+        "model": build.identity(start),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
         "seed": str(config.seed),

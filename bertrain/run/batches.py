@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import bertdata
-from bertdata.errors import StateError, UsageError, counted
+from bertdata.errors import StateError, UsageError
 from bertrain.methods import Method
 from bertrain.options.config import Config
 from bertrain.options.fields import flag
@@ -75,7 +75,7 @@ class Batches:
         paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
         for stream, count in self.positions.items():
             dataset_id, length = stream.split(" ")
-            if dataset_id in paths:  # a branch may have others
+            if dataset_id in paths:  # a checkpoint of an earlier version may have others
                 yield paths[dataset_id], int(length), count
 
     def check_words(self) -> None:
@@ -184,30 +184,15 @@ class Batches:
             raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         return targets
 
-    def branch(self, directory: Path, saved: TrainState) -> None:
-        """Begins the first phase with the streams where those of another run were. `saved` is its state.
-
-        Raises UsageError if the options give other streams.
-        """
-        theirs, ours = saved.loader, self.loader.state_dict()
-        for name in ("seed", "samples", "shuffle", "short_seq_prob"):
-            if theirs[name] != ours[name]:
-                sentence = (
-                    f"--branch {directory}: its {name} is {theirs[name]}, and that of this run is {ours[name]}; give "
-                    "the same, so that its streams go on"
-                )
-                raise UsageError(sentence, "other-settings", option="branch", given=str(directory))
-        self.read = dict(saved.streams)
-        self.loader = self._begun(self.phase)
-
     def resume(self, directory: Path, saved: TrainState) -> None:
         """Moves to where a checkpoint was taken. `saved` is its state.
 
         Raises UsageError if the options give another stream, or change what has begun of the phases.
         """
         out = directory.parent
-        if saved.phases or self.config.phase:  # else more may change: run.json keeps what
-            check_begun(out, saved.phases, saved.phase, self.saved_phases() if self.config.phase else [])
+        unit = [part.unit for part in self.config.parts][saved.phase - 1 :][:1]
+        counts_rows = not self.config.steps and unit != ["steps"]
+        check_begun(out, saved.phases, saved.phase, self.saved_phases(), counts_rows=counts_rows)
         self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
         self.read, self.begun = dict(saved.streams), saved.step
         self.loader = self._loader(self.phase, starts=state.get("starts", ()))
@@ -222,32 +207,15 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
-        if not (self.config.phase or self.config.steps or self.plan.seconds):
-            self._check_rows(out, saved)
+        if self.phase.stop < saved.step and self.phase is not self.plan.phases[-1] and not self.plan.seconds:
+            sentence = f"{out} is at step {saved.step}, and phase {saved.phase} would now end before; make it longer"
+            raise UsageError(sentence, "other-settings", option="phase", given=saved.phase)
         if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
             sentence = (
                 f"{out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; give "
-                "the time that it was begun with, or go on with --branch and another --out"
+                "the time that it was begun with"
             )
             raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
-
-    def _check_rows(self, out: Path, saved: TrainState) -> None:
-        """Raises UsageError if the steps taken had other rows than the ones ahead, in a run that counts what it reads.
-
-        Its number of steps is that of a run that has the same rows from the start.
-        """
-        rows, length = self.phase.rows, self.phase.length
-        if rows.first != rows.last or saved.tokens == saved.step * rows.first * length:
-            return
-        left = self.plan.samples() * length - saved.tokens
-        steps = saved.step + max(0, left // (rows.first * length))  # a plan ends with a step that is complete
-        given = f"--tokens {self.config.tokens}" if self.config.tokens else f"--epochs {self.config.epochs or 1:g}"
-        sentence = (
-            f"{out} has taken {counted(saved.step, 'step')} with another batch size than --global-batch-size {rows}, "
-            f"so its steps do not follow from {given}; give --steps {steps} to read about as much, or the "
-            "batch size as before"
-        )
-        raise UsageError(sentence, "other-settings", option="global_batch_size", given=str(rows))
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""

@@ -216,47 +216,34 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
 
 
 _NAMES = {
+    "stop": "duration (shares are parts of the whole run)",
     "sources": "data or weights",
-    "rate": "lr, schedule or warmup",
     "rows": "global_batch_size",
     "masking": "masks",
 }
 
 
-def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, now: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UsageError unless the phases that have begun are as they were. The one under way may have become longer.
+def check_begun(
+    out: Path, before: Sequence[Mapping[str, Any]], current: int, now: Sequence[Mapping[str, Any]], *, counts_rows: bool
+) -> None:
+    """Raises UsageError unless phases that are over are as they were, and the one under way in what methods set.
 
-    before, now: the phases of a checkpoint and of the options, as checkpoints have them; empty without [[phase]].
+    before, now: the phases of a checkpoint and of the options, as checkpoints have them.
     current: the number of the one under way.
+    counts_rows: whether its length follows from its number of rows, which must then be as it was.
     """
-    if bool(before) != bool(now):
-        sentence = f"{out} was begun {'with' if before else 'without'} [[phase]]; give the same, or another --out"
-        raise UsageError(sentence, "other-settings", option="phase")
     if current > len(now):
-        sentence = f"[[phase]] {current} of {out} has begun, and there are only {len(now)} now; put it back"
+        sentence = f"phase {current} of {out} has begun, and there are only {len(now)} now; put it back"
         raise UsageError(sentence, "other-settings", option="phase", given=current)
     for number, (was, phase) in enumerate(zip(before[:current], now, strict=False), 1):
-        is_shorter = number == current and phase["stop"] < was["stop"]
-        if is_shorter or (number < current and phase["stop"] != was["stop"]):
-            sentence = (
-                f"[[phase]] {number} of {out} would now be {'shorter' if phase['stop'] < was['stop'] else 'longer'}; "
-                "only the phase under way may get longer, and shares and times are parts of the whole run, so give "
-                "phases steps or tokens, or put it back"
-            )
-            raise UsageError(sentence, "other-settings", option="phase", given=number)
         names = was["methods"] | phase["methods"]  # a method may have come, or gone
         usual = {name: option.default for name, option in all_options().items() if name in names}
-        after = {**usual, **phase, **phase["methods"]}
-        for name, value in {**usual, **was, **was["methods"]}.items():
-            if name not in ("stop", "methods") and _lasting(value) != _lasting(after.get(name)):
+        was, phase = ({**usual, **each, **each["methods"]} for each in (was, phase))
+        lasting = phase.keys() - {"methods", "rate"} if number < current else {*usual, *["rows"] * counts_rows}
+        for name in sorted(lasting):
+            if was.get(name) != phase[name]:
                 sentence = (
-                    f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
-                    "on with --branch and another --out"
+                    f"phase {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or give "
+                    "another --out"
                 )
                 raise UsageError(sentence, "other-settings", option="phase", given=name)
-
-
-def _lasting(value: Any) -> Any:
-    """A setting without what follows from the length of a learning-rate curve."""
-    follows = ("steps", "warmup_steps", "asked")
-    return {name: part for name, part in value.items() if name not in follows} if isinstance(value, dict) else value

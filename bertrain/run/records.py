@@ -169,7 +169,7 @@ class Records:
             tokens=run.tokens,
             seconds=run.clock.seconds,
             phase=run.phase.number,
-            phases=run.batches.saved_phases() if run.config.phase else [],
+            phases=run.batches.saved_phases(),
             loader=run.loader.state_dict(),
             streams=run.batches.positions,
             read=run.watch.read,

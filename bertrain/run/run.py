@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import bertdata
@@ -32,11 +31,6 @@ class Run:
         """choice: the checkpoint to resume from, as rank 0 chose it."""
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
-        branch = None
-        if config.branch and not choice.path:  # once, as a run that goes on has newer ones later
-            branch = ranks.from_first(lambda: rundir.to_branch(Path(config.branch)))
-        self.begun_from = self.resumed_from or branch
-        """The checkpoint whose state is taken."""
         choice.check()
         assemble.check_names(config)
         if ranks.rank == 0:
@@ -54,7 +48,7 @@ class Run:
         begun = self._resume()
         self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
         weights, warnings = assemble.model(
-            config, self.shards, self.phase, resume=self.begun_from, methods=self.methods
+            config, self.shards, self.phase, resume=self.resumed_from, methods=self.methods
         )
         self.warnings += warnings
         self.batches.first_targets()  # which fails where there are none, as where the model has another tokenizer
@@ -90,38 +84,28 @@ class Run:
 
         Raises UsageError if the checkpoint belongs to another model, optimizer, stream of rows or phases.
         """
-        if self.begun_from is None:
-            return TrainState()
-        saved = state.read_to_resume(self.begun_from)
-        if self.resumed_from is None:  # a branch may be of any model
-            saved = replace(saved, made_with={**saved.made_with, "model": self.made_with["model"]})
-        saved.require_made_with(self.begun_from, self.made_with, self._instead)
         if self.resumed_from is None:
-            self.batches.branch(self.begun_from, saved)
-            return saved.branch()
+            return TrainState()
+        saved = state.read_to_resume(self.resumed_from)
+        saved.require_made_with(self.resumed_from, self.made_with)
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         self.batches.resume(self.resumed_from, saved)
         return saved
 
-    @property
-    def _instead(self) -> str:
-        """What helps if the settings of the checkpoint to begin with are others, and should be."""
-        return "another --out" if self.resumed_from else "its weights alone with --init"
-
     def _load(self, begun: TrainState) -> None:
         """Takes what a checkpoint has of the model in training, and checks that it can follow the phases."""
         for method in self.methods:
             self.made_with |= method.identity(self.learner)
-        if self.begun_from:
+        if self.resumed_from:
             made_with = dict.fromkeys(begun.made_with) | self.made_with
-            begun.require_made_with(self.begun_from, made_with, self._instead)
-            methods.load(self.methods, begun.methods, self.begun_from)
+            begun.require_made_with(self.resumed_from, made_with)
+            methods.load(self.methods, begun.methods, self.resumed_from)
         ahead = self.plan.phases[self.phase.number - 1 :]
         assemble.check_parts(self.config, self.shards, self.learner, ahead, self.methods)
-        if self.begun_from:
-            self.training.load(self.begun_from, begun)
+        if self.resumed_from:
+            self.training.load(self.resumed_from, begun)
         self.training.apply(self.phase)
 
     def check_ranks(self) -> None:

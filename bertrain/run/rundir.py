@@ -22,8 +22,7 @@ from bertdata.errors import DatasetError, UsageError, counted
 from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory
 from bertrain.options.config import Config
 from bertrain.run import card, state
-from bertrain.run.checkpoint import INDEX, OPTIMIZER, fault_of
-from bertrain.run.state import TRAINER
+from bertrain.run.checkpoint import INDEX, fault_of
 
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
@@ -215,15 +214,6 @@ def needed_space(config: Config, parameters: int, trained: int) -> tuple[str, in
     names = [counted(config.keep, "checkpoint")] + [counted(milestones, "milestone")] * bool(milestones)
     needed = (4 * parameters + 8 * trained) * (config.keep + milestones + 1)
     return f"{', '.join(names)} and one being written", needed
-
-
-def to_branch(path: Path) -> Path:
-    """The checkpoint that --branch names. Raises UsageError for a directory that has weights alone."""
-    found = find(path, "branch")
-    if not ((found / TRAINER).is_file() and (found / OPTIMIZER).is_file()):
-        sentence = f"--branch {found} is no checkpoint of a run; give OUT/step-XXXXXXXX, or --init for weights alone"
-        raise UsageError(sentence, "not-a-run", option="branch", given=str(path))
-    return found
 
 
 def find(path: Path, option: str = "checkpoint") -> Path:

@@ -14,9 +14,12 @@ from typing import Any
 
 from bertdata.errors import DatasetError, UsageError
 from bertrain.options.config import without_removed
+from bertrain.options.fields import flag
 
 TRAINER = "trainer.json"
 VERSION = 1
+OF_BRANCH = f"that of {flag('branch')}"
+"""The model in `made_with` of earlier versions, for a run that began from a checkpoint of another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class TrainState:
     tokens: int = 0  # places of all rows read
     seconds: Mapping[str, float] = field(default_factory=dict)  # by what they went to, as Clock has them
     phase: int = 1  # the number of the phase of this step
-    phases: Sequence[Mapping[str, Any]] = ()  # those of the run; empty without [[phase]]
+    phases: Sequence[Mapping[str, Any]] = ()  # those of the run; earlier versions left them out without [[phase]]
     loader: Mapping[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
     streams: Mapping[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
     read: Sequence[Mapping[str, Any]] = ()  # what the log says of streams, for `bertdata trace`
@@ -44,22 +47,14 @@ class TrainState:
         """trainer.json."""
         return json.dumps(asdict(self), indent=1).encode()
 
-    def branch(self) -> TrainState:
-        """The state with which another run begins from this checkpoint: what is read goes on, the clock does not."""
-        kept = ("loader", "streams", "scaler", "made_with")
-        return replace(TrainState(), **{name: getattr(self, name) for name in kept})
-
-    def require_made_with(self, path: Path, given: Mapping[str, str | None], instead: str = "another --out") -> None:
-        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`.
-
-        instead: what else the user can do than give the same.
-        """
+    def require_made_with(self, path: Path, given: Mapping[str, str | None]) -> None:
+        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
         for option, value in given.items():
             was = self.made_with.get(option)
-            if was != value:
+            if was not in (value, OF_BRANCH):
                 before = f"--{option} {was}" if was else f"no --{option}"
                 now = f"--{option} {value}" if value else "none"
-                sentence = f"{path} was trained with {before}, and this run has {now}; give the same, or {instead}"
+                sentence = f"{path} was trained with {before}, and this run has {now}; give the same, or another --out"
                 raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
 
 

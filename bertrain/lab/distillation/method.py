@@ -30,10 +30,7 @@ class Distillation(Method):
     """Learns from a teacher beside the text."""
 
     options_type = DistillationOptions
-    excludes = (
-        Excludes("teacher_cache", "teacher", "both teach"),
-        Excludes("branch", "teacher_cache", "a cache has answers to rows from the first one on"),
-    )
+    excludes = (Excludes("teacher_cache", "teacher", "both teach"),)
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
