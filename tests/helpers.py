@@ -39,6 +39,12 @@ class Refusal(NamedTuple):
     sentence: str
 
 
+def word_list(name, encoding=None):
+    """The texts that tests/word_lists.json lists under a name, as bytes of an encoding if one is given."""
+    found = json.loads((Path(__file__).parent / "word_lists.json").read_text(encoding="utf-8"))[name]
+    return [text.encode(encoding) for text in found] if encoding else found
+
+
 def as_kernel(part):
     """A kernel that calls a part of kernels, for tests of the part."""
     return njit(lambda *arguments: part(*arguments))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_text
+from helpers import word_list
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -32,29 +33,7 @@ from bertdata.write import build
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""
 ROWS = [raw.decode() for _, raw in reference.documents(make_text(40, seed=5).encode(), "blank")]
-PIECES = [
-    b"a",
-    b"bc ",
-    b" ",
-    b"\t",
-    b"\n",
-    b"\n\n",
-    b"\r\n",
-    b"\r",
-    b"\0",
-    b"\xff",
-    b"\xe2\x82",
-    b"\xc3\xa9",
-    b"\xf0\x9f\x98\x80",
-    b"\xf0\x9f",
-    b"\xef\xbf\xbd",
-    b"\xed\xa0\x80",
-    b"\x0b",
-    b"\x0c",
-    b"\xe2\x80\xa8",
-    b"\n \t\r\n",
-    b"abc\nabc\nabc\n",
-]
+PIECES = word_list("text", "latin-1")
 BYTES = st.one_of(st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join), st.binary(max_size=30))
 CONTENTS = st.lists(BYTES, min_size=1, max_size=3)
 GROUP = 3  # rows of a row group of `made`

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, code_points
 from families import fast
-from helpers import ids_of, joined, plain, refuses
+from helpers import ids_of, joined, plain, refuses, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -33,97 +33,8 @@ EVERY_FLAG = [
     for values in itertools.product((True, False), (True, False), (None, True, False), (True, False))
 ]
 LETTERS = "abcdefghijklmnoprstuvwxyABCDEFGHITX0123456789"  # neither q nor z
-VOCABULARY = [
-    *SPECIALS,
-    *LETTERS,
-    *("##" + c for c in LETTERS),
-    *"#.,-|=`",
-    "##",
-    "the",
-    "them",
-    "theory",
-    "##the",
-    "##ory",
-    "THE",
-    "The",
-    "##ING",
-    "##ing",
-    "##Ing",
-    "abcdefgh",
-    "abcdefghi",
-    "abcdefghabcdefgh",
-    "abcdefghabcdefghi",
-    "##abcdefgh",
-    "a" * 63,
-    "a" * 64,
-    "##" + "a" * 64,
-    "a" * 101,
-    "水",
-    "##水",
-    "火",
-    "##水火",
-    "豈",
-    "##豈",
-    "\uf900",
-    "é",
-    "##é",
-    "É",
-    "##É",
-    "naïve",
-    "naive",
-    "nai",
-    "##̈ve",
-    "ñ",
-    "e\u0301",
-    "##e\u0301",
-    "##\u0301",
-    "\u0301",
-    "ß",
-    "##ß",
-    "##ss",
-    "σ",
-    "##σ",
-    "ς",
-    "##ς",
-    "Σ",
-    "i\u0307",
-    "##\u0307",
-    "가",
-    "##각",
-    "\u1100",
-    "\u1100\u1161",
-    "##\u1161",
-    "##\u11a8",
-    "\U0001f600",
-    "##\U0001f600",
-    "##\u200d",
-    "\u302e",
-    "##\u302e",
-    "##\u0334",
-    "##\U0001d165",
-    "\U0001d165",
-    "\U0001d157",
-    "##\U0001d15e",
-    "\0",
-    "##\0",
-    "\ue000",
-    "##\ue000",
-    "\u3000",
-    "\ufffd",
-    "##\ufffd",
-    "\u0378",
-    "##\U000e0001",
-    "हि",
-    "##न्दी",
-    "ह",
-    "##न",
-    "##\u093f",
-    "\u037e",
-    "¿",
-    "\u2028",
-    "##\x85",
-    "\xad",
-]
+VOCABULARY = [*SPECIALS, *LETTERS, *("##" + c for c in LETTERS), *"#.,-|=`", *word_list("bert")]
+VOCABULARY += ["a" * 63, "a" * 64, "##" + "a" * 64, "a" * 101]
 ODD = (
     "\0\x01\t\n\v\f\r\x1c\x1f\x7f\x80\x85\x9f\xa0\xad¿\u034f\u0378\u037e\u0387\u0600\u061c\u070f\u1680\u180e\u2000"
     "\u200b\u200c\u200d\u200e\u2028\u2029\u202f\u2060\u2260\u2329\u2126\u212a\u3000\ufeff\ufffc\ufffd\ufffe\uffff"
@@ -448,23 +359,7 @@ def test_a_file_may_leave_flags_out():
     check(tokenizer, random_texts(5, 3), encode=by_either)
 
 
-WORDS_AS_TOKENS = [
-    "PAD",
-    "pad",
-    "##pad",
-    "水",
-    "##水",
-    "[",
-    "##]",
-    "##",
-    "«x»",
-    "火水",
-    "naïve",
-    "<s>",
-    "a[b",
-    "##[a]",
-    "7",
-]
+WORDS_AS_TOKENS = word_list("special")
 
 
 @settings(max_examples=20)

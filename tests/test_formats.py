@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import published, refuses
+from helpers import published, refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -31,24 +31,7 @@ FIELDS = st.lists(
 )
 BLOCKS = st.sampled_from([1, 5, 64])
 TEXTS = st.lists(FIELDS.map("".join), max_size=6)
-PIECES = [
-    b'"',
-    b'""',
-    b",",
-    b"\n",
-    b"\r",
-    b"\r\n",
-    b"\n\n",
-    b"a",
-    b" ",
-    b'"x"',
-    b"\xff",
-    b"\xc3\xa9",
-    b"\xe2\x82",
-    b"\0",
-    b",b\n",
-    b'"c"\n',
-]
+PIECES = word_list("csv", "latin-1")
 
 
 @FEW
@@ -161,23 +144,7 @@ def test_bytes_of_a_table_that_are_not_text(folder):
 # -------------------------------------------------------------------------------------------------------------- FASTA
 
 
-LINES_OF_FASTA = [
-    b">a",
-    b">",
-    b">b c\r",
-    b"ACGT",
-    b"acNn-*",
-    b"",
-    b"\r",
-    b" AC\tGT \r",
-    b";note",
-    b" ;AC",
-    b"A>C",
-    b"\xff",
-    b"\xc3",
-    b"\xa9A",
-    b"\xf0\x9f\x98\x80",
-]
+LINES_OF_FASTA = word_list("fasta", "latin-1")
 FASTA = st.lists(st.sampled_from(LINES_OF_FASTA), max_size=12).map(b"\n".join)
 
 

@@ -20,7 +20,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving, write_all
+from helpers import Handler, ids_of, joined, python, refuses, serving, word_list, write_all
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -42,31 +42,7 @@ from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_wordpiece
 from bertdata.write import build, train_tokenizer, vocabulary
 
-WORDS = [
-    "the",
-    "Unaffable",
-    "naïve",
-    "don't",
-    "水",
-    "हिन्दी",
-    "\U0001f600",
-    "[MASK]",
-    "[SEP]x",
-    "[UNK]",
-    "\n",
-    "\r\n",
-    "\n\n",
-    " ",
-    "\u2028",
-    "\x00",
-    "\x85",
-    "\u200d",
-    "e\u0301",
-    "x" * 101,
-    "[ MASK ]",
-    "##ing",
-    "\ufffd",
-]
+WORDS = [*word_list("tokens"), "x" * 101]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
 
 

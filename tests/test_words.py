@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import code_points, make_text
 from families import fast
-from helpers import as_kernel, ids_of, joined, plain, refuses
+from helpers import as_kernel, ids_of, joined, plain, refuses, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.merges import merged
@@ -171,25 +171,7 @@ def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallbac
 
 def unigram(normalizer, pre_tokenizer, *, fallback=False, added=()):
     letters = sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
-    words = [
-        "▁",
-        "▁the",
-        "the",
-        "▁of",
-        "ri",
-        "ver",
-        "▁river",
-        "ing",
-        "--",
-        "---",
-        "aa",
-        "aaa",
-        "fi",
-        "▁don",
-        "한국",
-        "</s>",
-        "한",
-    ]
+    words = word_list("unigram")
     scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words + letters)}
     vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((token, -9.0) for token in BYTES * fallback), *scores.items()]
     tokenizer = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=fallback))
@@ -204,25 +186,7 @@ def unigram(normalizer, pre_tokenizer, *, fallback=False, added=()):
 
 
 def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
-    words = [
-        "[UNK]",
-        "[MASK]",
-        "the",
-        "##s",
-        "of",
-        "riv",
-        "##er",
-        "<",
-        "-",
-        "1",
-        "##2",
-        "水",
-        "##水",
-        "don",
-        "'",
-        "t",
-        "Ω",
-    ]
+    words = word_list("wordpiece")
     letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
     tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
@@ -378,113 +342,7 @@ KINDS = {
     ),
 }
 
-PIECES = [
-    "a",
-    "b",
-    " ",
-    "  ",
-    "   ",
-    "\n",
-    "\n\n",
-    "\r\n",
-    " \n ",
-    "\t",
-    "'",
-    "'s",
-    "'re",
-    "'LL",
-    "'S",
-    "''",
-    "``",
-    "`",
-    "!",
-    "1",
-    "12345",
-    "é",
-    "水",
-    "\u00a0",
-    "\u2003",
-    "\0",
-    "²",
-    "\u0301",
-    "\U0001f600",
-    "don't",
-    "river" * 2,
-    "x" * 63,
-    "x" * 65,
-    "\u2028",
-    "٣",
-    "Ⅷ",
-    "\x85",
-    "the ",
-    "ing",
-    "e\u0301",
-    "e\u0302\u0301",
-    "\u1100",
-    "\u1161",
-    "\u11a8",
-    "가",
-    "\u09c7",
-    "\u09be",
-    "\u0344",
-    "\u212b",
-    "\U00016d67",
-    "\U0001d15e",
-    "\U0001d160",
-    "\u0345\u0334",
-    "=\u0338",
-    "ﬁ\u0301",
-    "ﬁ",
-    "½",
-    "ｶﾞ",
-    "ｶ",
-    "Ａ",
-    "\u00ad",
-    "\u200b",
-    "\u200d",
-    "\u2581",
-    "\u2581\u2581",
-    "\u0130",
-    "ſ",
-    "ﷺ",
-    "¨",
-    "K",
-    "ß",
-    "</s>",
-    "<unk>",
-    "[MASK]",
-    "<|endoftext|>",
-    "<0x41>",
-    "|||IP|||",
-    "|||",
-    "<tag>",
-    " x ",
-    "01.52",
-    "01\u200d.52",
-    "river bank",
-    "unmergeable",
-    "qqq",
-    "HeLLo",
-    "(a).,b",
-    "-" * 5,
-    "\U000e0001",
-    "\ufffd",
-    "\uf8ff",
-    "한국",
-    "--",
-    PREFIX,
-    PREFIX[:-3],
-    "<--",
-    "=-",
-    "<",
-    "-",
-    "=",
-    "\u0600a",
-    "🏻",
-    "иййо",
-    "ий",
-    "и\u0306",
-]
+PIECES = [*word_list("words"), "river" * 2, "x" * 63, "x" * 65, "-" * 5, PREFIX, PREFIX[:-3]]
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 
 
