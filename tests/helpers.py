@@ -327,12 +327,6 @@ def assert_goes_on(make):
     return batches
 
 
-def chi_square(observed, expected):
-    observed, expected = np.asarray(observed, float), np.asarray(expected, float)
-    assert expected.min() > 5
-    return ((observed - expected) ** 2 / expected).sum()
-
-
 def shard_of(documents, separator=(3,)):
     """Documents of sentences of ids as write_dataset takes a shard."""
     tokens, ends, cuts = [], [], []

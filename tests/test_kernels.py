@@ -71,44 +71,6 @@ def test_every_epoch_is_a_permutation(sizes):
             assert (np.bincount(permutation(num_samples, *seed), minlength=num_samples) == 1).all()
 
 
-@given(SEEDS, st.one_of(st.integers(2**24, 2**40 + 1), st.sampled_from([2**40 - 1, 2**40, 2**40 + 1])), st.data())
-def test_large_orders_can_be_undone(seed, num_samples, data):
-    """A function with an inverse is one to one; a set into itself of the same size, it is a permutation."""
-    xs = data.draw(st.lists(st.integers(0, num_samples - 1), max_size=5))
-    _, ids = order.sample_ids(np.array(xs, np.int64), num_samples=num_samples, seed=seed)
-    k = keys.key(seed, "order", 0)
-    assert [keys.unpermuted(k, num_samples, y) for y in ids.tolist()] == xs
-    for y in data.draw(st.lists(st.integers(0, num_samples - 1), max_size=2)):
-        x = keys.unpermuted(k, num_samples, y)
-        assert 0 <= x < num_samples
-        assert order.sample_ids(np.array([x]), num_samples=num_samples, seed=seed)[1].tolist() == [y]
-
-
-def statistics_of(ids):
-    """Of an order of n samples, each about normal with mean 0 and deviation 1 for a true shuffle."""
-    n, places = ids.size, np.arange(ids.size)
-    serial = [np.corrcoef(ids[:-lag], ids[lag:])[0, 1] * n**0.5 for lag in (1, 2, 7, 64)]
-    displacement = (np.abs(ids - places).mean() / n - 1 / 3) * (n * 45 / 2) ** 0.5  # its variance is 2 / 45 n
-    trend = np.corrcoef(places, ids)[0, 1] * n**0.5
-    ascents = ((np.diff(ids) > 0).sum() - (n - 1) / 2) / ((n + 1) / 12) ** 0.5
-    low_bits = ((ids[:-1] ^ ids[1:]) & 1).mean() * 2 - 1
-    cells = np.bincount(ids // -(-n // 32) * 32 + places // -(-n // 32), minlength=1024)
-    spread = (((cells - n / 1024) ** 2 / (n / 1024)).sum() - 961) / (2 * 961) ** 0.5  # chi-square of 31 x 31 degrees
-    return [*serial, displacement, trend, ascents, low_bits * n**0.5, spread]
-
-
-@pytest.mark.parametrize("num_samples", [3000, 8192, 20_011])
-def test_an_order_cannot_be_told_from_a_true_shuffle(num_samples):
-    """Serial correlation, displacement and more: 60 keys beside 60 shuffles of numpy, by the same bounds."""
-    random = np.random.default_rng(0)
-    ours = [statistics_of(np.array(permutation(num_samples, seed, epoch=seed % 3))) for seed in range(60)]
-    true = [statistics_of(random.permutation(num_samples)) for _ in range(60)]
-    for found in (np.array(ours), np.array(true)):
-        assert (np.abs(found.mean(axis=0)) < 4 / 60**0.5).all(), found.mean(axis=0)
-        assert (np.abs(found) < 5).all()
-        assert ((found.std(axis=0) > 0.65) & (found.std(axis=0) < 1.4)).all(), found.std(axis=0)
-
-
 SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2**40))
 
 
@@ -121,23 +83,6 @@ def test_permute_blocks_equals_its_reference(seed, num_samples, block, positions
         assert epoch == position // num_samples
         x, options = position % num_samples, {"num_samples": num_samples, "block": block}
         assert sample_id == keys.permute_blocks(x, seed=seed, epoch=epoch, **options)
-
-
-@pytest.mark.parametrize("block", [1, 2, 7, 300])
-def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block):
-    few, many = (1, 2, 63, 64, 65, 127, 128, 129), (64 * block, 129 * block - 1, 200 * block + 1, 1000 * block + 9)
-    for num_samples in few + many:
-        for epoch in (0, 5):
-            positions = epoch * num_samples + np.arange(num_samples)
-            _, ids = order.sample_ids(positions, num_samples=num_samples, seed=3, block=block)
-            assert np.array_equal(np.sort(ids), np.arange(num_samples))
-            size = min(block, num_samples)
-            groups = max(1, num_samples // size // 64)
-            group_of = np.empty(num_samples, np.int64)
-            group_of[ids] = np.minimum(np.arange(num_samples) // (64 * size), groups - 1)
-            whole = num_samples // size * size
-            assert (np.diff(group_of[:whole].reshape(-1, size), axis=1) == 0).all()
-            assert (group_of[whole:] == groups - 1).all()
 
 
 @given(st.integers(0, 10**6), st.integers(0, 50), st.integers(1, 9))

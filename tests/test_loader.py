@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from conftest import SPECIAL, write_dataset
+from conftest import write_dataset
 from helpers import assert_goes_on, assert_joined, assert_same, refuses, stream_of
 from reference import keys
 
@@ -158,26 +158,6 @@ def test_reading_elsewhere_does_not_move_the_stream(dataset):
     loader.read(np.array([2**50, 3]))
     assert loader.position == 256
     assert_same(next(loader), next(other))
-
-
-@pytest.mark.parametrize("length", [5, 16, 128, 5000])
-def test_every_token_is_in_exactly_one_sample_of_each_epoch(dataset, length):
-    stream, firsts = stream_of(dataset), []
-    loader = Loader(dataset, length=length, masking=None, global_batch_size=1)
-    for _ in range(3):
-        rows = {}
-        for _ in range(loader.num_samples):
-            batch = next(loader)
-            stop = length if batch.attention_mask is None else int(batch.attention_mask.sum())
-            rows[int(batch.sample_ids[0])] = batch.input_ids[0, 1 : stop - 1].tolist()
-            assert batch.input_ids[0, 0] == SPECIAL.cls
-            assert batch.input_ids[0, stop - 1] == SPECIAL.sep
-        assert sorted(rows) == list(range(loader.num_samples))  # as many samples as positions: each once
-        text = [token for sample_id in sorted(rows) for token in rows[sample_id]]
-        turns = [at for at in range(len(stream)) if stream[at] == text[0] and stream[at:] + stream[:at] == text]
-        assert turns
-        firsts += turns
-    assert len(set(firsts)) == 3  # each pass cuts the text elsewhere
 
 
 # ------------------------------------------------------------------------------------------------------------- state
@@ -450,27 +430,3 @@ def test_a_vocabulary_that_cannot_fill_a_row_is_refused(tmp_path, missing, maski
 
 
 # -------------------------------------------------------------------------------------------------------- mask rules
-
-
-@pytest.mark.parametrize("policy", ["exact", "bernoulli"])
-@pytest.mark.parametrize("probability", [0.0, 0.01, 0.15, 0.5, 0.9, 1.0])
-def test_how_many_places_are_selected(dataset, probability, policy):
-    special = dataset.special_tokens
-    forbidden = [*special.special_ids, special.unk]
-    plain = Loader(dataset, length=50, masking=None)
-    positions = np.arange(4 * plain.num_samples)
-    ids, attention = plain.read(positions).input_ids, plain.read(positions).attention_mask
-    maskable = (~np.isin(ids, forbidden)).sum(axis=1)
-    loader = Loader(dataset, length=50, masking=Masking(probability=probability, policy=policy))
-    batch = loader.read(positions)
-    chosen = (batch.targets != IGNORE_INDEX).sum(axis=1)
-    assert not np.isin(batch.targets, forbidden).any()
-    assert loader.num_slots == batch.targets.shape[1] <= 48
-    if policy == "exact":
-        rule = np.floor(probability * attention.sum(axis=1) + 0.5)
-        assert np.array_equal(chosen, np.minimum(maskable, rule))
-        assert loader.num_slots == min(48, int(probability * 50 + 0.5))
-    else:
-        n = maskable.sum()
-        assert abs(chosen.sum() - probability * n) <= 4 * (probability * (1 - probability) * n) ** 0.5
-    assert (np.diff(batch.masked_positions, axis=1)[batch.targets[:, 1:] != IGNORE_INDEX] > 0).all()

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from conftest import SPECIAL, built, make_text, write_dataset
-from helpers import assert_goes_on, assert_joined, assert_same, chi_square, refuses
+from helpers import assert_goes_on, assert_joined, assert_same, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
@@ -77,43 +77,6 @@ def test_a_source_advances_by_one_and_counts_say_where_it_is(given, start, numbe
     assert sum(before) == start
     for source, which in enumerate(places.rows()):
         assert places.positions[which].tolist() == list(range(before[source], after[source]))
-
-
-@given(weights_and_seed(), st.integers(0, 2**62 // 100 - 1))
-def test_shares_are_exact(given, block):
-    weights, total = given[0], sum(given[0])
-    counts = Mix(weights, seed=given[1]).counts(100 * block)
-    errors = [abs(count - Fraction(100 * block * weight, total)) for count, weight in zip(counts, weights, strict=True)]
-    assert max(errors) <= Fraction(len(weights) - 1, 2)
-    whole_blocks = block // total * total
-    assert Mix(weights, seed=given[1]).counts(100 * whole_blocks) == [100 * whole_blocks * w // total for w in weights]
-
-
-def test_decimals_of_two_digits_are_exact_in_every_block():
-    mix = Mix(whole([0.62, 0.37, 0.01]), seed=3)
-    sources = mix.places(np.arange(50_000)).sources.reshape(-1, 100)
-    assert all((sources == source).sum(1).tolist() == [number] * 500 for source, number in enumerate((62, 37, 1)))
-
-
-@pytest.mark.parametrize("weights", [(1, 1), (7, 3), (5, 3, 2), (90, 7, 3)])
-def test_sources_interleave_without_a_pattern(weights):
-    """Which sources stand at two places of a block is as often as chance makes it; so is the source of each place."""
-    blocks, here = 20_000, np.array(weights) * 100 // sum(weights)
-    sources = Mix(weights, seed=11).places(np.arange(100 * blocks)).sources.reshape(blocks, 100)
-    for source, number in enumerate(here):
-        share = number / 100
-        at_place = chi_square((sources == source).sum(0), blocks * share) / (1 - share)
-        assert abs(at_place - 100) < 4.5 * 200**0.5, "some places have a source more often than others, or too evenly"
-    inside = np.outer(here, here) - np.diag(here)
-    limit = {2: 16.3, 3: 26.1}[len(weights)]  # of 3 or 8 degrees: p > 0.001
-    for gap in (1, 2, 3, 4, 5, 7, 10, 25, 50, 63):
-        for place in (0, 36):
-            pairs = np.zeros_like(inside)
-            np.add.at(pairs, (sources[:, place], sources[:, place + gap]), 1)
-            assert chi_square(pairs, blocks * inside / 9900) < limit, (gap, place)
-    across = np.zeros_like(inside)
-    np.add.at(across, (sources[:-1, 99], sources[1:, 0]), 1)
-    assert chi_square(across, (blocks - 1) * np.outer(here, here) / 10_000) < limit
 
 
 def test_weights_are_exact_decimals():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import assert_joined, chi_square, refuses, shard_of, stream_of
+from helpers import assert_joined, refuses, shard_of, stream_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -24,7 +24,7 @@ from bertdata.errors import BuildError, DatasetError
 from bertdata.format.arrays import array_path, digest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.read import index, masking, order, pieces
+from bertdata.read import index, order, pieces
 from bertdata.read.kernels import pairs as pair_kernels
 from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import TokenStream, Wanted, rows_of
@@ -385,18 +385,9 @@ def test_a_damaged_copy_makes_no_index_for_the_sound_dataset(dataset, tmp_path, 
 
 
 def test_other_settings_have_another_index(dataset, cache):
-    for number, change in enumerate(
-        [
-            {},
-            {"length": 17},
-            {"split": "validation"},
-            {"samples": "documents"},
-            {"samples": "pairs"},
-            {"samples": "pairs", "seed": 1},
-            {"samples": "pairs", "short_seq_prob": 0.2},
-        ],
-        1,
-    ):
+    changes = [{}, {"length": 17}, {"split": "validation"}, {"samples": "documents"}, {"samples": "pairs"}]
+    changes += [{"samples": "pairs", **more} for more in ({"seed": 1}, {"short_seq_prob": 0.2})]
+    for number, change in enumerate(changes, 1):
         Loader(dataset, **{"length": 16, "samples": "packed"} | change)
         assert sum(name.endswith(".json") for name in names(cache)) == number
 
@@ -590,107 +581,6 @@ def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
 
 
 # -------------------------------------------------------------------------------------------------------- statistics
-
-
-def most_of(degrees):
-    """A chi-square of so many degrees exceeds this once in some ten thousand times."""
-    return degrees + 4 * (2 * degrees) ** 0.5 + 8
-
-
-@pytest.fixture(scope="module")
-def sentences_of_three(tmp_path_factory):
-    """30 documents of 40 sentences of three tokens, each sentence beginning with a token of its own."""
-    documents = [[[1000 + 40 * number + sentence, 10, 11] for sentence in range(40)] for number in range(30)]
-    special = SpecialTokens(vocab_size=3000, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
-    out, tokenizer = tmp_path_factory.mktemp("threes") / "shards", {"model": {"vocab": {"a": 10, "b": 11}}}
-    shards = [shard_of(documents)]
-    return bertdata.open(write_dataset(out, shards, special=special, tokenizer=json.dumps(tokenizer)))
-
-
-def test_next_sentences_are_balanced(sentences_of_three):
-    """Half of the labels, where there was a choice; B from anywhere else with equal chance; A of any size."""
-    documents, follows, starts, sizes = documents_of(sentences_of_three), [], np.zeros(1200, int), np.zeros(6, int)
-    for seed in range(20):
-        loader = Loader(sentences_of_three, length=23, samples="pairs", seed=seed, short_seq_prob=0.0, masking=None)
-        pairs = rows.segment(documents, length=23, short_seq_prob=0.0, seed=seed)
-        batch = all_rows(loader, epoch=seed % 3)
-        for sample_id, (_, a, _b) in enumerate(pairs):
-            label, ids = batch["next_sentence_label"][sample_id], batch["input_ids"][sample_id]
-            if a[0] <= 33:  # seven sentences make 20 tokens, and there were as many
-                follows.append(label)
-                sizes[len(a) - 1] += 1
-            if label and len(a) < 6:
-                second = ids[batch["token_type_ids"][sample_id] == 1]
-                first = second[second >= 1000][0] - 1000 - (second[0] < 1000)  # its front may be cut off
-                assert first // 40 != pairs[sample_id][0] or first % 40 == 39
-                starts[first] += 1
-    n = len(follows)
-    assert n > 2500
-    assert abs(sum(follows) - n / 2) < 4 * (n / 4) ** 0.5
-    assert chi_square(sizes, np.full(6, n / 6)) < most_of(5)
-    of_documents = starts.reshape(30, 40).sum(axis=1)
-    assert chi_square(of_documents, np.full(30, starts.sum() / 30)) < most_of(29)
-
-
-@pytest.mark.parametrize("policy", ["exact", "bernoulli", "whole_word", "span"])
-def test_where_and_by_what_is_masked(sentences_of_three, policy):
-    """Every place of a row as often as any other, 80/10/10, random ids evenly: by chi-square, for every policy."""
-    length, special = 42, sentences_of_three.special_tokens
-    plain = Loader(sentences_of_three, length=length, masking=None, seed=2)
-    positions = np.arange(60 * plain.num_samples)
-    ids = plain.read(positions).input_ids
-    batch = Loader(sentences_of_three, length=length, masking=Masking(policy=policy), seed=2).read(positions)
-    maskable = ids > 4
-    chosen = batch.labels != bertdata.IGNORE_INDEX
-    assert not chosen[ids <= 4].any()
-    share = (chosen.sum(axis=1) / maskable.sum(axis=1))[:, None] * maskable
-    expected, observed = share.sum(axis=0)[1:-1], chosen.sum(axis=0)[1:-1]
-    if policy == "span":  # the first places of a row can only be reached by spans that begin there
-        assert (np.abs(observed / expected - 1)[10:] < 0.15).all()
-        assert (observed[:10] / expected[:10] > 0.3).all()
-    else:
-        assert chi_square(observed, expected) < most_of(length - 3)
-
-    new = chosen.copy()
-    if policy == "span":
-        new[:, 1:] &= ~chosen[:, :-1]  # the first of each stretch decides for it
-    shown, old = batch.input_ids[new], ids[new]
-    n, back = shown.size, 0.1 / 2995
-    counts = [(shown == special.mask).sum(), (shown == old).sum(), ((shown != special.mask) & (shown != old)).sum()]
-    assert chi_square(counts, np.array([0.8, 0.1 + back, 0.1 - back]) * n) < most_of(2)
-    if policy == "span":
-        inside = chosen[:, 1:] & chosen[:, :-1]
-        masked = batch.input_ids == special.mask
-        assert (masked[:, 1:] == masked[:, :-1])[inside].all()
-    everywhere = batch.input_ids[chosen]
-    drawn = everywhere[(everywhere != special.mask) & (everywhere != ids[chosen])]
-    tenths = np.bincount((drawn - 5) * 10 // 2995, minlength=10)
-    assert chi_square(tenths, np.full(10, drawn.size / 10)) < most_of(9)
-    assert drawn.min() >= 5
-
-
-def test_the_policy_uniform_selects_any_number_of_places_as_often_as_another(sentences_of_three):
-    length, special = 42, sentences_of_three.special_tokens
-    loader = Loader(sentences_of_three, length=length, masking=Masking(policy="uniform"), seed=2)
-    positions = np.arange(60 * loader.num_samples)
-    batch = loader.read(positions)
-    ids = Loader(sentences_of_three, length=length, masking=None, seed=2).read(positions).input_ids
-    chosen, maskable = (batch.labels != bertdata.IGNORE_INDEX).sum(axis=1), (ids > 4).sum(axis=1)
-    most = np.bincount(maskable).argmax()  # most rows have so many candidates
-    counts = np.bincount(chosen[maskable == most], minlength=most + 1)
-    assert counts[0] == 0
-    assert chi_square(counts[1:], np.full(most, counts.sum() / most)) < most_of(most - 1)
-    assert np.array_equal(batch.weights, (maskable / chosen).astype(np.float32))
-    assert (batch.input_ids[batch.labels != bertdata.IGNORE_INDEX] == special.mask).all()
-
-
-def test_spans_are_as_long_as_in_the_paper():
-    """P(l) of a geometric distribution of 0.2, at most ten words: 3.8 on average."""
-    bounds = [0, *keys.span_bounds(), 2**32]
-    shares = np.diff(bounds) / 2**32
-    assert shares[1:] / shares[:-1] == pytest.approx(np.full(9, 0.8), rel=1e-6)
-    assert (shares * np.arange(1, 11)).sum() == pytest.approx(3.8, abs=0.01)
-    assert masking._span_lengths_below().tolist() == keys.span_bounds()
 
 
 # ------------------------------------------------------------------------------------------------------------- words

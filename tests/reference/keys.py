@@ -87,13 +87,13 @@ def permute_blocks(x, *, num_samples, block, seed, epoch):
     return permuted(key(seed, "blocks", epoch), num_blocks, group * 64 + y // block) * block + y % block
 
 
-def permuted(k, num_samples, x, rounds=range(8)):
+def permuted(k, num_samples, x):
     b = max(6, (num_samples - 1).bit_length())
     lo = b // 2
     hi = b - lo
     while True:
         left, right = divmod(x, 2**lo)
-        for r in rounds:
+        for r in range(8):
             if r % 2 == 0:
                 left ^= draw(k, r * 2**32 + right) >> (64 - hi)
             else:
@@ -101,11 +101,6 @@ def permuted(k, num_samples, x, rounds=range(8)):
         x = left * 2**lo + right
         if x < num_samples:
             return x
-
-
-def unpermuted(k, num_samples, y):
-    """The x for which permuted(k, num_samples, x) is y: it runs the rounds backwards."""
-    return permuted(k, num_samples, y, range(7, -1, -1))
 
 
 def sample(position, *, num_samples, seed):
