@@ -12,38 +12,18 @@ from helpers import python
 import bertdata
 from bertrain.methods import known_methods
 
-# Modules that any package may import. Each may import those before it.
-COMMON = ["choices", "errors", "keys", "jit", "bits", "types", "files", "urls", "prepare"]
-# Packages, leaf first: the packages that each may import, and its files, of which each may import those before it.
-PACKAGES = {
-    "remote": ("", "requests reader stores web hub files"),
-    "format": ("", "arrays records table manifest shard origins dataset answers verify"),
-    "transfer": ("remote format", "files pushing pulling copies"),
-    "sources": (
-        "remote",
-        "kernels inputs saved find streams texts maps formats buffer jsonl documents delimited "
-        "tables idfile megatron flat rows ids iterables split blocks",
-    ),
-    "tokenize": (
-        "",
-        "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
-        "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.word "
-        "kernels.words kernels.bytes rules forms models added engine wordpiece words bytewords encoder "
-        "tokenizer load fixed texts spelling train",
-    ),
-    "write": (
-        "format sources tokenize",
-        "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
-        "exporting",
-    ),
-    "read": (
-        "format tokenize",
-        "kernels.__init__ kernels.draws kernels.order kernels.rows kernels.windows kernels.pieces kernels.pairs "
-        "kernels.masks order stream index windows pieces pairs samples source mix words masking loader",
-    ),
-    "look": ("format sources tokenize read", "facts show entries trace page report bench"),
+# Modules that any package may import.
+COMMON = {"choices", "errors", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
+PACKAGES = {  # package → the others that it may import
+    "remote": set(),
+    "format": set(),
+    "transfer": {"remote", "format"},
+    "sources": {"remote"},
+    "tokenize": set(),
+    "write": {"format", "sources", "tokenize"},
+    "read": {"format", "tokenize"},
+    "look": {"format", "sources", "tokenize", "read"},
 }
-PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
 # The trainer's packages and files, leaf first: each may import those before it. `methods` only names what comes later.
 TRAINER_ORDER = [
     "recipes",
@@ -109,32 +89,25 @@ def modules(names, package, known):
     return inside
 
 
-FILES = [f"{package}.{file}" for package, (_, files) in PACKAGES.items() for file in files]
-
-
-@pytest.mark.parametrize("module", [*COMMON, *FILES])
-def test_a_file_of_the_engine_imports_what_comes_before_it(module):
-    """Common modules, files before it in its package, and the packages that its package may import."""
-    imported = modules(imports(ENGINE[module]), "bertdata", ENGINE)
-    if module in COMMON:
-        assert imported <= set(COMMON[: COMMON.index(module)])
-        return
-    package, file = module.split(".", 1)
-    may_import, files = PACKAGES[package]
-    others = imported - {*COMMON, *(f"{package}.{other}" for other in files[: files.index(file)])}
-    assert {name.split(".")[0] for name in others} <= may_import, others
-
-
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_every_package_that_it_may(package):
-    may_import, files = PACKAGES[package]
-    imported = set().union(*(modules(imports(ENGINE[f"{package}.{file}"]), "bertdata", ENGINE) for file in files))
-    assert may_import == {name.split(".")[0] for name in imported if "." in name} - {package}
+def test_a_package_of_the_engine_imports_those_that_it_may(package):
+    files = [path for name, path in ENGINE.items() if name.startswith(f"{package}.")]
+    imported = set().union(*(modules(imports(path), "bertdata", ENGINE) for path in files)) - COMMON
+    assert {name.split(".")[0] for name in imported} - {package} == PACKAGES[package]
 
 
-def test_every_file_is_on_the_map():
-    others = {f"{package}.__init__" for package in PACKAGES} | {"__init__", "__main__", "cli", "torch"}
-    assert set(ENGINE) - others == {*COMMON, *FILES}
+def test_common_modules_import_no_package():
+    for name in COMMON:
+        assert modules(imports(ENGINE[name]), "bertdata", ENGINE) <= COMMON
+
+
+def test_files_of_the_engine_import_each_other_in_no_circle():
+    assert_no_circle({name: modules(imports(path), "bertdata", ENGINE) for name, path in ENGINE.items()})
+
+
+def test_every_package_is_on_the_map():
+    others = {"__init__", "__main__", "cli", "torch"}
+    assert {name.partition(".")[0] for name in ENGINE} - others == {*COMMON, *PACKAGES}
     assert {name.partition(".")[0] for name in TRAINER} - {"__init__", "__main__"} == set(TRAINER_ORDER)
 
 
@@ -173,13 +146,18 @@ def test_a_package_of_the_trainer_imports_those_before_it(module):
     assert {name.partition(".")[0] for name in imported} <= set(allowed)
 
 
-def test_files_of_the_trainer_import_each_other_in_no_circle():
-    left = {name.removesuffix(".__init__"): ours(path) for name, path in TRAINER.items()}
-    left = {name: needed - {name} for name, needed in left.items()}
-    while free := [name for name, needed in left.items() if not needed & left.keys()]:
+def assert_no_circle(needed):
+    """needed: module → the modules that it imports."""
+    left = {name.removesuffix(".__init__"): names for name, names in needed.items()}
+    left = {name: names - {name} for name, names in left.items()}
+    while free := [name for name, names in left.items() if not names & left.keys()]:
         for name in free:
             del left[name]
     assert left == {}
+
+
+def test_files_of_the_trainer_import_each_other_in_no_circle():
+    assert_no_circle({name: ours(path) for name, path in TRAINER.items()})
 
 
 def words_of(path):
@@ -239,28 +217,11 @@ def test_the_lab_uses_what_is_documented_as_public():
 @pytest.mark.parametrize("module", TRAINER)
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     imported = imports(TRAINER[module])
-    allowed = {
-        "choices",
-        "cli",
-        "errors",
-        "files",
-        "format.answers",
-        "format.arrays",
-        "format.records",
-        "format.verify",
-        "look.entries",
-        "look.page",
-        "read.words",
-        "remote.requests",
-        "sources.inputs",
-        "sources.streams",
-        "tokenize.load",
-        "tokenize.spelling",
-        "tokenize.tokenizer",
-        "urls",
-    }
+    allowed = "choices cli errors files urls format.answers format.arrays format.records format.verify look.entries "
+    allowed += "look.page read.words remote.requests sources.inputs sources.streams tokenize.load tokenize.spelling "
+    allowed += "tokenize.tokenizer"
     public = {f"bertdata.{name}" for name in bertdata._HOMES}
-    assert modules(imported - public, "bertdata", ENGINE) - {"__init__"} <= allowed
+    assert modules(imported - public, "bertdata", ENGINE) - {"__init__"} <= {*allowed.split()}
     assert not any(part.startswith("_") for name in imported for part in name.split(".") if part != "__future__")
     source = TRAINER[module].read_text()
     assert "from_numpy" not in source or module == "runtime.feed"
