@@ -482,14 +482,6 @@ def test_words_of_one_set_are_learned_once(monkeypatch):
     assert (runs.near == before).all()
 
 
-def test_there_are_more_runs_than_slots():
-    tokenizer = load(VOCABULARY)
-    words = random_words(7, 6000, alphabet="abcdqz", longest=16)
-    assert len(set(words)) > 2 * tokenizer._engine.near_factor * engine.NEAR_LINES
-    check(tokenizer, [" ".join(words)])
-    check(tokenizer, [" ".join(words[:1000])])
-
-
 def test_the_answer_does_not_depend_on_what_came_before():
     blocks = [joined(random_texts(seed, 3)) for seed in range(3)]
     alone = [plain(by_engine(load(VOCABULARY), *some, sentences=True)) for some in blocks]

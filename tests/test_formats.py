@@ -10,18 +10,17 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import published, refuses, word_list
+from helpers import refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_csv, blocks_of, build_parts, read, write
+from sources import FEW, as_arrow, as_csv, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
 from bertdata.sources.blocks import source_of
 from bertdata.sources.find import find_inputs
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.write import build, finish
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 
@@ -288,23 +287,6 @@ def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------- parts and workers
-
-
-@pytest.mark.parametrize("kind", [pytest.param("csv", marks=pytest.mark.slow), "fasta"])
-def test_parts_and_workers_write_the_same_bytes(tmp_path, vocab, kind):
-    rows = [f"the stone {number}, under the river" for number in range(20)]
-    lines = "".join(f">{number} x\r\n{row}\r\nwind\n" for number, row in enumerate(rows)).encode()
-    content = as_csv(rows) if kind == "csv" else lines
-    paths = [write(tmp_path / f"a.{kind}", content), write(tmp_path / f"b.{kind}.gz", gzip.compress(content))]
-    options = {"tokenizer": vocab, "shard_size": 300, "validation": 0.2}
-    straight = build(paths, tmp_path / "straight", workers=1, **options)
-    assert straight.dataset.num_documents == 40
-    assert len(straight.dataset.splits["train"].shards) > 3
-    build(paths, tmp_path / "workers", workers=3, **options)
-    build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
-    finish(tmp_path / "parts")
-    for name in ("workers", "parts"):
-        assert published(tmp_path / name) == published(tmp_path / "straight")
 
 
 def test_documents_are_read_again_by_their_places(folder):

@@ -11,7 +11,6 @@ import lzma
 import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import zlib
@@ -64,7 +63,7 @@ from bertdata.sources.find import find_inputs
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
-from bertdata.write import build, finish, train_tokenizer
+from bertdata.write import build, finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -141,17 +140,6 @@ def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, en
     assert published(tmp_path / "out") == published(plain.path)
 
 
-@pytest.mark.parametrize(("way", "kind"), [("files", "text"), ("directory", "jsonl"), ("pattern", "arrow")])
-def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, plain, way, kind):
-    folder, cuts = tmp_path / "in", (0, 1, 9, 20, 33, 40)
-    paths = [
-        write(folder / f"{a:02}{ENDING[kind]}{ending}", PACK[ending](MAKE[kind](ROWS[a:b])))
-        for ending, (a, b) in zip(PACK, itertools.pairwise(cuts), strict=True)
-    ]
-    inputs = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
-    assert ids_by_split(build(inputs, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == ids_by_split(plain)
-
-
 def test_kinds_can_be_mixed(tmp_path, vocab, plain):
     made = [
         ("0.txt.xz", lzma.compress(as_text(ROWS[:9]))),
@@ -176,34 +164,6 @@ def test_the_named_format_goes_before_the_ending(folder):
     for kind, make in (MAKE | {"parquet": as_parquet}).items():
         path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", make(ROWS))
         assert read([path], kind=kind) == rows
-
-
-@pytest.mark.parametrize(
-    ("kind", "endings"),
-    [("text", [".gz"]), pytest.param("jsonl", [".bz2", ".zst"], marks=pytest.mark.slow), ("arrow", [".xz"])],
-)
-def test_shards_are_cut_at_decompressed_bytes(tmp_path, vocab, plain, kind, endings):
-    """Small shards have the same bytes however they are packed, and the same ids in whatever kind."""
-    content, options = MAKE[kind](ROWS), SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    dataset = build(write(tmp_path / f"a{ENDING[kind]}", content), tmp_path / "plain", **options).dataset
-    expected = published(tmp_path / "plain")
-    for ending in endings:
-        build(write(tmp_path / f"a{ENDING[kind]}{ending}", PACK[ending](content)), tmp_path / ending, **options)
-        assert published(tmp_path / ending) == expected
-    with written_to(tmp_path / f"pipe{ENDING[kind]}", content) as pipe:
-        build(pipe, tmp_path / "piped", **options)
-    assert published(tmp_path / "piped") == expected
-    assert len(dataset.splits["train"].shards) > 2
-    assert ids_by_split(dataset) == ids_by_split(plain)
-
-
-@pytest.mark.parametrize(("ends", "endings"), [("line", [".bz2", ".zst"]), ("file", [".gz", ".xz"])])
-def test_lines_and_files_are_documents_however_they_are_packed(folder, ends, endings):
-    content, form = as_text(ROWS).replace(b"\n\n", b"\r\n"), {"documents": ends, "shard_size": 2000}
-    expected = read([write(folder / "a.txt", content)], **form)
-    for ending in endings:
-        path = write(folder / f"a{ending}", PACK[ending](content[:5000]) + PACK[ending](content[5000:]))
-        assert read([path], **form) == expected
 
 
 def test_padding_and_frames_that_are_to_be_skipped_are(folder):
@@ -283,21 +243,8 @@ def test_a_bad_row_of_standard_input_is_named(tmp_path, vocab):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (
-        "d/b.txt",
-        "d/a.txt",
-        "d/sub/0.txt",
-        "d/.hidden",
-        "d/_SUCCESS",
-        "d/.git/x",
-        "d/_tmp/x",
-        "d/10.txt",
-        "d/9.txt",
-        "d/sub/.x/y",
-        "e/c.txt",
-        "f/.only",
-        "z.txt",
-    ):
+    names = "d/b.txt d/a.txt d/sub/0.txt d/.hidden d/_SUCCESS d/.git/x d/_tmp/x d/10.txt d/9.txt d/sub/.x/y e/c.txt"
+    for name in (*names.split(), "f/.only", "z.txt"):
         write(tmp_path / name, name)
     return tmp_path
 
@@ -608,15 +555,6 @@ def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, zeros, tail,
         assert stream.read() == expected
 
 
-def test_a_truncated_file_publishes_nothing(tmp_path, vocab):
-    path = write(tmp_path / "cut.txt.gz", gzip.compress(lines_of(40))[:-9])
-    given = ["--out", tmp_path / "out", "--tokenizer", vocab]
-    refused(main, "build", path, *given, kind="cut-short", given=str(path))
-    with standard_input(path), refuses("cut-short", given="-"):
-        build("-", tmp_path / "out", tokenizer=vocab)
-    assert not (tmp_path / "out").exists()
-
-
 # ------------------------------------------------------------------------------------------------------- bad rows
 
 BAD = [b'{"text": "a"', b'{"body": "a"}', b'{"text": 7}', b'{"text": null}', b"plain words", b'["text"]']
@@ -768,13 +706,6 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
             assert first_replaced(paths, wanted, **form) == {u: first for u, first in every.items() if wanted(u)}
 
 
-def test_valid_lines_are_never_decoded(folder):
-    path = write(folder / "regular.txt", b"the stone\n" * 1000)
-    no_decoding = patch("bertdata.sources.texts.valid_utf8", side_effect=AssertionError)
-    with no_decoding, patch.object(formats, "BLOCK_BYTES", 999):
-        assert len(read([path], documents="line", shard_size=777)) == 1000
-
-
 def bytes_asked_for(paths, wanted, **form):
     with counting_reads() as sizes:
         texts = read(paths, wanted, **form)
@@ -802,14 +733,6 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
             assert asked < most
             assert texts == [each for each in every if each[0] == unit]
         assert bytes_asked_for([path], lambda unit: False, **form) == (0, [])
-
-
-def test_an_input_of_units_that_are_not_wanted_is_not_opened(folder):
-    path, after = write(folder / "big.txt", b"the stone\n\n" * 1000), write(folder / "after.txt", b"river")
-    names, real = [], documents.opened
-    with patch.object(documents, "opened", lambda file, *more: names.append(file.name) or real(file, *more)):
-        assert read([path, after], lambda unit: unit == 11, shard_size=1000) == [(11, b"river", 0)]
-    assert names == [str(after)]
 
 
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
@@ -890,27 +813,6 @@ def test_the_command_makes_parts_and_finishes_them(tmp_path, corpus, vocab, stra
     assert published(out) == straight
 
 
-@pytest.mark.slow  # three processes
-def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straight):
-    out = tmp_path / "out"
-    program = [sys.executable, "-m", "bertdata", "build", corpus, "--out", out, "--tokenizer", vocab, *FLAGS]
-    parts = [
-        subprocess.Popen([*program, "--shard-size", "3000", "--part", f"{n}/3"], stderr=subprocess.PIPE, text=True)
-        for n in (1, 2, 3)
-    ]
-    for part in parts:
-        _, errors = part.communicate(timeout=120)
-        assert (part.returncode, errors) == (0, "")
-    require_finish(out, straight)
-
-
-@pytest.mark.parametrize("make", [build, train_tokenizer])
-def test_a_call_without_inputs_says_so(tmp_path, make):
-    with refuses("missing", "inputs"):
-        make([], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     for directory in (tmp_path, out):
@@ -963,18 +865,6 @@ def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, 
         assert not out.exists()
 
 
-def test_parts_have_the_same_settings_and_inputs(tmp_path, corpus, vocab):
-    out = tmp_path / "out"
-    build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
-    for change in ({"shard_size": 4000}, {"validation": 0.0}, {"documents": "line"}, {"on_error": "skip"}):
-        with refuses("other-settings", "out", says=next(iter(change))):
-            build(corpus, out, part=(1, 2), **SMALL | {"tokenizer": vocab} | change)
-    with refuses("other-settings", "out"):
-        build([corpus, corpus], out, tokenizer=vocab, part=(1, 2), **SMALL)
-    with refuses("parts-missing", "out", given=["2/2"]):
-        finish(out)
-
-
 def test_a_finished_part_without_units_outlives_a_refused_build(tmp_path, corpus, vocab):
     build_parts(corpus, tmp_path / "out", 2, [1], tokenizer=vocab)  # the text is one unit, which part 1 makes
     assert units_in(tmp_path / "out") == set()
@@ -1014,23 +904,10 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
     require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
     require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
+    require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, overwrite=True, **options))
     build_parts(corpus, out, 3, (1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
     require_finish(out, straight)
-
-
-def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, straight):
-    out, options = tmp_path / "out", SMALL | {"tokenizer": vocab}
-    build_parts(corpus, out, 2, [0], **options)
-    assert {unit for unit in stopped(corpus, out, 2, part=(1, 2), **options) if unit % 2} == {1, 3}
-    kept = records_of(out)
-    with refuses("parts-missing", "out"):
-        finish(out)
-    assert records_of(out) == kept
-    build_parts(corpus, out, 2, [1], **options)
-    assert kept.items() <= records_of(out).items()
-    assert finish(out).reused_units == 0
-    assert published(out) == straight
 
 
 def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):

@@ -670,15 +670,6 @@ def test_less_text_than_a_sample_is_read_once_and_taken_as_a_whole(tmp_path, num
         assert num_read == len(content)
 
 
-def test_training_tells_how_far_it_is(tmp_path, corpus):
-    said, told = [], []
-    train_tokenizer([corpus], tmp_path / "t", vocab_size=150, say=said.append, progress=lambda *done: told.append(done))
-    size = corpus.stat().st_size
-    assert len(said) == 1
-    assert f"{len(corpus.read_text()) / 1e6:.1f} MB" in said[0]
-    assert told[-1] == (size, size)
-
-
 @pytest.mark.parametrize("name", loading.SENTENCEPIECE)
 def test_a_sentencepiece_model_and_its_directory_are_converted(tmp_path, monkeypatch, name):
     asked = []
