@@ -30,15 +30,8 @@ XLM = {
     "max_position_embeddings": 80,
 }
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
-SMALL = {
-    "bert": SIZES,
+SMALL = dict.fromkeys(FAMILIES, SIZES) | {
     "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
-    "roberta": SIZES,
-    "xlm-roberta": SIZES,
-    "camembert": SIZES,
-    "xlm-roberta-xl": SIZES,
-    "roberta-prelayernorm": SIZES,
-    "data2vec-text": SIZES,
     "distilbert": {
         "dim": 32,
         "n_layers": 2,
@@ -50,16 +43,9 @@ SMALL = {
     },
     "electra": SIZES | {"embedding_size": 16},
     "albert": SIZES | {"embedding_size": 16},
-    "ernie": SIZES,
     "eurobert": SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
-    "gte": SIZES,
-    "nomic_bert": SIZES,
-    "jina_embeddings_v3": SIZES,
     "ultrabert": SIZES | {"num_key_value_heads": 2, "sliding_window": 3},
-    "esmc": SIZES,
     "esm": SIZES | {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False},
-    "mpnet": SIZES,
-    "megatron-bert": SIZES,
     "rembert": SIZES | {"input_embedding_size": 16, "output_embedding_size": 24},
     "roformer": SIZES | {"embedding_size": 16},
     "deberta": SIZES | DEBERTA,
@@ -75,7 +61,6 @@ SMALL = {
     "mobilebert": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16},
     "convbert": SIZES | {"embedding_size": 16},
     "nystromformer": SIZES | {"conv_kernel_size": 1},
-    "fnet": SIZES,
     "squeezebert": SIZES | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2},
     "flaubert": XLM,
     "xlm": XLM,

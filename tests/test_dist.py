@@ -16,7 +16,6 @@ from helpers import json_of, waited
 from training import (
     TINY,
     assert_near,
-    changing,
     entries,
     flags,
     last_checkpoint,
@@ -26,7 +25,6 @@ from training import (
     remove_after,
     resumed_from,
     train,
-    train_twice,
 )
 
 from bertrain.commands import evaluate
@@ -57,17 +55,6 @@ def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
     remove_after(out, 2)
     assert losses(train(dataset.path, out, ranks=2, **SEVEN)) == losses(entries(two))
     assert resumed_from(out) == "step-00000002"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{}, {"micro_batch_size": 1}, {"phase": changing(0.5, layers=[1, None]), "model": TINY}]
-)
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_more_processes_resume_to_the_same_bits(dataset, tmp_path, ranks, options):
-    """From three on, the order in which numbers are added is not the same for all of them."""
-    given = SEVEN | {"steps": 6, "save_every": 1, "keep": 6} | options
-    train_twice(dataset.path, tmp_path / "run", 4, 1, ranks=ranks, **given)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Sub-networks: what they have of the model, how they learn, what is written of them, and the search among them."""
 
-import io
 import json
 import math
 import re
@@ -19,7 +18,6 @@ from families import SMALL, four_rows
 from helpers import refuses
 from hypothesis import strategies as st
 from torch.func import functional_call
-from tqdm import tqdm
 from training import (
     QUIET,
     assert_near,
@@ -419,17 +417,6 @@ def test_no_trial_is_lost_where_a_file_of_a_search_is_damaged(tmp_path, monkeypa
         trials.write_bytes(first + damage + third)
         assert [sizes.layers for sizes in measurements(tmp_path, settings).entries] == [1, 3]
         assert trials.read_bytes() == first + third
-
-
-def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path, monkeypatch):
-    shown = io.StringIO()
-    monkeypatch.setattr(search, "tqdm", lambda **options: tqdm(**options | {"disable": False, "file": shown}))
-    space = Space(SPACE, build.build(configs["bert"], SPECIAL, length=32, seed=0)[0].config)
-    known = search.Measurements(tmp_path, {}, lambda sizes: torch.nn.Linear(1, 1), lambda small: 9.0, None)
-    with refuses("out-of-range", "latency"):
-        search._run(space, known, 5.0, method="random", trials=3, seed=0)
-    assert "0/3" in shown.getvalue()
-    assert "45 timed" in shown.getvalue()
 
 
 def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, monkeypatch):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 from conftest import ROOT
 from dry import give_cpus_the_kernel
 from families import EVERY, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
@@ -36,10 +35,6 @@ from bertrain.runtime import feed
 @pytest.fixture(scope="module")
 def dataset(roberta_dataset):
     return roberta_dataset
-
-
-def test_every_family_has_a_small_configuration_here():
-    assert list(SMALL) == list(FAMILIES)
 
 
 def test_the_page_of_models_has_every_family_with_its_facts():
@@ -272,12 +267,6 @@ def test_a_roberta_has_positions_after_its_padding_id(roberta):
     filled = int(rows["attention_mask"][1].sum())
     assert positions[0][0].tolist() == list(range(2, 34))
     assert positions[0][1].tolist() == [*range(2, 2 + filled), *[1] * (32 - filled)]
-
-
-@pytest.mark.slow
-def test_it_fills_masks_in_a_pipeline(roberta):
-    fill = transformers.pipeline("fill-mask", model=str(roberta), tokenizer=str(roberta))
-    assert len(fill("river [MASK] river")) == 5
 
 
 @pytest.mark.parametrize("name", fast([name for name in SMALL if FAMILIES[name].isolation], "roberta", "mpnet"))

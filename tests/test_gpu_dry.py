@@ -14,12 +14,10 @@ import json
 import os
 import sys
 from datetime import timedelta
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import ROOT, write_dataset
 from dry import (
     GPU,
@@ -55,7 +53,6 @@ from bertrain.runtime import feed
 from bertrain.runtime.dist import World
 
 sys.path.append(str(ROOT / "benchmarks"))
-import gpu_step
 
 CASES = {
     f"{name}-{kind}": (name, packed)
@@ -441,26 +438,3 @@ def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_
     assert calls[0] == 0
     assert calls[1] == 2 * sum(passes) > 0
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)
-
-
-def test_every_way_has_a_case_in_the_first_four_minutes(tmp_path, monkeypatch):
-    """Of benchmarks/gpu_step.py, if a case takes three fifths of what it may take."""
-    now = [0.0]
-
-    def case(shards, name, length, way, *others):
-        now[0] += 0.6 * gpu_step.LONGEST_S.get(way, 30)
-        return {}
-
-    def make_shards(*arguments):
-        now[0] += 10
-
-    monkeypatch.setattr(gpu_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(gpu_step, "case", case)
-    monkeypatch.setattr(gpu_step, "make_shards", make_shards)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "one")
-    result = CliRunner().invoke(gpu_step.main, ["--out", tmp_path / "gpu.jsonl", "--seconds", "240"])
-    assert result.exit_code == 0, result.output
-    cases = [json.loads(line)["case"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
-    assert [way for _, _, way in cases][: len(gpu_step.WAYS)] == list(gpu_step.WAYS)
-    assert cases[0] == ["bert-base", 128, "compiled"]

@@ -134,29 +134,6 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {
-            "phase": changing(0.3, 0.6, layers=[1, 2, None], trains=["", UPPER.format(1), UPPER.format("[23]")]),
-            "grow_by": "fresh",
-        },
-        {"optimizer": "muon"},
-        {"optimizer": "stableadamw"},
-        {"optimizer": "lamb"},
-        {
-            "phase": changing(
-                0.3, 0.5, 0.6, layers=[1, 2, 2, None], length=[32, 32, 48, 48], mlm_probability=[0.3, 0.3, 0.3, 0.15]
-            ),
-        },
-    ],
-)
-def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, more):
-    train_twice(dataset.path, tmp_path / "run", 8, 5, 3, 2, model=config, **GROW | more)
-
-
-@pytest.mark.slow
 def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dataset, tmp_path, config):
     trains = ["", UPPER.format(1), "", UPPER.format("[23]")]
     phases = changing(0.2, 0.5, 0.7, layers=[1, 2, 2, None], trains=trains)
