@@ -1,9 +1,7 @@
 """Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
 
 import json
-import os
 import shutil
-import signal
 import statistics
 
 import helpers
@@ -13,16 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from helpers import BAD, GOOD, contents, failing, json_of, refused, refuses, succeeds, tuning, write, write_labelled
+from helpers import BAD, GOOD, contents, json_of, refused, refuses, succeeds, tuning, write, write_labelled
 from safetensors.torch import save_file
-from training import FORKS, cannot_read, weights_in
+from training import cannot_read, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain.commands import plot
 from bertrain.lab import finetune, heads, seeds, tables
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import pretrained
-from bertrain.run import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -299,34 +296,6 @@ def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, 
     monkeypatch.undo()
     assert contents(tmp_path / "out") == before
     assert "finished before" in succeeds(finetune.main, *command).stderr
-
-
-def _killed(command, number):
-    """Fine-tunes, and dies at this call of those that change the disk."""
-    torch.set_num_threads(1)
-    with failing(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        succeeds(finetune.main, *command)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(command, tmp_path):
-    out = tmp_path / "out"
-    command += ["--seeds", 2]
-    with failing(-1, None) as calls:
-        succeeds(finetune.main, *command)
-    expected = contents(out)
-    for number in range(len(calls)):
-        out.rename(tmp_path / f"before-{number}")
-        child = FORKS.Process(target=_killed, args=(command, number))
-        child.start()
-        child.join(120)
-        assert child.exitcode == -signal.SIGKILL
-        finished = [*out.glob("seed-*")]
-        assert not any(map(checkpoint.fault_of, finished))
-        said = succeeds(finetune.main, *command).stderr
-        assert said.count("finished before") == len(finished)
-        assert " is damaged: " not in said
-        assert contents(out) == expected
 
 
 def test_dropout_is_everywhere(source):

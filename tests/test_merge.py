@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import failing, invoke, json_of, recorded, refused, succeeds, tuning, write, write_labelled
+from helpers import invoke, json_of, recorded, refused, succeeds, tuning, write, write_labelled
 from huggingface_hub import ModelCard
 from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
@@ -151,20 +151,3 @@ def test_what_is_in_the_way_or_damaged_is_refused(runs, tmp_path):
     arguments = [tmp_path / "damaged", runs[1], "--out", tmp_path / "merged"]
     refused(merge.main, *arguments, kind="damaged", option="checkpoints")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "full"]
-
-
-def test_an_interrupted_or_failed_merge_leaves_nothing(runs, tmp_path, full_disk):
-    arguments = [*runs, "--out", tmp_path / "merged"]
-    with failing(-1, None) as calls:
-        succeeds(merge.main, *arguments)
-    shutil.rmtree(tmp_path / "merged")
-    for number in range(len(calls)):
-        with failing(number, KeyboardInterrupt):
-            assert invoke(merge.main, *arguments).exit_code == 130
-        left = [*tmp_path.iterdir()]
-        assert left == [] or (left == [tmp_path / "merged"] and checkpoint.fault_of(left[0]) is None)
-        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
-    with full_disk(10_000):
-        refused(merge.main, *arguments, kind="unwritable", option="out")
-    assert [*tmp_path.iterdir()] == []
-    succeeds(merge.main, *arguments)
