@@ -53,17 +53,8 @@ def proposed(made, text):
 
 
 def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
-    assert augment.WORD.findall("Don't re-run x2 the naïve 水河 test's end, (ok) it ’s") == [
-        "re",
-        "run",
-        "the",
-        "naïve",
-        "水",
-        "河",
-        "end",
-        "ok",
-        "it",
-    ]
+    words = augment.WORD.findall("Don't re-run x2 the naïve 水河 test's end, (ok) it ’s")
+    assert " ".join(words) == "re run the naïve 水 河 end ok it"
 
 
 def test_rows_that_wait_for_the_model_take_little_memory(checkpoint):
@@ -117,23 +108,8 @@ def test_the_share_of_words_that_are_replaced(checkpoint):
 def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
     data = write(tmp_path / "a.csv", "one,two,label", '"the river, light","say ""not"" salt",1')
     keep = write(tmp_path / "keep.txt", "Not the", "say")
-    said = augmented(
-        checkpoint,
-        data,
-        tmp_path / "b.csv",
-        "--task",
-        "pairs",
-        "--text",
-        "one",
-        "--other",
-        "two",
-        "--label",
-        "label",
-        "--keep",
-        keep,
-        "--share",
-        1,
-    )
+    columns = ["--task", "pairs", "--text", "one", "--other", "two", "--label", "label"]
+    said = augmented(checkpoint, data, tmp_path / "b.csv", *columns, "--keep", keep, "--share", 1)
     read = tables.read(str(tmp_path / "b.csv"), text="one", other="two", label="label")
     assert len(read.texts) > 10
     assert f" {len(read.texts) - 1} copies of them; 50% of" in said  # three of six words are kept
@@ -268,25 +244,6 @@ def test_a_line_of_labelled_text_that_is_too_long_is_named(tmp_path, monkeypatch
         tables.read(
             str(path), text="text" if kind == "jsonl" else "0", other="", label="label" if kind == "jsonl" else "-1"
         )
-
-
-class Name(str):
-    """A name of a column that counts with how many others it is compared."""
-
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        Name.compared += 1
-        return str.__eq__(self, other)
-
-
-def test_names_of_many_columns_are_compared_once_each():
-    names = [Name(f"c{number}") for number in range(2000)]
-    tables._check_names(names, "a.csv")
-    assert Name.compared < 4000
-    with refuses("not-of-format", says="a.csv has two columns 'c7'"):
-        tables._check_names([*names, "", "", Name("c7")], "a.csv")
 
 
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch):

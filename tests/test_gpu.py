@@ -309,21 +309,8 @@ def test_a_teacher_teaches_what_it_would_on_the_cpu(configs, dataset, big, metho
 
 
 def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_path):
-    succeeds(
-        teacher.main,
-        "--model",
-        big,
-        "--data",
-        dataset.path,
-        "--out",
-        tmp_path / "cache",
-        "--length",
-        32,
-        "--max-samples",
-        12,
-        "--top-k",
-        20,
-    )
+    arguments = ["--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32]
+    succeeds(teacher.main, *arguments, "--max-samples", 12, "--top-k", 20)
     log = steps_of(train(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache")))
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["distil_loss"] < 5 for entry in log)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import entities as slow
 from training import on_ranks, weights_in
-from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertdata.files import locked
 from bertrain.lab import finetune, seeds
@@ -253,15 +253,6 @@ def test_the_tags_choose_the_measure_of_a_seed(bert_run, tmp_path):
         assert json.loads((out / "seed-0" / "seed.json").read_bytes())["of"]["the measure"] == measure
 
 
-@pytest.mark.slow
-def test_entities_are_learned(bert_run, tmp_path):
-    data = write(tmp_path / "a.txt", "the O", "river B-X", "light I-X", "", "salt B-Y", "of O", "stone B-Y", "")
-    result = learned(bert_run, tmp_path, data, "token", "--test", data, "--epochs", 40)
-    assert result["test_entity_f1"]["median"] == result["test_accuracy"]["median"] == 1.0
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "out" / "seed-0")
-    assert set(model.config.id2label.values()) == {"O", "B-X", "I-X", "B-Y"}
-
-
 # ------------------------------------------------------------------------------------------------------------ answers
 
 
@@ -418,16 +409,6 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
     long, _ = choices.encode(tokenizer, [examples[0]._replace(text="stone " * 90)], 16)
     assert [len(row["input_ids"]) for row in long.rows] == [16] * 3
     assert tokenizer.decode(long.rows[1]["input_ids"]).endswith("[SEP] light [SEP]")  # the longer part is cut
-
-
-@pytest.mark.slow
-def test_choices_are_learned(bert_run, tmp_path):
-    pairs = [(f"the {word} of stone", [word, "light"], "light") for word in ("salt", "wind", "house")]
-    questions = [*pairs, *((text, words[::-1], 0) for text, words, _ in pairs), ("a", ["salt", "light", "wind"], 1)]
-    path = asked(tmp_path / "a.jsonl", *questions)
-    columns = ["--text", "text", "--other", "choices", "--label", "label"]
-    result = learned(bert_run, tmp_path, path, "choice", *columns, "--epochs", 12, "--dropout", 0)
-    assert result["dev_accuracy"]["median"] == 1.0
 
 
 def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
