@@ -51,13 +51,6 @@ def hiding(tmp_path_factory):
     return directory
 
 
-def test_help_names_every_command_with_a_line():
-    shown = succeeds(main, "--help").output
-    for name, (_, line) in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(line)}$", shown, re.MULTILINE)
-    assert succeeds(main, "--version").output.split()[-1] == bertdata.__version__
-
-
 def test_every_module_that_is_a_command_is_one_of_bertrain():
     has_main = re.compile(r"^(def main\(|main = )", re.MULTILINE)
     package = ROOT / "bertrain"
@@ -342,23 +335,6 @@ def test_workflows_name_actions_by_the_digest_of_a_commit():
     assert by_tag == BY_TAG
     assert [action for action, versions in pinned.items() if len(versions) > 1] == []
     assert "actions/checkout" in pinned
-
-
-def test_templates_of_issues_are_forms_and_name_what_exists(targets):
-    folder = ROOT / ".github/ISSUE_TEMPLATE"
-    forms = {path.name: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
-    assert set(forms.pop("config.yml")) == {"blank_issues_enabled"}
-    assert set(forms) == {"bug.yml", "wish.yml"}
-    for form in forms.values():
-        assert {"name", "description", "body"} <= set(form)
-        asked = [item for item in form["body"] if item["type"] != "markdown"]
-        assert len({item["id"] for item in asked}) == len(asked)
-        assert all(item["type"] == "textarea" and item["attributes"]["label"] for item in asked)
-    texts = [path.read_text() for path in (*folder.glob("*.yml"), ROOT / ".github/PULL_REQUEST_TEMPLATE.md")]
-    named = set(re.findall(r"[\w/]+\.md\b", "\n".join(texts)))
-    assert {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= named
-    assert [name for name in named if not (ROOT / name).is_file()] == []
-    assert set(re.findall(r"`make ([a-z-]+)`", texts[-1])) <= targets
 
 
 def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):

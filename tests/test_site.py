@@ -50,17 +50,6 @@ def test_every_page_is_in_the_navigation_once():
     assert named[0] == "index.md"
 
 
-def test_the_ten_questions_are_those_of_the_checklist_and_each_has_its_answer():
-    checklist = (ROOT / "CONTRIBUTING.md").read_text().partition("ten questions")[2].partition("\n## ")[0]
-    asked = re.findall(r"^\d+\. (.*)$", checklist, re.MULTILINE)
-    answered = re.findall(r"^\d+\. \[(.*?)\]", PAGES["index.md"], re.MULTILINE)
-    assert len(asked) == 10
-    assert answered == asked
-    targets = [path.relative_to(DOCS).as_posix() for text, path, _ in links("index.md") if text in asked]
-    assert len(set(targets)) == 10  # their anchors are checked with those of all links
-    assert "index.md" not in targets
-
-
 def test_faults_of_built_pages_are_found(tmp_path):
     (tmp_path / "a").mkdir()
     two = '<h1 id="top">Two</h1><a href="../one.html#here">back</a><a href="#top">x</a>'
@@ -91,12 +80,3 @@ def test_the_recorded_session_is_small_and_is_of_the_commands_of_the_tool():
     shown = "".join(line.text or "" for line in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text"))
     assert all(f"$ {command}" in shown for command in session["COMMANDS"])
     assert "done: run/step-" in shown
-
-
-def test_a_session_has_short_waits_and_its_longest_lines_in_pieces():
-    session = runpy.run_path(str(ROOT / "tools" / "session.py"))
-    columns, line = session["COLUMNS"], session["Line"]
-    lines = session["shortened"]([line("a" * columns + "b", 0.5), line("", 50.0), line("<c> &", 50.25)])
-    assert lines == [("a" * columns, 0.5), ("b", 0.5), ("", 1.5), ("<c> &", 1.75)]
-    texts = ElementTree.fromstring(session["picture"](lines)).iter("{http://www.w3.org/2000/svg}text")
-    assert [text.text for text in texts] == ["a" * columns, "b", "<c> &"]
