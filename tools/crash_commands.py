@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import campaign
 import trials
-from survive import WORDS, write_text, write_vocab
+from soak import WORDS, write_text, write_vocab
 
 from bertdata.errors import BertdataError
 from bertdata.format import answers

@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 import numpy as np
-from survive import content, write_text, write_vocab
+from soak import content, write_text, write_vocab
 
 import bertdata
 from bertdata.errors import BertdataError

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 from freeze import write_ids
 from pyarrow import parquet
-from survive import write_text, write_vocab
+from soak import write_text, write_vocab
 
 import bertdata
 from bertdata.errors import BertdataError
