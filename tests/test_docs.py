@@ -319,7 +319,7 @@ def smaller(words):
         if option in made and (place := Path(made[made.index(option) + 1])).exists():
             shutil.rmtree(place) if place.is_dir() else place.unlink()
     at = 1 if program in GROUPS else 0
-    has_phases = any(word.endswith(".toml") or word == "esm2-8m" for word in made)
+    has_phases = any(word.endswith(".toml") or word in ("esm2-8m", "dnabert2-small") for word in made)
     added = "" if has_phases else ADDED.get(name, "")
     return [program, *made[:at], *added.split(), *made[at:]]
 
