@@ -467,7 +467,7 @@ class Machine(RuleBasedStateMachine):
         out = self.world.place(self.name_of(here))
         if (out.exists() and any(out.iterdir())) and not here.is_pulling:
             return {"out-exists"} | fault
-        return {"ok"} | fault
+        return {"ok", *["out-exists"] * here.is_pulling} | fault  # an earlier pull may have been of another dataset
 
     def settle(self, target, commands):
         """Looks at what is there now; a dataset must be whole and read as the model says."""
@@ -484,7 +484,7 @@ class Machine(RuleBasedStateMachine):
         return after
 
     def unlike(self, target, config):
-        """What lacks of a dataset. A pull leaves out origins that were damaged, and nobody needs them."""
+        """What lacks of a dataset, which is complete without origins."""
         found, expected = self.files(target), self.world.trees.get(config, {})
         if target in URLS or not (self.root(target) / "origins").exists():
             expected = {name: content for name, content in expected.items() if not name.startswith("origins/")}

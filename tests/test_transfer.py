@@ -98,17 +98,15 @@ def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, push
     assert bertdata.open(pushed).special_tokens == dataset.special_tokens
 
 
-def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket, pushed, dataset, tmp_path):
-    for name in ("inputs.jsonl", "origins.json", "train-00000.npy"):
-        if name == "origins.json":
-            bucket.put(f"shards/origins/{name}", b"{}")
-        else:
-            obstore.delete(stores.store_of(pushed), f"shards/origins/{name}")
-        with recorded(tmp_path) as disk:
-            assert pull(pushed, tmp_path / name) == dataset.dataset_id
-        assert not disk.pending
-        assert published(tmp_path / name) == without_origins(dataset.path)
-        bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
+def test_a_dataset_is_complete_without_origins_and_damaged_ones_are_refused(bucket, pushed, dataset, tmp_path):
+    bucket.put("shards/origins/inputs.jsonl", b"damaged")
+    with refuses("damaged"):
+        pull(pushed, tmp_path / "copy")
+    obstore.delete(stores.store_of(pushed), "shards/origins/origins.json")
+    with recorded(tmp_path) as disk:
+        assert pull(pushed, tmp_path / "copy") == dataset.dataset_id
+    assert not disk.pending
+    assert published(tmp_path / "copy") == without_origins(dataset.path)
 
 
 def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
@@ -230,20 +228,16 @@ def test_what_has_no_dataset_is_one_sentence(bucket, tmp_path):
             run("s3://no-such-bucket/shards")
 
 
-def test_a_pull_after_one_of_another_dataset_has_nothing_of_it(bucket, dataset, other, tmp_path):
-    push(dataset.path, f"{bucket.url}/a")
+def test_a_pull_leaves_the_files_of_an_interrupted_pull_of_another_dataset(bucket, pushed, other, tmp_path):
     push(other.path, f"{bucket.url}/b")
     with patch.object(pulling, "write_file", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        pull(f"{bucket.url}/a", tmp_path / "copy")
-    (tmp_path / "copy" / "train-00077.json").write_text("of a")
-    notes = tmp_path / "copy" / "notes"
-    for make in (notes.touch, notes.mkdir):  # what somebody has put there since is not removed, nor is anything else
-        make()
-        before = sorted((tmp_path / "copy").rglob("*"))
-        with refuses("out-exists", "directory"):
-            pull(f"{bucket.url}/b", tmp_path / "copy")
-        assert sorted((tmp_path / "copy").rglob("*")) == before
-        notes.rmdir() if notes.is_dir() else notes.unlink()
+        pull(pushed, tmp_path / "copy")
+    (tmp_path / "copy" / "train-00077.json").write_text("of another dataset")
+    before = sorted((tmp_path / "copy").rglob("*"))
+    with refuses("out-exists", "directory"):
+        pull(f"{bucket.url}/b", tmp_path / "copy")
+    assert sorted((tmp_path / "copy").rglob("*")) == before
+    (tmp_path / "copy" / "train-00077.json").unlink()
     pull(f"{bucket.url}/b", tmp_path / "copy")
     assert published(tmp_path / "copy") == published(other.path)
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
+from bertdata.errors import BuildError, RemoteError, UsageError
 from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, open_plain, write_file
 from bertdata.format.arrays import digest
-from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, read_manifest
+from bertdata.format.manifest import MANIFEST, Manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, parse_record
-from bertdata.format.table import DIGESTS, TABLE
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote.reader import RemoteFile
 from bertdata.transfer.files import (
@@ -34,11 +31,6 @@ from bertdata.urls import is_url
 
 LOCK = ".pull.lock"
 _PIECE = 1 << 23
-_FILE = re.compile(
-    rf"(({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)|tokenizer(_config)?\.json|"
-    rf"{TABLE}|{DIGESTS}|{MANIFEST})({TEMPORARY})?"
-)  # what a pull may leave
-_Result = TypeVar("_Result")
 
 
 def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
@@ -58,13 +50,10 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         there = [*target.iterdir()]  # looked at once, as a build may end meanwhile, which has .build or the manifest
         if target / MANIFEST not in there:
             fsync_directory(target)  # before any file, as the name of the lock says whose they are
-            names = {*files_of(manifest), LOCK, ORIGINS}
-            left = [path for path in there if path.name not in names]  # by a killed pull of another dataset
-            if foreign := next((path for path in left if not _FILE.fullmatch(path.name) or path.is_dir()), None):
-                sentence = f"{foreign} was not written by a pull; remove it, or give a new directory"
+            names = {*files_of(manifest), MANIFEST, LOCK, ORIGINS}
+            if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
+                sentence = f"{other} is not a file of this dataset; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)
-            for path in left:
-                path.unlink()
             get_files(file_of, target, manifest, progress)
             write_file(target / MANIFEST, content)
             there = []
@@ -80,59 +69,34 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
 def get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
     """Copies all files but the manifest, those that are here excepted, and checks each."""
     require_own_id(manifest)
-    digests, most = files_of(manifest), array_sizes(manifest)
-    total, done, is_over = sum(most.values()), 0, threading.Event()
-
-    def get(name: str) -> int:
-        return _copy(lambda: file_of(name), target / name, digests[name], most.get(name, MAX_RECORD_BYTES), is_over)
-
+    record, content = _origins_under(file_of, manifest)
+    sizes, is_over = array_sizes(manifest), threading.Event()
+    files = {name: (sha256, sizes.get(name, MAX_RECORD_BYTES)) for name, sha256 in files_of(manifest).items()}
+    files |= record.files(manifest) if record else {}
+    total, done = sum(sizes.values()), 0
+    prepare_directory(target, record.shards if record else {})
     try:
-        for size in at_once(get, digests):
+        for size in at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
             done += size
             progress(min(done, total), total)
-        require_own_tokens(target, manifest)
-        _get_origins(file_of, target, manifest, is_over)
     finally:
         is_over.set()
+    require_own_tokens(target, manifest)
+    if record:
+        write_file(target / RECORD, content)
     fsync_directory(target)
 
 
-def _get_origins(file_of: FileOf, target: Path, manifest: Manifest, is_over: threading.Event) -> None:
-    """Copies the origins. A dataset is complete without them, so they are left out if they are not complete."""
-    if not (found := _unless_absent(lambda: _origins_under(file_of, manifest))):
-        prepare_directory(target, {})
-        return
-    origins, content = found
-    files = origins.files(manifest)
-    prepare_directory(target, origins.shards)
-
-    def get(name: str) -> int | None:
-        return _unless_absent(lambda: _copy(lambda: file_of(name), target / name, *files[name], is_over))
-
-    if None in [*at_once(get, files)]:
-        prepare_directory(target, {})
-    else:
-        write_file(target / RECORD, content)
-
-
-def _unless_absent(get: Callable[[], _Result]) -> _Result | None:
-    """What `get` returns; None: a file is not there, is damaged, or is of a later version."""
+def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
+    """The record of the origins of a dataset under a URL, as bytes too; None: it has none."""
     try:
-        return get()
-    except DatasetError:
-        return None
+        file = file_of(RECORD)
     except RemoteError as error:
         if error.kind not in ("not-found", "access-denied"):  # some stores refuse access to what does not exist
             raise
-        return None
-
-
-def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record, bytes] | None:
-    """The record of the origins of a dataset under a URL, as bytes too; None: it is of another dataset."""
-    file = file_of(RECORD)
+        return None, b""
     content = file.read(MAX_RECORD_BYTES)
-    record = Record.of(parse_record(content, file.name), manifest, file.name)
-    return (record, content) if record else None
+    return Record.of(parse_record(content, file.name), manifest, file.name), content
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
