@@ -42,21 +42,6 @@ def test_both_pages_hold_the_table_of_what_was_measured(table, data):
     assert {row["library"] for row in data["rows"]} >= {*table.NAMES.values()}
 
 
-def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
-    result = {
-        "regime": "2.0 minutes, 1 processes",
-        "ours": {"until training": 3.0, "seeds": [{"loss": 4.0, "seconds to the loss of run_mlm": 20.0}]},
-        "ours, same recipe": {"until training": 3.0, "seeds": [{"loss": 5.1, "trained_s": 67.0, "step": 90}]},
-        "run_mlm": {"until training": 10.0, "seeds": [{"loss": 5.0, "trained_s": 130.0}]},
-    }
-    equal, losses, time, _ = table.time_to_loss(result)
-    assert (equal["ours"], equal["theirs"], equal["times"]) == (70.0, 140.0, 2.0)
-    assert (losses["ours"], losses["theirs"], losses["times"]) == (5.1, 5.0, None)
-    assert (time["ours"], time["theirs"]) == (23.0, 140.0)
-    result["ours"]["seeds"][0]["seconds to the loss of run_mlm"] = None
-    assert table.time_to_loss(result)[2]["reason"] == "ours: has not reached it"
-
-
 def test_plain_numpy_masks_as_bert_does(table, tmp_path):
     import other_read
     from tokenizers import Tokenizer, models

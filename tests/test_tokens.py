@@ -166,12 +166,6 @@ def test_a_tokenizer_without_an_unknown_token_says_so():
         encode(ours, ["hello [MASK]"])
 
 
-def test_a_build_names_where_such_text_is(tmp_path):
-    place = f"{tmp_path / 'text'}, line 5"
-    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]", says=place):
-        text_dataset(tmp_path, "hello\n\nhello hello\n\nhello\n[MASK]\n", word_level(["hello", "[MASK]"]))
-
-
 @pytest.mark.parametrize("sentences", ["none", "line"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_skips_such_text_where_it_may(tmp_path, sentences, workers):
