@@ -203,14 +203,6 @@ class _Part(click.ParamType):
         return int(match[1]) - 1, int(match[2])
 
 
-_may_read = click.option(
-    "--inputs",
-    "may_read",
-    multiple=True,
-    metavar="DIRECTORY",
-    help="Directory or URL below which this command may read the inputs that the dataset names. May be repeated. "
-    "Default: none is read, because a dataset of somebody else may name any file that you can read.",
-)
 _inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
 _samples = click.option(
@@ -629,10 +621,7 @@ def train_tokenizer(
 @click.option("--global-batch-size", default=256, help="Rows of a step over all ranks, used to count steps.")
 @click.option("--world-size", default=1, help="Number of ranks that share a step, used to count the rows of each.")
 @_samples
-@_may_read
-def inspect(
-    shards: str, as_json: bool, html: str | None, may_read: tuple[str, ...], samples: str, **steps: int
-) -> None:
+def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps: int) -> None:
     """Print facts about a dataset or a teacher cache: contents, settings, and what was dropped or replaced."""
     from bertdata.format import answers
     from bertdata.format.dataset import Dataset
@@ -640,9 +629,6 @@ def inspect(
 
     if html and as_json:
         raise UsageError("--json and --html were given; give one of them", "conflict", option="html", given=html)
-    if may_read and not html:
-        sentence = "--inputs needs --html, whose page shows words of the inputs; leave it out, or give --html"
-        raise UsageError(sentence, "needs-option", option="inputs", given=may_read)
     shards = _local(shards)
     if answers.is_teacher_cache(shards):
         if html:
@@ -660,7 +646,7 @@ def inspect(
         from bertdata.files import write_page
         from bertdata.look import report
 
-        page = report.report(Dataset(shards), **steps, samples=samples, inputs=may_read)
+        page = report.report(Dataset(shards), **steps, samples=samples)
         write_page(Path(html), page.encode())
         click.echo(html)
         return
@@ -712,41 +698,6 @@ def show(
         policy=masking if masked else None,
     )
     click.echo(shown)
-
-
-@main.command(
-    cls=OneSentence,
-    short_help="Print the documents of a batch of a past run.",
-    epilog="\b\nExample:\n  bertdata trace shards/ --run run/ --step 1000",
-)
-@_dataset
-@click.option("--run", required=True, help="Directory of a run of bertrain pretrain on this dataset.")
-@click.option("--step", required=True, type=int, help="Step of the run, from 1, as in its log.jsonl.")
-@click.option("--row", type=int, help="Row of the global batch, from 0. Default: all rows.")
-@_may_read
-@click.option(
-    "--map",
-    "maps",
-    multiple=True,
-    metavar="MODULE:FUNCTION",
-    help="Function of the build's --map that this command may run, besides those of bertdata.prepare. May be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with all its text.")
-def trace(
-    shards: str, run: str, step: int, row: int | None, may_read: tuple[str, ...], maps: tuple[str, ...], as_json: bool
-) -> None:
-    """Print the documents of a batch of a past training run: the input and the byte or row of each, and its text.
-
-    A text is shown only if --inputs allows to read its input, and if the text still has the ids of the document. Names
-    of inputs are those that the build was given, so run this in the same directory.
-    """
-    from bertdata.format.dataset import Dataset
-    from bertdata.look import trace as look
-
-    dataset = Dataset(_local(shards))
-    with _bar("read", unit=" inputs") as progress:
-        traced = look.trace(dataset, run, step, row=row, inputs=may_read, maps=maps, progress=progress)
-    click.echo(look.as_json(traced) if as_json else look.as_text(dataset, traced))
 
 
 @main.command(

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-__all__ = ["cjk", "clean", "length", "nfc", "nfkc"]  # what trace runs because a dataset names it
+__all__ = ["cjk", "clean", "length", "nfc", "nfkc"]
 Map = Callable[[str], str | None]
 _CONTROL = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"

@@ -30,6 +30,7 @@ COMMANDS = {
     "transplant": ("lab.transplant", "Give a trained model another vocabulary."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
     "doctor": ("commands.doctor", "Print the phases of a run, and check it before it starts."),
+    "trace": ("commands.trace", "Print the documents of a batch of a past run."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
 """By name: the module whose `main` is the command, and what it is for."""

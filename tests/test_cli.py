@@ -152,7 +152,6 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
         flag = f"--{option.replace('_', '-')}"
         refused(main, "inspect", dataset.path, flag, value, kind="out-of-range", option=option)
     refused(main, "inspect", dataset.path, "--json", "--html", "x", kind="conflict", option="html")
-    refused(main, "inspect", dataset.path, "--inputs", "x", kind="needs-option", option="inputs")
 
 
 def other_tokenizer(directory):

@@ -95,7 +95,6 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"jieba:cut": "conftest:in_pairs",
     r"trained/ 200": "trained/ 3",
     r"step-\d{8}": f"step-{STEPS:08d}",
-    r'"run/", 1200': '"run/", 1',
     r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }

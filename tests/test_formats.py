@@ -17,10 +17,7 @@ from reference import documents as reference
 from sources import FEW, as_arrow, as_csv, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
-from bertdata.sources.blocks import source_of
 from bertdata.sources.find import find_inputs
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import local
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 
@@ -217,8 +214,6 @@ def test_a_key_with_a_point_names_a_field_of_a_column(folder, name):
     assert [text for _, text, _ in read([path], text_key="a.m.c")] == [b"literal"] * 4
     with refuses("bad-row", "inputs", says=f"{path}, row 3: "):
         read([path], text_key="a.m.b")
-    (found,) = source_of(local(path), TextFormat(text_key="a.m.b")).at([2])
-    assert found.text[: found.num_bytes].tobytes() == b"y\n"
     for key, kind in (
         ("a.m.z", "no-column"),
         ("a.k.b", "no-column"),
@@ -284,24 +279,6 @@ def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
     for inputs, selection in (([tmp_path / "train"], {}), ([tmp_path], {"include": ["train/*.arrow"]})):
         files = [str(file) for file in find_inputs(inputs, **selection).files]
         assert files == [str(tmp_path / "train" / "data-00000.arrow")]
-
-
-# -------------------------------------------------------------------------------------------------- parts and workers
-
-
-def test_documents_are_read_again_by_their_places(folder):
-    """As bertdata trace does."""
-    for name, content in (("a.fa", b"\n>a\nAC\nGT\n>b\n>c\nTT"), ("a.csv", b'text\na\n"b\n\n\n"\nc\n')):
-        for ending, packed in (("", content), (".gz", gzip.compress(content))):
-            path = write(folder / f"{name}{ending}", packed)
-            source = source_of(local(path), TextFormat())
-            ((_, some),) = blocks_of([path])
-            places = some.starts.tolist()
-            for chosen in (places, places[1:2], places[::2]):
-                texts = [each.text[: each.num_bytes].tobytes() for each in source.at(chosen)]
-                assert texts == [
-                    some.text[slice(*some.offsets[n : n + 2])].tobytes() for n in map(places.index, chosen)
-                ]
 
 
 def test_files_of_a_directory_are_selected(tmp_path):

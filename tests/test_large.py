@@ -23,10 +23,10 @@ from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.look.trace import documents_of
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
 from bertdata.write import build
+from bertrain.commands.trace import parts_of
 
 SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}
 
@@ -161,7 +161,7 @@ def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
     with pytest.raises(KeyError):
         kept.array("train-99999", "tokens")
     loader = Loader(kept, length=30)
-    assert documents_of(loader, np.arange(9)) == documents_of(Loader(listed, length=30), np.arange(9))
+    assert [*parts_of(loader, np.arange(9))] == [*parts_of(Loader(listed, length=30), np.arange(9))]
     assert pickle.loads(pickle.dumps(kept)).dataset_id == kept.dataset_id  # noqa: S301
 
 

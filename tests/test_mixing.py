@@ -23,11 +23,10 @@ from training import (
 )
 
 import bertdata
-from bertdata.errors import UsageError
-from bertdata.look.trace import trace
 from bertrain import pretrain as pretraining
 from bertrain.commands import doctor
 from bertrain.commands.evaluate import main as evaluate_main
+from bertrain.commands.trace import loader_of, main, parts_of, stream_of
 from bertrain.objectives.losses import classification
 from bertrain.options.config import Config
 from bertrain.options.flags import command
@@ -120,20 +119,21 @@ def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):
 
 def assert_traced(datasets, run, step, batch):
     """The trace of a step names the rows of each dataset, and the pieces of documents that they have."""
-    for source, shards in enumerate(datasets):
-        traced = trace(shards, run, step)
-        assert {each.row for each in traced} == set(np.flatnonzero(batch.sources == source).tolist())
-        for each in traced:
-            part = " ".join(map(str, shards.document(each.document)[each.start : each.stop]))
-            assert f" {part} " in " ".join(map(str, batch.input_ids[each.row]))
+    stream = stream_of(run, step)
+    loader = loader_of(stream, [shards.path for shards in datasets])
+    parts = [*parts_of(loader, stream["position"] + np.arange(stream["global_batch_size"]))]
+    assert {part.row for part in parts} == {*range(len(batch.sources))}
+    for part in parts:
+        assert part.source == batch.sources[part.row]
+        ids = " ".join(map(str, datasets[part.source].document(part.document)[part.start : part.stop]))
+        assert f" {ids} " in " ".join(map(str, batch.input_ids[part.row]))
 
 
 def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, masking=None)
-    batch = loader.read(np.arange(14, 21))
-    assert_traced((dataset, other), mixed, 3, batch)
-    with pytest.raises(UsageError):
-        trace(dataset, mixed, 3, row=int(np.flatnonzero(batch.sources == 1)[0]))
+    assert_traced((dataset, other), mixed, 3, loader.read(np.arange(14, 21)))
+    shown = succeeds(main, mixed, "--step", 3).stdout
+    assert all(f" of {shards.path} (" in shown for shards in (dataset, other))
 
 
 def test_rows_of_a_mix_that_begins_later_are_traced(mix, dataset, other, tmp_path):

@@ -17,7 +17,7 @@ from sources import as_jsonl, as_text, build_parts, ids_by_split, write
 import bertdata
 from bertdata import prepare
 from bertdata.cli import main
-from bertdata.look.trace import documents_of, with_texts
+from bertdata.format.origins import Origins
 from bertdata.sources.maps import function_of
 from bertdata.sources.texts import Documents
 from bertdata.write import build, duplicates, finish
@@ -100,33 +100,6 @@ def test_threads_and_parts_give_the_same_bytes(tmp_path, vocab):
     assert published(tmp_path / "one") == published(tmp_path / "three") == published(tmp_path / "parts")
 
 
-def test_a_changed_text_is_traced(tmp_path, vocab):
-    path = rows(tmp_path / "a.jsonl", TEXTS)
-    maps = ["test_prepare:no_sevens", "bertdata.prepare:clean"]
-    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=maps).dataset
-    loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
-    places = documents_of(loader, np.arange(loader.num_samples))
-    options = {"inputs": [tmp_path], "maps": ["test_prepare:no_sevens"]}
-    traced = with_texts(dataset, places, **options)
-    assert sorted(each.text for each in traced) == sorted(map(prepare.clean, WITHOUT_SEVENS))
-    rows(path, ["7" * len(text) for text in TEXTS])
-    assert {each.text for each in with_texts(dataset, places, **options)} == {None}
-
-
-def test_a_function_that_a_dataset_names_is_run_only_if_the_user_names_it_too(tmp_path, vocab, monkeypatch):
-    path = rows(tmp_path / "a.jsonl", TEXTS)
-    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=["test_prepare:no_sevens"]).dataset
-    places = documents_of(bertdata.Loader(dataset, length=64, masking=None), np.arange(3))
-    monkeypatch.setattr("bertdata.sources.maps.importlib", None)
-    function_of.cache_clear()
-    (why,) = {each.no_text for each in with_texts(dataset, places, inputs=[tmp_path])}
-    assert "--map test_prepare:no_sevens" in why
-    for name in ("__setattr__('clean', 0)", "re", "unicodedata.normalize"):
-        dataset.manifest.settings["map"][:] = [f"bertdata.prepare:{name}"]
-        (why,) = {each.no_text for each in with_texts(dataset, places, inputs=[tmp_path])}
-        assert name in why
-
-
 def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):
     path, changed = rows(tmp_path / "a.jsonl", TEXTS), rows(tmp_path / "b.jsonl", WITHOUT_SEVENS)
     options = {"vocab_size": 60, "validation": 0.0}
@@ -185,8 +158,8 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     with patch("bertdata.write.duplicates.Crew", None):  # the text is not read again
         dataset = build(path, tmp_path / "out", **options).dataset
     assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (len(TEXTS), len(TEXTS))
-    loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
-    places = {each.place for each in documents_of(loader, np.arange(loader.num_samples))}
+    origins = Origins.of(dataset.path, dataset.manifest)
+    places = [origins.input_and_place(number)[1] for number in range(len(dataset))]
     assert max(places) < path.stat().st_size / 2
 
 

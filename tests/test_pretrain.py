@@ -31,11 +31,11 @@ from training import (
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
-from bertdata.look.trace import stream_of
 from bertdata.tokenize.load import load
 from bertdata.write import build
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
+from bertrain.commands.trace import stream_of
 from bertrain.options.config import Config
 from bertrain.options.flags import read_options
 from bertrain.pretrain import main as pretrain_main
@@ -413,8 +413,7 @@ def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
     refused_run(dataset.path, tmp_path / "run", steps=3, **QUIET | {"model": str(one)}, **known)
 
 
-def test_a_step_can_be_traced_without_the_log(dataset, tmp_path):
-    """Checkpoints have what it needs; the log has the same."""
+def test_a_step_of_a_resumed_run_can_be_traced(dataset, tmp_path):
     run, phases = tmp_path / "run", changing(0.4, 0.7, length=[32, 48, 32], global_batch_size=[4, 6, 5])
     train(dataset.path, run, steps=10, phase=phases, **QUIET)
     streams = [stream_of(run, step) for step in range(1, 11)]
@@ -422,5 +421,3 @@ def test_a_step_can_be_traced_without_the_log(dataset, tmp_path):
     train(dataset.path, run, steps=10, phase=phases, **QUIET)
     assert [stream_of(run, step) for step in range(1, 11)] == streams
     assert [stream["position"] for stream in streams] == [0, 4, 8, 12, 0, 6, 12, 16, 21, 26]
-    (run / "log.jsonl").unlink()
-    assert [stream_of(run, step) for step in range(1, 11)] == streams

@@ -14,7 +14,6 @@ import bertdata
 from bertdata.choices import MASKING_POLICIES
 from bertdata.cli import main
 from bertdata.look import facts
-from bertdata.look import report as looking
 from bertdata.look.report import report
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
@@ -28,7 +27,7 @@ def made(tmp_path_factory, vocab):
     lines += ["\u200b", f"水 </script> [MASK] the 水 {'z' * 150}", "the cat sat", "<b>cat</b>"]
     options = {"tokenizer": vocab, "validation": 0.2, "dedup": True, "sentences": "line"}
     dataset = built(folder, "\n\n".join(lines), **options)
-    return dataset, report(dataset, **OPTIONS, inputs=[folder])
+    return dataset, report(dataset, **OPTIONS)
 
 
 def test_documents_add_up(made):
@@ -52,23 +51,6 @@ def test_tokens_are_counted(made):
     assert [one["count"] for one in data["tokens"]["frequent"]] == counts[:100]
     assert data["tokens"]["ranks"][0] == [1, counts[0]]
     assert data["tokens"]["ranks"][-1] == [len(counts), counts[-1]]
-
-
-def test_words_behind_the_unknown_token_are_those_of_the_text(made, tmp_path):
-    dataset, html = made
-    unknown = data_of(html)["unknown"]
-    words = dict(unknown["words"])
-    assert (words["水"], words["z" * 100]) == (2, 1)
-    assert sum(words.values()) == unknown["count"]
-    assert unknown["why"] is None
-    shutil.copytree(dataset.path, tmp_path / "shards")
-    shutil.rmtree(tmp_path / "shards" / "origins")
-    without = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))["unknown"]
-    assert without["words"] == []
-    assert "has no origins" in without["why"]
-    unread = data_of(report(dataset, **OPTIONS))["unknown"]
-    assert unread["words"] == []
-    assert "--inputs" in unread["why"]
 
 
 def test_samples_are_those_of_the_loader(made):
@@ -102,8 +84,7 @@ def test_padding_is_that_of_the_loader(dataset):
         parts = np.split(tokens, sentences[1:-1].astype(np.int64))
         lengths += [int((part != special.separator).sum()) for part in parts]
     assert [bar["documents"] for bar in bars] == [sum(b["from"] <= n <= b["to"] for n in lengths) for b in bars]
-    numbers = [number for number, ids in enumerate(dataset) if special.unk in ids]
-    assert list(looking._documents_with(dataset, special.unk)) == numbers[:40]
+    assert data["unknown"] == sum(int((ids == special.unk).sum()) for ids in dataset)
 
 
 def test_long_rows_make_no_larger_page(made, tmp_path):
@@ -126,14 +107,6 @@ def test_steps_are_counted_for_the_samples_that_are_asked_for(made):
         assert found == bertdata.Loader(dataset, length=32, samples=samples, masking=None).num_samples
     one = data_of(report(dataset, length=32, global_batch_size=100_000, world_size=1))
     assert any("An epoch has 1 step of 100000 rows" in line for line in one["warnings"])
-
-
-def test_unknown_tokens_far_behind_are_explained(made, monkeypatch):
-    dataset, _ = made
-    monkeypatch.setattr(looking, "_UNKNOWN_SCANNED", 10)
-    unknown = data_of(report(dataset, **OPTIONS))["unknown"]
-    assert (unknown["count"] > 0, unknown["words"]) == (True, [])
-    assert unknown["why"] == "only the first 10 tokens are searched, and none of them is unknown"
 
 
 def test_a_path_that_is_not_utf8_has_a_page_without_other_paths(made, tmp_path):
@@ -181,7 +154,7 @@ def test_the_command_writes_the_page(made, tmp_path):
     dataset, html = made
     path = tmp_path / "report.html"
 
-    command = ["inspect", dataset.path, "--html", path, "--inputs", dataset.path.parent]
+    command = ["inspect", dataset.path, "--html", path]
     assert succeeds(main, *command, "--length", 32, "--global-batch-size", 8, "--world-size", 2).stdout == f"{path}\n"
     assert path.read_text() == html
 

@@ -44,11 +44,11 @@ from transformers import (
 import bertdata
 from bertdata import Masking
 from bertdata.errors import UsageError
-from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
 from bertrain import pretrain
 from bertrain.commands import doctor, evaluate
+from bertrain.commands.trace import stream_of
 from bertrain.models import build as model
 from bertrain.models import pretrained
 from bertrain.models.families import FAMILIES

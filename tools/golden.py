@@ -15,11 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from bertdata import Dataset, Loader
 from bertdata.format import manifest
-from bertdata.look.trace import documents_of
+from bertdata.format.origins import Origins
 from bertdata.write import build
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -54,12 +52,12 @@ She walked.
 def described(dataset: Dataset) -> dict[str, object]:
     """What is read from the golden dataset, as JSON."""
     arguments = {"length": 16, "global_batch_size": 6, "seed": 7}
-    batch = next(Loader(dataset, **arguments))
+    batch, origins = next(Loader(dataset, **arguments)), Origins.of(dataset.path, dataset.manifest)
     return {
         "dataset_id": dataset.dataset_id,
         "splits": {name: [split.num_documents, split.num_tokens] for name, split in dataset.splits.items()},
         "documents": {str(index): dataset[index].tolist() for index in (0, 1, len(dataset) - 1)},
-        "origins": [[each.input, each.place, each.document] for each in documents_of(Loader(dataset), np.arange(1))],
+        "origins": [[*origins.input_and_place(number), number] for number in range(len(dataset))],
         "loader": arguments,
         "batch": {name: array.tolist() for name, array in batch.arrays().items()},
     }

@@ -276,11 +276,11 @@ def run(folder: Path, *arguments: object) -> None:
 
 
 def make_pages(folder: Path) -> None:
-    """Pages of a dataset with duplicates and unknown words, of two short runs of which one grows, and of odd ones."""
+    """Pages of a dataset with duplicates, of two short runs of which one grows, and of odd ones."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "runs.html").exists():
         make_parts(folder)
-    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html", "--inputs", ".")
+    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
     run(folder, "-m", "bertdata", "inspect", "shards", "--samples", "packed", "--length", 8192, "--html", "packed.html")
     make_close(folder)
     run(folder, "-m", "bertrain", "plot", "whole", "grown", "--html", "runs.html")

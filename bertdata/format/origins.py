@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.files import make_directory, open_plain, write_file
-from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format.arrays import HEADER_BYTES, open_array
 from bertdata.format.manifest import Manifest
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 
@@ -159,6 +159,33 @@ class Record:
             raise DatasetError(sentence, "damaged", given=path)
         return inputs
 
-    def input_and_place(self, origin: np.uint64) -> tuple[int, int]:
-        """The number of the input, and the place in it."""
-        return int(origin) >> self.place_bits, int(origin) & ((1 << self.place_bits) - 1)
+
+class Origins:
+    """The origins of the documents of a dataset. Raises DatasetError for damage.
+
+    .record: what origins.json says. .inputs: in the order of the build.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, record: Record) -> None:
+        self.record, self.inputs = record, record.named_inputs(directory)
+        self._directory, self._manifest = directory, manifest
+
+    @classmethod
+    def of(cls, directory: Path, manifest: Manifest) -> Origins | None:
+        """Return the origins of a dataset; None if it has none."""
+        record = Record.read(directory, manifest)
+        return cls(directory, manifest, record) if record else None
+
+    def input_and_place(self, document: int) -> tuple[str, int]:
+        """Return the name of a document's input and its place there. document: of all, as in Dataset.document."""
+        for split in self._manifest.splits.values():  # noqa: B007
+            if document < split.num_documents:
+                break
+            document -= split.num_documents
+        number = int(np.searchsorted(split.first_documents, document, side="right")) - 1
+        shard = split.shards[number]
+        array = open_array(self._directory / array_name(shard.name), DTYPE, shard.num_documents)
+        source, place = divmod(int(array[document - int(split.first_documents[number])]), 1 << self.record.place_bits)
+        if source >= len(self.inputs):
+            raise damaged(self._directory)
+        return self.inputs[source].name, place

@@ -264,7 +264,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         yield from faults
         if not faults:
             numbers = open_array(file, origins.DTYPE, shard.num_documents)
-            if _first_fall(numbers) is not None or record.input_and_place(numbers[-1])[0] >= record.inputs["number"]:
+            if _first_fall(numbers) is not None or int(numbers[-1]) >> record.place_bits >= record.inputs["number"]:
                 yield f"{file}: its numbers do not ascend, or the last one names no input"
 
 

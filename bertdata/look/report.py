@@ -1,6 +1,6 @@
 """What inspect --html writes: one page about a dataset, which needs no network and no other file.
 
-    dataset ──► numbers (facts, tokens, rows, unknown words, samples) ──► JSON inside a page ──► a browser draws it
+    dataset ──► numbers (facts, tokens, rows, samples) ──► JSON inside a page ──► a browser draws it
 
 Everything that the page shows is in its JSON; report.html has its sections, page.html the style and the drawing.
 """
@@ -8,19 +8,16 @@ Everything that the page shows is in its JSON; report.html has its sections, pag
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import MASKING_POLICIES
-from bertdata.errors import BertdataError
 from bertdata.format.dataset import Dataset
-from bertdata.look import facts, page, trace
+from bertdata.look import facts, page
 from bertdata.read.loader import Loader
 from bertdata.read.pieces import borders, packed, pieces_of
 from bertdata.tokenize.load import load
@@ -32,7 +29,6 @@ _COUNTED_TOKENS = 1 << 30  # of larger datasets, about so many evenly spaced tok
 _PACKED_TOKENS = 1 << 22  # on which padding and packing are worked out
 _ROW_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _FREQUENT, _RANKS = 100, 60  # tokens that are listed, points of the curve of ranks
-_UNKNOWN_DOCUMENTS, _UNKNOWN_SCANNED = 40, 1 << 26  # documents whose texts are read, tokens that are searched for them
 _SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
 _PLACES = 512  # of a row that are shown, so that the page of long rows is no larger
 _WORD = 100  # characters of a word or a token that are shown
@@ -47,17 +43,16 @@ def report(
     global_batch_size: int,
     world_size: int,
     samples: str = "windows",
-    inputs: Sequence[str | Path] = (),
 ) -> str:
-    """The page, as HTML below 2 MB. Reads all tokens, up to 2**30, and the first documents with unknown words.
+    """The page, as HTML below 2 MB. Reads all tokens, up to 2**30.
 
-    The arguments are those of `facts.facts`; length is also that of the samples that the page shows. inputs: as
-    `trace.with_texts` takes them; without them no unknown words are shown.
+    The arguments are those of `facts.facts`; length is also that of the samples that the page shows.
     """
     about = facts.facts(
         dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
     )
     tokenizer, counts, sizes = load(str(dataset.path)), _token_counts(dataset), _sizes(dataset)
+    unk = dataset.special_tokens.unk
     has_rows = dataset.special_tokens.cls is not None and dataset.special_tokens.sep is not None
     data: dict[str, Any] = {
         "about": about,
@@ -65,7 +60,7 @@ def report(
         "lengths": {"documents": about["tokens_per_document"]["histogram"], "sentences": _sentence_lengths(dataset)},
         "tokens": _tokens(dataset, tokenizer, counts),
         "rows": [_rows(sizes, each) for each in _ROW_LENGTHS],
-        "unknown": _unknown(dataset, tokenizer, counts, inputs),
+        "unknown": 0 if unk in (None, dataset.special_tokens.separator) else int(counts[unk]),
         "samples": _samples(dataset, tokenizer, length=length, samples=samples) if has_rows else None,
     }
     data["warnings"] = _warnings(data)
@@ -182,52 +177,6 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
     return np.concatenate(sizes) - int(dataset.special_tokens.separator is not None)
 
 
-def _unknown(
-    dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int64], inputs: Sequence[str | Path]
-) -> dict[str, Any]:
-    """How often the unknown token occurs, and what it stands for in the first documents that have it.
-
-    words: (what stands there, how often). why: as a clause, why there are none.
-    """
-    unk = dataset.special_tokens.unk
-    unk = None if unk == dataset.special_tokens.separator else unk  # which ends every document
-    found: dict[str, Any] = {"count": 0 if unk is None else int(counts[unk]), "words": [], "why": None}
-    if unk is None or not found["count"]:
-        return found
-    numbers = list(_documents_with(dataset, unk))
-    if not numbers:
-        return found | {"why": f"only the first {_UNKNOWN_SCANNED:,} tokens are searched, and none of them is unknown"}
-    words: Counter[str] = Counter()
-    try:
-        traced = trace.with_texts(dataset, trace.numbered(dataset, numbers), inputs=inputs)
-    except BertdataError as error:
-        return found | {"why": str(error)}
-    for each in traced:
-        if each.text is None:
-            found["why"] = each.no_text
-            continue
-        places = np.flatnonzero(dataset.document(each.document) == unk)[:_FREQUENT].tolist()
-        words.update(part.strip()[:_WORD] for part in tokenizer.parts_of(each.text, places))
-    return found | {"words": words.most_common(_FREQUENT), "documents": len(numbers)}
-
-
-def _documents_with(dataset: Dataset, token: int) -> Iterator[int]:
-    """The numbers of the first documents that have a token, a few of them."""
-    searched = num_found = first_document = 0
-    for name, split in dataset.splits.items():
-        for number, shard in enumerate(split.shards):
-            offsets, tokens = dataset.array(shard.name, "documents"), dataset.tokens(name, number)
-            where = np.flatnonzero(tokens[: _UNKNOWN_SCANNED - searched] == token)
-            documents = np.unique(np.searchsorted(offsets, where.astype(np.uint64), side="right") - 1)
-            for document in documents[: _UNKNOWN_DOCUMENTS - num_found].tolist():
-                num_found += 1
-                yield first_document + document
-            searched += tokens.size
-            if searched >= _UNKNOWN_SCANNED or num_found >= _UNKNOWN_DOCUMENTS:
-                return
-            first_document += shard.num_documents
-
-
 def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
     """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
 
@@ -294,9 +243,9 @@ def _warnings(data: dict[str, Any]) -> list[str]:
             "The tokenizer has no [CLS] or no [SEP], so a model cannot be trained on rows of this dataset; "
             "make it again with --special-tokens, which adds them."
         )
-    if unknown["count"] > 0.001 * tokens["counted"]:
+    if unknown > 0.001 * tokens["counted"]:
         found.append(
-            f"{unknown['count'] / tokens['counted']:.2%} of the tokens counted are the unknown token; a tokenizer "
+            f"{unknown / tokens['counted']:.2%} of the tokens counted are the unknown token; a tokenizer "
             "that fits the text loses less."
         )
     if tokens["used"] < 0.5 * tokens["vocab_size"]:

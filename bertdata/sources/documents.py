@@ -5,7 +5,7 @@ docs/format.md says what a line, a document and a unit are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
@@ -51,7 +51,7 @@ class TextFile:
         self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, int | None]]:
         """Where to look for documents of units that are wanted: each is a range of bytes. None: no limit."""
-        if not self._is_divisible(stream):
+        if not stream.is_seekable or self.is_one_document:
             yield 0, None
             return
         size = self.form.shard_size
@@ -61,31 +61,10 @@ class TextFile:
                 wanted = list(run)
                 yield max(0, wanted[0] * size - base), (wanted[-1] + 1) * size - base
 
-    def at(self, starts: Sequence[int]) -> Iterator[Documents]:
-        """The documents that begin at some bytes, one at a time, in the order of the input.
-
-        Of a plain file nothing else is read; of any other, all that comes before. A byte at which none begins is left
-        out, and a row without a text.
-        """
-        wanted = np.unique(starts)
-        with opened(self.file, self.form.encoding) as stream:
-            if self._is_divisible(stream):
-                ranges = [(start, start + 1) for start in wanted.tolist()]
-            else:
-                ranges = [(0, int(wanted[-1]) + 1)]
-            for some in (some for first, stop in ranges for some in self._starting_in(stream, first, stop)):
-                for number in np.flatnonzero(np.isin(some.starts, wanted)).tolist():
-                    if (found := self._decoded(some.part(number, number + 1))).starts.size:
-                        yield found
-
     @property
     def is_one_document(self) -> bool:
         """Whether all of a file of plain text is one document, which no line ends."""
         return self.kind == "text" and self.form.documents == "file"
-
-    def _is_divisible(self, stream: InputStream) -> bool:
-        """Whether documents can be found without reading all before them."""
-        return stream.is_seekable and not self.is_one_document
 
     def _all(self, stream: InputStream) -> Iterator[Documents]:
         """All of the input as one document, if it is not blank."""

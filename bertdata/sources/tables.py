@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import formats
@@ -39,32 +38,6 @@ class TableFile:
         """The rows of the units that are wanted, some at a time. base: nothing comes before a table in its range."""
         with readable(self.file, self.kind):
             yield from (self._of_parquet if self.kind == "parquet" else self._of_batches)(is_wanted)
-
-    def at(self, rows: Sequence[int]) -> Iterator[Documents]:
-        """The rows with some numbers, one at a time, in the order of the input. Reads no other row group of Parquet.
-
-        A number that no row has, or one without a text, is left out.
-        """
-        wanted = np.unique(rows)
-        with readable(self.file, self.kind):
-            for first, column in self._columns_with(wanted):
-                for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
-                    if (found := _documents(_binary(column.slice(row - first, 1)), row, {})).starts.size:
-                        yield found
-
-    def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
-        """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
-        if self.kind == "parquet":
-            with _open_table(self.file, self.form.text_key) as table:
-                meta = table.metadata
-                ends = np.cumsum([meta.row_group(number).num_rows for number in range(meta.num_row_groups)])
-                groups = set(np.searchsorted(ends, wanted).tolist())
-                yield from ((first, column) for _, first, column in self._of_groups(table, groups.__contains__))
-            return
-        first = 1
-        for column, *_ in self._batches():
-            yield first, column
-            first += len(column)
 
     def place(self, row: int) -> str:
         """'file, row n'."""

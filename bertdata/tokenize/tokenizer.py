@@ -207,16 +207,6 @@ class LoadedTokenizer:
         """A text that has these ids, with special tokens shown."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def part_of(self, text: str, start: int, stop: int) -> str:
-        """The part of a text that its tokens start to stop - 1 are of. Takes the time of `tokenizers`."""
-        places = self._tokenizer.encode(text, add_special_tokens=False).offsets[start:stop]
-        return text[places[0][0] : places[-1][1]] if places else ""
-
-    def parts_of(self, text: str, places: Sequence[int]) -> list[str]:
-        """The parts of a text that some of its tokens are of. Takes the time of `tokenizers`, once."""
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return [text[offsets[place][0] : offsets[place][1]] for place in places]
-
     def prepare(self) -> None:
         """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
 

@@ -15,8 +15,8 @@ import torch
 
 from bertdata import Dataset
 from bertdata.files import make_directory, write_file
-from bertdata.look.entries import entry_of
 from bertrain.objectives.losses import LossSum
+from bertrain.run.entries import entry_of
 from bertrain.runtime.dist import World
 
 Sources = Sequence[tuple[Dataset, float]]

@@ -172,7 +172,6 @@ class Records:
             phases=run.batches.saved_phases(),
             loader=run.loader.state_dict(),
             streams=run.batches.positions,
-            read=run.watch.read,
             since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
             methods={method.name: kept for method in run.methods if (kept := method.state())},

@@ -59,7 +59,7 @@ class Run:
         if ranks.rank == 0:
             self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards.tokenizer_file, weights, max_length(weights.config))
-        self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
+        self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step)
         self._read = self._amounts()
         self.milestones: list[str] = []
         """Those of --save-at that the last step has passed."""

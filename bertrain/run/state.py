@@ -20,6 +20,7 @@ TRAINER = "trainer.json"
 VERSION = 1
 OF_BRANCH = f"that of {flag('branch')}"
 """The model in `made_with` of earlier versions, for a run that began from a checkpoint of another one."""
+OLD = ("read",)  # members of earlier versions that nothing reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,6 @@ class TrainState:
     phases: Sequence[Mapping[str, Any]] = ()  # those of the run; earlier versions left them out without [[phase]]
     loader: Mapping[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
     streams: Mapping[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
-    read: Sequence[Mapping[str, Any]] = ()  # what the log says of streams, for `bertdata trace`
     since_entry: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sums since the last entry of the log
     scaler: Mapping[str, Any] = field(default_factory=dict)  # of fp16
     methods: Mapping[str, Any] = field(default_factory=dict)  # the state of each method that has one, by its name
@@ -69,6 +69,8 @@ def read(path: Path) -> TrainState:
         saved = json.loads((path / TRAINER).read_bytes())
     except (ValueError, RecursionError) as error:
         raise damaged(f"it is not JSON ({error})") from None
+    if isinstance(saved, dict):
+        saved = {name: value for name, value in saved.items() if name not in OLD}
     names = {each.name for each in fields(TrainState)}
     if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
         version = saved.get("version") if isinstance(saved, dict) else None
@@ -103,12 +105,10 @@ def read_to_resume(path: Path) -> TrainState:
 def _is_sound(saved: Mapping[str, Any]) -> bool:
     """Whether what is read of the members of a state is there, and of the right type."""
     counts = [saved["step"], saved["tokens"], saved["phase"] - 1, *saved["streams"].values()]
-    entries = [entry for entry in saved["read"] if isinstance(entry, dict) and isinstance(entry.get("stream"), dict)]
     return (
         all(type(number) is int and number >= 0 for number in counts)
         and all(type(number) in (int, float) for number in saved["seconds"].values())
         and "trained" in saved["seconds"]
-        and len(entries) == len(saved["read"])
         and all(isinstance(sums, list) and len(sums) > 1 for sums in saved["since_entry"].values())
         and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
         and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}

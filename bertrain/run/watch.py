@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,8 @@ class Watch(contextlib.ExitStack):
         sources: Sources,
         *,
         step: int,
-        read: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """sources: the datasets of --data, and their weights. read: the entries of `stream` so far."""
+        """sources: the datasets of --data, and their weights."""
         super().__init__()
         self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
         self.out, self.is_first = Path(config.out), ranks.rank == 0
@@ -72,8 +71,6 @@ class Watch(contextlib.ExitStack):
         self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
         self._warned: set[str] = set()
         self._stream: dict[str, Any] = {}
-        self.read = [dict(entry) for entry in read]
-        """The entries of `stream` at the changes so far: the log has them, and so do checkpoints."""
         self._log: Log | None = None
         if not self.is_first:
             return
@@ -212,10 +209,7 @@ class Watch(contextlib.ExitStack):
         state = loader.state_dict() | {"global_batch_size": loader.global_batch_size}
         if state | {"position": None} != self._stream:
             self._stream = state | {"position": None}
-            entry = {"step": step, "stream": state}
-            if not self.read or self.read[-1]["stream"] | {"position": None} != self._stream:
-                self.read.append(entry)
-            self._keep(entry)
+            self._keep({"step": step, "stream": state})
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry."""

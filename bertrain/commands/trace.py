@@ -1,0 +1,135 @@
+"""The documents of a batch of a past run, and where they are in the inputs: `bertrain trace run/ --step 1200`.
+
+    a step of a run ──► positions ──► tokens of the split ──► documents ──► input, and byte or row
+              log.jsonl          Loader.spans          offsets       origins/
+
+The texts are decoded from the ids of the dataset; no input is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+import bertdata
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.format.origins import Origins
+from bertdata.sources.inputs import Input
+from bertdata.sources.tables import TABLE_KINDS
+from bertdata.tokenize.load import load
+from bertrain.options.config import Config
+from bertrain.options.flags import read_options
+from bertrain.run.entries import entry_of
+
+
+class Part(NamedTuple):
+    """The tokens of a document that a row has."""
+
+    row: int  # number of the row among those that were asked for
+    source: int  # number of the dataset in a mix
+    document: int  # number of the document in its dataset: Dataset.document(number) has its ids
+    start: int  # the row has the tokens start to stop - 1 of the document
+    stop: int
+    num_tokens: int  # of the document, without the separator
+
+
+def stream_of(run: Path, step: int) -> dict[str, Any]:
+    """Return the state of a run's loader before a step, counted from 1, with the step's global_batch_size.
+
+    Raises UsageError for a directory without a log, and for a step that the log does not have.
+    """
+    path = run / "log.jsonl"
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        sentence = f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain"
+        raise UsageError(sentence, "not-a-run", option="run", given=run) from None
+    log = [entry for line in lines if (entry := entry_of(line))]
+    found = [(entry["step"], entry["stream"]) for entry in log if isinstance(entry.get("stream"), dict)]
+    streams = sorted((each for each in found if each[1].keys() >= {"position", "global_batch_size"}), key=itemgetter(0))
+    last = max((entry["step"] for entry in log), default=0)
+    before = [each for each in streams if each[0] < step <= last]
+    if not before:
+        steps = f"of the steps {streams[0][0] + 1} to {last}" if streams else "of no step"
+        sentence = f"--step is {step}, and {path} says {steps} what was read; give one of those"
+        raise UsageError(sentence, "out-of-range", option="step", given=step)
+    after, stream = before[-1]
+    return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
+
+
+def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loader:
+    """Return the loader of a stream, without masks. paths: of its datasets, and perhaps of others.
+
+    Raises UsageError if a dataset is missing.
+    """
+    datasets = {dataset.dataset_id: dataset for dataset in map(bertdata.open, paths)}
+    sources = stream.get("sources") or [[stream["dataset_id"], 1]]
+    if missing := [name for name, _ in sources if name not in datasets]:
+        sentence = f"the run read the dataset {missing[0][:16]}, which is not {' or '.join(paths)}; give it by --data"
+        raise UsageError(sentence, "other-dataset", option="data", given=missing[0])
+    names = ("length", "seed", "split", "samples", "short_seq_prob", "shuffle", "variants", "starts")
+    options = {name: stream[name] for name in names if stream.get(name) is not None}
+    return bertdata.Loader([(datasets[name], weight) for name, weight in sources], masking=None, **options)
+
+
+def parts_of(loader: bertdata.Loader, positions: np.ndarray) -> Iterator[Part]:
+    """Yield the parts of documents that the samples at some positions, int64 [B], are made of, row by row."""
+    which = loader.read(positions).sources
+    for row, start, length in loader.spans(positions).tolist():
+        source = 0 if which is None else int(which[row])
+        dataset = loader.sources[source].dataset
+        separators, names = int(dataset.special_tokens.separator is not None), list(dataset.splits)
+        earlier = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
+        split = dataset.splits[loader.split]
+        shard = int(np.searchsorted(split.first_tokens, start, side="right")) - 1
+        begin, offsets = start - int(split.first_tokens[shard]), dataset.array(split.shards[shard].name, "documents")
+        number = int(np.searchsorted(offsets, np.uint64(begin), side="right")) - 1
+        while number < split.shards[shard].num_documents and (first := int(offsets[number])) < begin + length:
+            num_tokens = int(offsets[number + 1]) - first - separators
+            part = max(0, begin - first), min(num_tokens, begin + length - first)
+            if part[0] < part[1]:  # else the row has nothing but the separator of this document
+                document = earlier + int(split.first_documents[shard]) + number
+                yield Part(row, source, document, *part, num_tokens)
+            number += 1
+
+
+@click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain trace run/ --step 1200 --row 3")
+@click.argument("run")
+@click.option("--step", required=True, type=int, help="Step of the run, from 1, as in its log.jsonl.")
+@click.option("--row", type=int, help="Row of the global batch, from 0. Default: all rows.")
+@click.option("--data", multiple=True, help="Where a dataset of the run is. May be repeated. Default: as in run.json.")
+def main(run: str, step: int, row: int | None, data: tuple[str, ...]) -> None:
+    """Print the documents of a batch of a past run: number, input, byte or row, and text.
+
+    The text is decoded from the ids of the dataset, so it may differ from the input in case and spaces.
+    """
+    stream = stream_of(Path(run), step)
+    size = stream["global_batch_size"]
+    if row is not None and not 0 <= row < size:
+        sentence = f"--row is {row}; give a row of the batch, from 0 to {size - 1}"
+        raise UsageError(sentence, "out-of-range", option="row", given=row)
+    loader = loader_of(stream, data or Config.of(**read_options(Path(run) / "run.json")).paths)
+    rows = np.arange(size) if row is None else np.array([row])
+    datasets = [source.dataset for source in loader.sources]
+    origins, tokenizer = [Origins.of(each.path, each.manifest) for each in datasets], load(str(datasets[0].path))
+    for part in parts_of(loader, stream["position"] + rows):
+        dataset, place = datasets[part.source], "no origins"
+        if known := origins[part.source]:
+            name, number = known.input_and_place(part.document)
+            is_table = (known.record.input_format or Input(name, None, None).kind) in TABLE_KINDS
+            place = f"{name}, {'row' if is_table else 'byte'} {number}"
+        click.echo(
+            f"row {rows[part.row]}: document {part.document} of {dataset.path} ({place}), tokens {part.start} to "
+            f"{part.stop} of {part.num_tokens}\n  "
+            + tokenizer.decode(dataset.document(part.document)[part.start : part.stop].tolist())
+        )
+
+
+if __name__ == "__main__":
+    main()
