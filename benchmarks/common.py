@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -59,6 +60,13 @@ def has_bf16() -> bool:
     with open("/proc/cpuinfo") as file:
         flags = next((line.split() for line in file if line.startswith("flags")), [])
     return bool({"avx512_bf16", "amx_bf16"} & set(flags))
+
+
+def steps_in(seconds: float, said: str) -> int:
+    """Return how many steps of training fit into seconds. said: by `bertrain doctor --steps 1000`."""
+    measured = re.search(r"training ([\d,.]+) s", said)
+    assert measured, said  # noqa: S101
+    return max(1, int(1000 * seconds / float(measured[1].replace(",", ""))))
 
 
 def report(question: str, regime: str, result: dict[str, Any]) -> None:

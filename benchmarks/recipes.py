@@ -4,11 +4,11 @@
     python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row Muon
 
 A row of the study is a name, options of bertrain pretrain, and phases if it has some (docs/phases.md); their file lies
-beside the run. Each runs with every seed for the same time of training, in which compiling and evaluation do not count;
-with --steps for the same number of steps. The last evaluation is on the
+beside the run. `bertrain doctor` measures how many steps of each fit into the same time of training, without compiling
+and evaluation, and every seed takes so many; with --steps all take the same number. The last evaluation is on the
 same 2,048 samples of the validation split for all. What is done stands in OUT/results.jsonl and is not run again, so
-the command may be stopped at any time. It ends with a table: of each row the loss of every seed, their median, and the
-steps that fitted.
+the command may be stopped at any time. It ends with a table: of each row the loss of every seed, their median, the
+steps that fitted, and the seconds of training that were used.
 
 tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one thread.
 small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two threads.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import losses_of, machine, small_modernbert
+from common import losses_of, machine, small_modernbert, steps_in
 
 
 def changed(base: str, changes: dict[str, str]) -> dict[str, str]:
@@ -43,7 +43,7 @@ def changed(base: str, changes: dict[str, str]) -> dict[str, str]:
     return {name: " ".join(f"{option} {value}" for option, value in row.items()) for name, row in rows.items()}
 
 
-TIMES = {"tiny": "280s", "small": "10m", "post-LN": "10m"}
+TIMES = {"tiny": 280.0, "small": 600.0, "post-LN": 600.0}  # seconds
 THREADS = {"tiny": 1, "small": 2, "post-LN": 2}
 EVERY_RUN = "--length 64 --precision bf16 --compile on --eval-every 0 --save-every 1000000 --log-every 50"
 ROWS = {
@@ -180,15 +180,16 @@ def table(results: list[dict[str, Any]], size: str) -> str:
     for result in results:
         if result["size"] == size:
             rows.setdefault((result["row"], result["options"]), []).append(result)
-    lines = ["| recipe | options | loss, median | of each seed | steps | tokens |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| recipe | options | loss, median | of each seed | steps | tokens | seconds |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
     for (row, options), found in sorted(
         rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])
     ):
         lines.append(
             f"| {row} | `{options}` | {losses_of(found)} | "
             f"{statistics.median(one['steps'] for one in found):,.0f} | "
-            f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M |"
+            f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M | "
+            f"{statistics.median(one['trained_s'] for one in found):,.0f} |"
         )
     return "\n".join(lines)
 
@@ -201,11 +202,11 @@ def table(results: list[dict[str, Any]], size: str) -> str:
 @click.option("--row", "names", multiple=True, help="A row to run, by its name. Default: all.")
 @click.option("--options", help="Run these options of pretrain instead; --row names them.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--budget", help="Time of training of a run. Default: 280s for tiny, else 10m.")
-@click.option("--steps", help="Number of steps of a run, instead of a time: for a machine that other programs use too.")
+@click.option("--seconds", type=float, help="Time of training of a run. Default: 280 for tiny, else 600.")
+@click.option("--steps", type=int, help="Number of steps of a run, instead of a time.")
 def main(
     corpus: str, out: Path, size: str, tokenizer: str | None, names: tuple[str, ...], options: str | None, seeds: int,
-    budget: str | None, steps: str | None,
+    seconds: float | None, steps: int | None,
 ) -> None:  # fmt: skip
     if size != "tiny" and not tokenizer:
         raise click.UsageError(f"--size {size} needs a --tokenizer")
@@ -216,33 +217,38 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     rows = {names[0]: options} if options else {name: ROWS[size][name] for name in names or ROWS[size]}
     file, given = out / "results.jsonl", prepare(corpus, tokenizer, size, out)
-    length = f"--steps {steps}" if steps else f"--budget {budget or TIMES[size]}"
-    budget = f"{steps} steps" if steps else budget or TIMES[size]
+    seconds = seconds or TIMES[size]
+    length = f"{steps} steps" if steps else f"{seconds:g}s"
     results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["size"], one["options"], one["seed"], one["budget"]) for one in results}
+    done = {(one["size"], one["options"], one["length"], one["seed"]): one["steps"] for one in results}
     for seed in range(seeds):
         for name, flags in rows.items():
             phases = "" if options else PHASES.get(name, "")
             shown = f"{flags} {phases}".strip()
-            if (size, shown, seed, budget) in done:
+            if (size, shown, length, seed) in done:
                 continue
-            tag = hashlib.sha256(f"{shown} {budget}".encode()).hexdigest()[:8]
+            tag = hashlib.sha256(f"{shown} {length}".encode()).hexdigest()[:8]
             place = out / f"{size}-{name}-{tag}-{seed}".translate(str.maketrans(" ,%", "---"))
-            command = ["bertrain.pretrain", *given, "--out", str(place), *length.split(), "--seed", str(seed)]
             words = f"{EVERY_RUN} {flags}"
             more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
-            run([*command, *more], out / "inductor", THREADS[size])
-            result = {"size": size, "row": name, "options": shown, "seed": seed, "budget": budget} | result_of(place)
+            command, cache = [*given, "--out", str(place), "--seed", str(seed), *more], out / "inductor"
+            number = steps or done.get((size, shown, length, 0))
+            if not number:
+                said = run(["bertrain", "doctor", *command, "--steps", "1000"], cache, THREADS[size])
+                number = steps_in(seconds, said)
+            run(["bertrain.pretrain", *command, "--steps", str(number)], cache, THREADS[size])
+            result = {"size": size, "row": name, "options": shown, "seed": seed, "length": length} | result_of(place)
             results.append(result)
+            done[size, shown, length, seed] = number
             with file.open("a") as stream:
                 stream.write(json.dumps(result) + "\n")
             print(f"{name}, seed {seed}: {result['validation_loss']:.4f} after {result['steps']:,} steps", flush=True)
-    print(table([one for one in results if one["budget"] == budget], size))
+    print(table([one for one in results if one["length"] == length], size))
     print(
         json.dumps(
             {
                 "question": "recipes",
-                "regime": f"{size}, {budget} of training",
+                "regime": f"{size}, {length} of training",
                 "rows": len(results),
                 "machine": machine(),
             }

@@ -5,7 +5,8 @@
 Both get the same text, tokenizer, architecture (`small_modernbert`), implementation of attention, settings of malloc
 and dtype (bf16; fp32 on processors without bf16), and their time begins with the raw text. Both run in one process on
 all cores, unless --ranks says otherwise. Both are compiled; compiling, the start of processes and checkpoints do not
-count for either. Ours: bertdata build, then pretrain with the rest of the minutes as --budget and the recipe RECIPE.
+count for either. Ours: bertdata build, then pretrain with the recipe RECIPE and as many steps as fit into the rest of
+the minutes, as bertrain doctor measures; trained_s of the figures is the time that they took.
 The other: `datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its
 DataCollatorForLanguageModeling trains as many steps as the minutes allow by trials of 10 and 30 steps, compiled or not,
 whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of the tokens masked independently. But
@@ -36,7 +37,7 @@ from typing import Any
 
 import click
 import torch
-from common import MALLOC, has_bf16, report, small_modernbert
+from common import MALLOC, has_bf16, report, small_modernbert, steps_in
 from environments import python_of
 
 from bertrain.run.validation import EVALUATED_SAMPLES
@@ -114,6 +115,12 @@ def build(corpus: str, tokenizer: str, scratch: Path) -> float:
     return time.perf_counter() - start
 
 
+def options_of(scratch: Path, recipe: str, eager: bool) -> list[str]:
+    """Options of bertrain for a run of ours."""
+    options = ["--data", scratch / "shards", "--model", scratch / "config.json", "--length", LENGTH]
+    return [*map(str, options), *recipe.split(), "--precision", PRECISION, "--compile", "off" if eager else "on"]
+
+
 def ours(
     scratch: Path, name: str, recipe: str, ranks: int, seed: int, eager: bool, eval_every: int
 ) -> tuple[str, dict[str, Any]]:
@@ -122,9 +129,8 @@ def ours(
     The log counts the first step as compiling. Where nothing is compiled it is training, as in the script's time.
     """
     out = scratch / f"{name}-{seed}"
-    command = ["--data", scratch / "shards", "--out", out, "--model", scratch / "config.json", "--length", LENGTH]
-    command += [*recipe.split(), "--precision", PRECISION, "--compile", "off" if eager else "on"]
-    command += ["--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50, "--seed", seed]
+    command = ["--out", out, "--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50]
+    command += [*options_of(scratch, recipe, eager), "--seed", seed]
     run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)], ranks)
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     timed = [entry for entry in entries if "trained_s" in entry]
@@ -232,9 +238,11 @@ def main(
             found["ours, same recipe"] = {"until training": found["ours"]["until training"], "seeds": []}
             found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
             how = max(fits, key=lambda name: fits[name])
+        doctor = [*launch(ranks), "-m", "bertrain", "doctor", *options_of(scratch, RECIPE, eager)]
+        said = run([*doctor, "--out", str(scratch / "doctor"), "--steps", "1000"], ranks)
+        recipe = f"{RECIPE} --steps {steps_in(60 * minutes - found['ours']['until training'], said)}"
         for seed in range(seeds):
-            budget = f" --budget {60 * minutes - found['ours']['until training']:.0f}s"
-            runs = {"ours": ours(scratch, "ours", RECIPE + budget, ranks, seed, eager, eval_every)}
+            runs = {"ours": ours(scratch, "ours", recipe, ranks, seed, eager, eval_every)}
             if not alone:
                 same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup-steps {warmup_of(fits[how])}"
                 runs["ours, same recipe"] = ours(scratch, "same", same, ranks, seed, eager, 0)

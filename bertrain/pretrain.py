@@ -80,7 +80,7 @@ def pretrain(config: Config) -> None:
 
 
 def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
-    """Takes the steps of a phase, until they are taken, its time is up, or a signal comes to any rank."""
+    """Takes the steps of a phase, until they are taken or a signal comes to any rank."""
     config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
     rates, readings, is_first = Rates(run.learner.model, ranks.device, training.precision), Readings(), True
     module = training.begin_phase()
@@ -100,12 +100,11 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
         batch, waited = run.next_batch()
 
-        # What every rank must know before the backward pass: how much all ranks sum over, signals, and the time.
+        # What every rank must know before the backward pass: how much all ranks sum over, and signals.
         own = [*run.learner.counts(batch).values()]
-        trained = run.clock.seconds["trained"] if ranks.rank == 0 else 0.0
-        shared = feed.to_device(torch.tensor([*own, len(signals), trained], dtype=torch.float64), ranks.device)
+        shared = feed.to_device(torch.tensor([*own, len(signals)], dtype=torch.float64), ranks.device)
         run.sums.add_counts(shared[: len(own)])
-        counts, signals_and_time = ranks.sum(shared).split([len(own), 2])
+        counts, of_signals = ranks.sum(shared).split([len(own), 1])
 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
@@ -120,8 +119,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
 
         rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)
-        num_signals, seconds, in_a_row = readings.read(torch.cat([signals_and_time, training.in_a_row]))
-        run.spent = max(run.spent, seconds)
+        num_signals, in_a_row = readings.read(torch.cat([of_signals, training.in_a_row]))
         run.clock.lap_of_step(loader.length)
         if is_first:
             ranks.wait_for_others(SILENT_S)

@@ -87,6 +87,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out shared/shards"): "a cluster; tests/test_ray.py",
     ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
     ("*", "srun "): "needs Slurm",
+    ("docs/howto/proteins.md", "bertrain doctor --recipe "): "takes steps of a large batch",
     ("*", "scontrol "): "needs Slurm",
 }
 REWRITTEN = {  # in all pages: pattern → what stands in its place
@@ -113,7 +114,7 @@ REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of option
     r"^save_every = .*": "",
 }
 REPLACED_OF = {
-    "pretrain": {"--epochs": f"--steps {STEPS}", "--budget": f"--steps {STEPS}"},
+    "pretrain": {"--epochs": f"--steps {STEPS}"},
     "doctor": {"--out": "--out new/"},  # where no other run is
     "finetune": {"--epochs": "--epochs 1"},
     "suite": {"--epochs": "--epochs 1"},
@@ -318,8 +319,7 @@ def smaller(words):
         if option in made and (place := Path(made[made.index(option) + 1])).exists():
             shutil.rmtree(place) if place.is_dir() else place.unlink()
     at = 1 if program in GROUPS else 0
-    has_phases = any(word.endswith(".toml") or word in ("esm2-8m", "dnabert2-small") for word in made)
-    added = "" if has_phases else ADDED.get(name, "")
+    added = "" if any(word.endswith(".toml") for word in made) else ADDED.get(name, "")
     return [program, *made[:at], *added.split(), *made[at:]]
 
 

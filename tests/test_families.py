@@ -437,7 +437,20 @@ def test_families_that_are_not_in_the_table_are_slower_and_their_operations_esti
 @pytest.mark.parametrize("name", EVERY)
 def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, name):
     run, data = run_of(name), ("--data", dataset.path)
-    succeeds(doctor.main, *data, "--out", tmp_path / "x", "--model", configs[name], "--length", 32, "--steps", 1)
+    succeeds(
+        doctor.main,
+        *data,
+        "--out",
+        tmp_path / "x",
+        "--model",
+        configs[name],
+        "--length",
+        32,
+        "--steps",
+        1,
+        "--global-batch-size",
+        4,
+    )
     _, warnings = assemble.model(Config.of(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
     assert bool(warnings) == (name in UNLISTED)
     assert json_of(evaluate.main, *data, "--checkpoint", run, "--show", 1)["loss"] > 0

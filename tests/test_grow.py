@@ -1,8 +1,6 @@
 """Progressive growth and --lr-scale: what comes from where, what is frozen, and that runs go on to the bit."""
 
-import itertools
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +15,7 @@ from bertrain.optim import optimizers
 from bertrain.options.config import Config
 from bertrain.run import checkpoint
 from bertrain.run.validation import Validation
-from bertrain.run.watch import Watch, _scale_lines
-from bertrain.runtime import clock
+from bertrain.run.watch import _scale_lines
 
 GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0}
 UPPER = r"layers?\.{}\.|head|decoder|final_norm|^cls\."  # what is above the layers that it names, and these
@@ -156,24 +153,6 @@ def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dat
     for name in parked:  # moments wait, and go on from where they were
         assert all(torch.equal(value, states[5][name][1][kind]) for kind, value in states[2][name][1].items())
         assert states[7][name][1]["step"] == states[2][name][1]["step"] + 2
-
-
-@pytest.mark.parametrize(("budget", "layers"), [("2s", 2), ("0.125s", 1)])
-def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path, monkeypatch, budget, layers):
-    """A step takes 1/8 s or more of the run's clock. Where the first is longer than the budget, there is no growth."""
-    seconds, warnings = itertools.count(), []
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
-    monkeypatch.setattr(Watch, "warn", lambda self, line: warnings.append(line))
-    log = train(dataset.path, tmp_path / "run", budget=budget, phase=changing(0.5, layers=[1, None]), **QUIET)
-    growths = [entry for entry in log if "change" in entry]
-    assert len(growths) == layers - 1
-    assert len(warnings) == 2 - layers
-    for growth in growths:
-        spent = [entry["trained_s"] for entry in log if "trained_s" in entry and entry["step"] <= growth["step"]]
-        assert 1 <= len([seconds for seconds in spent if seconds >= 1.0]) <= 2  # ranks learn the time one step late
-    saved = {path.name: pretrained.load(path).config.num_hidden_layers for path in (tmp_path / "run").glob("step-*")}
-    depths = [(growth["step"], 1) for growth in growths] + [(log[-1]["step"], layers)]
-    assert saved == {f"step-{step:08d}": depth for step, depth in depths}
 
 
 @pytest.mark.slow

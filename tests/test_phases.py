@@ -47,7 +47,6 @@ from bertrain.run import assemble, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.phases import check_begun, resolve
 from bertrain.run.state import TrainState
-from bertrain.runtime import clock
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config.of(data="x")
@@ -101,8 +100,6 @@ DURATION = st.one_of(
     st.sampled_from([0.01, 0.1]).map(lambda epochs: {"epochs": epochs}),
 )
 OWN = st.lists(st.tuples(DURATION, SETS).map(lambda parts: parts[0] | parts[1]), min_size=1, max_size=4)
-TIME = st.sampled_from(["1s", "7s", "0.5m"]).map(lambda time: {"time": time})
-TIMED = st.lists(st.tuples(TIME, SETS).map(lambda parts: parts[0] | parts[1]), min_size=1, max_size=3)
 
 
 @st.composite
@@ -126,12 +123,6 @@ def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
             resolve(Config.of(data="x", **run, phase=phases), SIZES)
         return
     require_same(table_of(resolve(Config.of(data="x", **run, phase=phases), SIZES)), expected)
-
-
-@given(TIMED)
-def test_phases_by_time_are_parts_of_a_million(phases):
-    made = resolve(Config.of(data="x", phase=phases), SIZES)
-    assert [0, *(phase.stop for phase in made)] == reference.borders({}, [RUN | phase for phase in phases], 1000)
 
 
 BEGINS = st.lists(st.integers(1, 99), unique=True, max_size=2).map(lambda begins: [0, *sorted(begins)])
@@ -630,20 +621,6 @@ def test_a_path_may_be_written_otherwise_and_a_dataset_may_not_change(dataset, o
     assert entries(tmp_path / "run")[-1]["step"] == 2
 
 
-def test_a_run_by_time_does_not_go_back_to_an_earlier_phase(dataset, tmp_path, monkeypatch):
-    """A step takes 1/8 s or more of the run's clock."""
-    seconds = itertools.count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
-    phases = changing(0.5, lr=[1e-3, 5e-4])
-    train(dataset.path, tmp_path / "run", budget="4s", phase=phases, **QUIET)
-    assert state.read(last_checkpoint(tmp_path / "run")).phase == 2
-    known = {"kind": "other-settings", "option": "budget"}
-    longer = QUIET | {"budget": "400s", "phase": phases}
-    sentence = refused_run(dataset.path, tmp_path / "run", **longer, **known).sentence
-    checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **longer))
-    assert (checked.exit_code, checked.stdout.splitlines()[-1]) == (1, f"FAIL  run        {sentence}")
-
-
 def test_the_last_part_of_wsd_is_exact():
     """0.07 of 100 steps are 7; in binary it is a little more."""
     plain = {"peak": 1.0, "steps": 100, "warmup_steps": 0, "schedule": "wsd", "decay_share": 0.07}
@@ -655,12 +632,6 @@ def test_the_last_part_of_wsd_is_exact():
 def test_a_warm_up_longer_than_its_schedule_becomes_a_tenth_of_it(asked, taken):
     (phase,) = resolve(Config.of(data="x", steps=40, warmup_steps=asked), SIZES)
     assert (phase.rate.warmup_steps, phase.rate.asked) == (taken, asked)
-
-
-@pytest.mark.parametrize(("given", "seconds"), [("90s", 90), ("1.5m", 90), ("2h", 7200), ("3d", 259_200)])
-def test_a_time_is_so_many_seconds(given, seconds):
-    assert Config.of(data="x", budget=given).seconds == seconds
-    assert Config.of(data="x", phase=[{"time": given}, {"time": given}]).seconds == 2 * seconds
 
 
 @pytest.mark.parametrize(

@@ -155,14 +155,6 @@ def test_changes_along_a_run_are_events(tmp_path):
     assert any("step 3 of 8" in line for line in data["warnings"])
 
 
-def test_a_run_by_time_has_no_number_of_steps_to_reach(tmp_path):
-    for seconds, left_out in ((5.0, True), (None, False)):
-        about = {"config": {"steps": None}, "resolved": {"steps": 1_000_000, "seconds": seconds}}
-        data = page(write(tmp_path / str(seconds), [step(137, 3.0)], about))
-        assert left_out == ("1,000,000" not in " ".join(data["warnings"]))
-        assert left_out == ("steps, in effect" not in [row["name"] for row in data["options"]])
-
-
 def test_a_change_at_a_resume_is_said_once(finished, dataset, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     options = {"global_batch_size": 12, "lr": 1e-3}

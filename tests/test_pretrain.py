@@ -358,6 +358,11 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
     seal(path)
     refused_run(dataset.path, copied, steps=9, kind="other-version", option="average")
     assert state.read(path).step == 6
+    (path / "average.pt").unlink()
+    seal(path)
+    for given in ({"budget": "9s"}, {"phase": [{"time": "9s"}]}):
+        file.write_text(json.dumps(about | {"config": about["config"] | given}))
+        refused_run(dataset.path, copied, steps=9, kind="other-version", option="budget", given="9s")
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):

@@ -42,7 +42,6 @@ from transformers import (
 )
 
 import bertdata
-from bertdata import Masking
 from bertdata.errors import UsageError
 from bertdata.torch import tensors
 from bertdata.write import build
@@ -53,7 +52,7 @@ from bertrain.models import build as model
 from bertrain.models import pretrained
 from bertrain.models.families import FAMILIES
 from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, phases, rates, rundir, state, validation, watch, writer
+from bertrain.run import assemble, checkpoint, rates, rundir, state, validation, watch, writer
 from bertrain.run import evaluate as evaluation
 from bertrain.run import run as runs
 from bertrain.run import training as training_of_a_run
@@ -160,23 +159,8 @@ def costs(monkeypatch, seconds):
     return add
 
 
-def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path, costs, monkeypatch):
-    costs(Run, "next_batch", 1)
-    options = QUIET | {"budget": "20s"}
-    log = steps_of(train(dataset.path, tmp_path / "run", **options))
-    assert len(log) == 21  # time is read one step late
-    rates = [entry["lr"] for entry in log]
-    assert max(rates) <= 3e-3
-    assert rates[-1] < 0.2 * max(rates)
-    assert rates.index(max(rates)) < 0.5 * len(rates)
-    assert state.read(last_checkpoint(tmp_path / "run")).seconds["trained"] >= 20
-    assert len(steps_of(train(dataset.path, tmp_path / "run", **options))) == len(log)  # nothing is left
-    monkeypatch.setattr(phases, "TIMED", 4)  # which is no last step
-    assert train(dataset.path, tmp_path / "few", budget="6s", **QUIET)[-1]["step"] == 7
-
-
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, costs, compiles):
+def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, capsys, costs, compiles):
     """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
     if compiles:  # as on a GPU
         monkeypatch.setattr(runs, "Clock", lambda before, compiles: clock.Clock(before, compiles=True))
@@ -185,9 +169,9 @@ def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, c
     costs(validation, "samples", 30)
     costs(writer.Memory, "copy", 1000)
     out, compiled = tmp_path / "run", int(compiles)
-    log = train(dataset.path, out, budget="5s", eval_every=3, save_every=4, model=TINY)
+    n = 6 + compiled
+    log = train(dataset.path, out, steps=n, eval_every=3, save_every=4, model=TINY)
     steps = steps_of(log)
-    n = 6 + compiled  # 5 is read late
     assert [entry["trained_s"] for entry in steps] == [step - compiled for step in range(1, n + 1)]
     assert [entry["compiled_s"] for entry in steps] == [compiled] * n
     assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130, 260][:n]
@@ -197,8 +181,8 @@ def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, c
     assert ("compiled" in capsys.readouterr().out) == compiles
     times = json.loads((out / "run.json").read_text())["clock"]
     assert times == {"trained_s": 6, "compiled_s": compiled, "evaluated_s": 130 * len(evaluations), "waited_s": 2000}
-    more = steps_of(train(dataset.path, out, budget="8s", eval_every=0, model=TINY))
-    assert [entry["trained_s"] for entry in more[n:]] == ([6, 7, 8, 9] if compiles else [7, 8, 9])
+    more = steps_of(train(dataset.path, out, steps=n + 3, eval_every=0, model=TINY))
+    assert [entry["trained_s"] for entry in more[n:]] == ([6, 7, 8] if compiles else [7, 8, 9])
 
 
 def test_a_step_that_compiles_is_not_training(seconds):
@@ -218,15 +202,10 @@ def test_a_step_that_compiles_is_not_training(seconds):
 GROW, ELASTIC = {"phase": changing(0.5, layers=[1, None])}, {"elastic": "layers=1:3"}
 HALVES = [{"share": 0.5}, {"share": 0.5}]
 REFUSED = [
-    ("malformed", "budget", {"budget": "soon"}, {"budget": "0h"}),
-    ("out-of-range", "budget", {"budget": f"{10**320}s"}),
     ("out-of-range", "epochs", {"epochs": 1e308}),
     *(("out-of-range", name, {name: 10**400}, {"phase": [{name: 10**400}]}) for name in ("steps", "tokens")),
     ("out-of-range", "share", {"phase": [{"share": 10**400}]}),
     ("malformed", "epochs", {"phase": [{"epochs": "1e-999999999"}]}),
-    ("out-of-range", "time", {"phase": [{"time": f"{10**320}s"}]}),
-    ("conflict", "steps", {"budget": "1h", "steps": 3}),
-    ("conflict", "warmup_steps", {"budget": "1h", "warmup_steps": 10}),
     ("conflict", "warmup_steps", {"warmup": 0.1, "warmup_steps": 10}),
     ("out-of-range", "warmup", {"warmup": 1}),
     ("out-of-range", "mlm_probability", {"mlm_probability": 1.5}, {"mlm_probability": math.nan}),
@@ -247,14 +226,12 @@ REFUSED = [
     ("missing", "phase", {"phase": [{}, {"share": 0.5}]}, {"phase": [{"steps": 3}, {}]}),
     ("conflict", "share", {"phase": [{"steps": 3, "share": 0.5}]}),
     ("conflict", "phase", {"phase": [{"steps": 3}], "steps": 5}, {"phase": [{"steps": 3}, {"share": 0.5}]}),
-    ("conflict", "phase", {"phase": [{"steps": 3}, {"time": "5s"}]}, {"phase": [{"time": "5s"}], "budget": "9s"}),
     ("out-of-range", "share", {"phase": [{"share": 0.5}, {"share": 0.4}]}, {"phase": [{"share": 1.0}, {"share": 0.5}]}),
     ("malformed", "steps", *({"phase": [{"steps": steps}]} for steps in (0, 1.5, True, "many"))),
-    ("malformed", "time", {"phase": [{"time": 90}]}, {"phase": [{"time": "soon"}]}),
+    ("unknown", "time", {"phase": [{"time": "9s"}]}),
     ("out-of-range", "lr", {"phase": [{"steps": 3, "lr": -1}]}),
     ("needs-option", "decay_share", {"phase": [{"steps": 3, "decay_share": 0.5}]}),
     ("conflict", "rope_base", {"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}),
-    ("conflict", "warmup_steps", {"phase": [{"time": "9s", "warmup_steps": 3}]}),
     ("malformed", "layers", {"phase": [{"steps": 3, "layers": 4}, {"steps": 3, "layers": 2}]}),
     ("unknown", "precision", {"precision": "fp8"}),
     ("unknown", "masking", {"phase": [{"steps": 3, "masking": "words"}]}),
@@ -351,54 +328,6 @@ def test_a_plan_counts_the_rows_of_a_run():
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
     epoch = Plan.of(Config.of(data="x", phase=given), OF_100, world_size=2)
     assert epoch.samples() == pytest.approx(100, abs=40)
-
-
-def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
-    config = Config.of(
-        data=str(dataset.path),
-        out=str(tmp_path / "run"),
-        budget="10s",
-        model=TINY,
-        phase=changing(
-            0.3,
-            0.5,
-            0.6,
-            0.8,
-            length=[32, 32, 32, 32, 48],
-            global_batch_size=[4, 4, 6, 6, 6],
-            mlm_probability=[0.4, 0.2, 0.2, 0.1, 0.1],
-        ),
-    )
-
-    def start():
-        run = training.run_of(config)
-        with run.watch:  # which closes its log
-            run.watch.stream = lambda step, loader: None
-            return run
-
-    def read(run, seconds):
-        run.spent = run.clock.seconds["trained"] = seconds
-        while run.phase_is_done:
-            run.enter_next(lambda: None)
-        batch, _ = run.next_batch()
-        run.step += 1
-        return *batch.input_ids.shape, batch.targets.shape[1]
-
-    run = start()
-    slots = {share: Masking(probability=share).num_slots(32) for share in (0.4, 0.2, 0.1)}
-    assert [read(run, 0.0), read(run, 2.9)] == [(4, 32, slots[0.4])] * 2
-    assert [read(run, 3.1), read(run, 4.9)] == [(4, 32, slots[0.2])] * 2
-    training.save(run)
-    again = start()
-    assert again.loader.state_dict() == run.loader.state_dict()
-    for each in (run, again):
-        assert read(each, 5.1) == (6, 32, slots[0.2])
-        assert read(each, 7.0) == (6, 32, slots[0.1])
-        assert each.loader.position == 28
-        assert read(each, 8.5) == (6, 48, Masking(probability=0.1).num_slots(48))
-        assert each.loader.position == 6
-    training.save(run)
-    assert start().loader.state_dict() == run.loader.state_dict()
 
 
 def test_without_out_a_run_has_a_directory_of_its_model_and_day(dataset, tmp_path, monkeypatch):
@@ -724,19 +653,19 @@ def examine(data, out, **options):
 def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
     code, lines = examine(dataset.path, tmp_path / "run", global_batch_size=6, nproc=2)
     assert code == 0
-    checks = ["phase", "shards", "samples", "batch", "warm-up", "model", "masks", "devices", "memory", "disk", "run"]
+    checks = ["phase", "shards", "samples", "batch", "model", "masks", "devices", "memory", "disk", "run", "time"]
     assert list(lines) == checks
-    assert all(line.startswith(("PASS", "WARN  devices")) for line in lines.values())
+    assert all(line.startswith(("PASS", "WARN  devices", "WARN  time")) for line in lines.values())
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "check", "verdict", "value"),
     [
-        ({"global_batch_size": 100_000}, "batch", "WARN", "190 samples"),
-        ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "idle"),
-        ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "multiple"),
-        ({"steps": 10, "warmup_steps": 50}, "warm-up", "WARN", "--warmup-steps 50"),
+        ({"global_batch_size": 200}, "plan", "WARN", "190 samples"),
+        ({"global_batch_size": 3, "nproc": 8}, "plan", "WARN", "idle"),
+        ({"global_batch_size": 9, "nproc": 8}, "plan", "WARN", "evenly"),
+        ({"steps": 10, "warmup_steps": 50}, "plan", "WARN", "--warmup-steps 50"),
         ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "masks", "FAIL", "0.01 "),
         ({"model": "bert-huge"}, "model", "FAIL", "bert-huge"),
         (
@@ -757,6 +686,43 @@ def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdi
     assert lines[check].startswith(verdict)
     assert value in lines[check]
     assert code == (verdict == "FAIL")
+
+
+def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, monkeypatch, costs):
+    """A step takes 1 second, an evaluation 130, and a checkpoint 10."""
+    monkeypatch.setattr(doctor, "WARMUP_STEPS", 5)
+    monkeypatch.setattr(doctor, "TIMED_STEPS", 20)
+    costs(Run, "next_batch", 1)
+    costs(validation, "evaluate", 100)
+    costs(validation, "samples", 30)
+    costs(writer.Memory, "copy", 10)
+    few = {"model": TINY, "global_batch_size": 6, "steps": 1000, "eval_every": 500, "save_every": 250}
+    code, lines = examine(dataset.path, tmp_path / "run", **few, hours=1)
+    spent = "about 0:21:40: training 1,000.0 s, evaluations 260.0 s, checkpoints 40.0 s, compiling 0.0 s"
+    assert (code, lines["time"]) == (0, f"PASS  time       {spent}")
+    assert lines["hours"].endswith(f"--steps {1000 * 3420 // 1300} fit into 95 % of 1 hours")
+    assert not [*tmp_path.iterdir()]
+    line = examine(dataset.path, tmp_path / "run", **few, nproc=2)[1]["time"]
+    assert line == f"WARN  time       {spent}; communication between the 2 ranks counts only under torchrun"
+
+
+def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(dataset, tmp_path, monkeypatch, seconds):
+    """A step takes a second for each token of a row."""
+    taken, real = [], Run.next_batch
+
+    def next_batch(run):
+        taken.append((run.loader.length, run.loader.global_batch_size, run.learner.model.config.num_hidden_layers))
+        seconds.s += run.loader.length
+        return real(run)
+
+    monkeypatch.setattr(Run, "next_batch", next_batch)
+    phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
+    options = training.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
+    config = Config.of(**options, phase=phases)
+    ((name, (verdict, line)),) = doctor.estimate(config, 1, None)
+    assert taken == [(16, 6, 1)] * 2 + [(32, 6, 2)] * 2
+    assert (name, verdict) == ("time", "PASS")
+    assert "training 3,520.0 s" in line
 
 
 def gigabytes(dataset, check, **options):
@@ -866,8 +832,7 @@ def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("duration", [{"steps": 12}, {"budget": "12s"}], ids=str)
-def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs, duration):
+def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch):
     """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
     read, real = {}, Run.next_batch
 
@@ -885,18 +850,16 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs
         length=[32, 32, 32, 32, 48],
         mlm_probability=[0.3, 0.3, 0.15, 0.15, 0.15],
     )
-    options = {"phase": given, "log_every": 5, "model": TINY}
+    options = {"phase": given, "log_every": 5, "model": TINY, "steps": 12}
     monkeypatch.setattr(Run, "next_batch", next_batch)
-    costs(Run, "next_batch", 1)
-    train(dataset.path, tmp_path / "run", **options, **duration)
+    train(dataset.path, tmp_path / "run", **options)
     checkpoints = sorted((tmp_path / "run").glob("step-*"))
     kept = len(checkpoints) // 2
     for later in checkpoints[kept:]:
         shutil.rmtree(later)
     resumed = int(checkpoints[kept - 1].name.removeprefix("step-"))
-    for step in [step for step in read if step > resumed]:  # with a budget, they may not come again
-        del read[step]
-    train(dataset.path, tmp_path / "run", **options, **duration)
+    read = {step: rows for step, rows in read.items() if step <= resumed}
+    train(dataset.path, tmp_path / "run", **options)
     loaders = {length: bertdata.Loader(dataset, length=length) for length in (32, 48)}
     assert {length for length, _ in read.values()} == {32, 48}
     assert len({len(sample_ids) for _, sample_ids in read.values()}) == 3

@@ -20,6 +20,7 @@ from helpers import refused
 from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
+from bertrain.commands import doctor
 from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.options.config import Config
@@ -31,6 +32,7 @@ from bertrain.run.validation import Validation
 from bertrain.runtime.dist import World
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
+doctor.WARMUP_STEPS, doctor.TIMED_STEPS = 1, 1
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

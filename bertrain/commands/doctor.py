@@ -2,30 +2,39 @@
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
 
-Takes the options of bertrain pretrain and builds what it would build, without training. Prints the phases of the run,
-then PASS, WARN or FAIL for each check, and what to do. The exit code is 1 if a check fails.
+Takes the options of bertrain pretrain and builds what it would build. Prints the phases of the run, then PASS, WARN or
+FAIL for each check, and what to do. The exit code is 1 if a check fails. If none fails, it takes 25 steps for each row
+length, batch size and number of layers, and prints the time of the run. It leaves no file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BertdataError, DatasetError, counted
+from bertdata.errors import BertdataError, counted
 from bertdata.format.verify import verify
 from bertrain.methods import Method, methods_of, not_counted
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.options.config import Config
+from bertrain.options.config import DURATIONS, Config, Part
 from bertrain.options.flags import command
+from bertrain.pretrain import pretrain
 from bertrain.run import assemble, rundir, state
 from bertrain.run.batches import Batches
 from bertrain.run.schedule import Plan
@@ -33,6 +42,7 @@ from bertrain.runtime.dist import World
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
+WARMUP_STEPS, TIMED_STEPS = 5, 20
 SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
 
 
@@ -82,27 +92,28 @@ def _less(finding: Finding, left_out: str) -> Finding:
 def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str, Finding]]:
     """The checks of what a run reads, but of its masks."""
     loader, plan = batches.loader, batches.plan
-    steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
-    sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, {steps}"
-    if plan.seconds is None:
-        sizes += f", {counted(sum(phase.samples() * phase.length for phase in plan.phases), 'token')}"
-        sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
+    tokens = sum(phase.samples() * phase.length for phase in plan.phases)
+    sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, "
+    sizes += f"{counted(plan.steps, 'step')}, {counted(tokens, 'token')}"
+    sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
     yield "samples", (PASS, sizes)
-    for line in batches.shares():
-        yield "mix", (PASS, line)
-    facts = loader.facts
-    if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
-        shares = (
-            f"{facts['pad_share']:.0%} of all tokens are padding and {facts['crop_share']:.0%} of the text is cut off"
-        )
+    yield from (("mix", (PASS, line)) for line in batches.shares())
+    padding, cropped = loader.facts["pad_share"], loader.facts["crop_share"]
+    if padding > 0.1 or cropped > 0.1:
+        shares = f"{padding:.0%} of all tokens are padding and {cropped:.0%} of the text is cut off"
         yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
-    yield "batch", _batch(plan, nproc)
-    first = [warning for warning in plan.warnings if "warmup" in warning]
-    curve = plan.phases[0].rate
-    share = f"{curve.warmup_steps:,} of {curve.steps:,} steps"
-    if plan.seconds:
-        share = f"{curve.warmup_steps / curve.steps:.0%} of the time"
-    yield "warm-up", (WARN, first[0]) if first else (PASS, share)
+    of_pass, number = plan.first_micro_batches()
+    yield (
+        "batch",
+        (PASS, f"{plan.phases[0].rows} rows a step: {number} × {of_pass} on each of {counted(nproc, 'rank')}"),
+    )
+    yield from (("plan", (WARN, warning)) for warning in plan.warnings)
+    largest = max(max(phase.rows) for phase in plan.phases)
+    if largest >= nproc and -(-largest // nproc) * nproc > 1.1 * largest:
+        yield (
+            "plan",
+            (WARN, f"{nproc} ranks do not share {largest} rows evenly; give a --global-batch-size that they do"),
+        )
     for shards in batches.datasets.values():
         if "validation" not in shards.splits:
             reason = f"{shards.path} has no validation split, so nothing is evaluated; build with --validation 0.01"
@@ -122,19 +133,6 @@ def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset,
     return assemble.learner(
         config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights), methods
     )
-
-
-def _batch(plan: Plan, nproc: int) -> Finding:
-    ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
-    of_pass, number = plan.first_micro_batches()
-    shape = f"{plan.phases[0].rows} rows a step: {number} × {of_pass} on {ranks}"
-    others = [warning for warning in plan.warnings if "warmup" not in warning]
-    if others:
-        return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
-    largest = max(max(phase.rows) for phase in plan.phases)
-    if -(-largest // nproc) * nproc > 1.1 * largest:
-        return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
-    return PASS, shape
 
 
 def _devices(nproc: int) -> Finding:
@@ -222,17 +220,14 @@ def _run(
         return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
     try:
         newest, damaged = rundir.newest(run)
-    except DatasetError as error:
-        return FAIL, str(error)
-    if damaged and newest:
-        return WARN, f"{damaged[0]}; a run sets it aside and continues from {newest.name}"
-    if damaged:
-        return FAIL, f"{damaged[0]}; move it away, or give another --out"
-    if not newest:
-        return PASS, f"{run} is new"
-    if config.resume == "no":
-        return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
-    try:
+        if damaged and newest:
+            return WARN, f"{damaged[0]}; a run sets it aside and continues from {newest.name}"
+        if damaged:
+            return FAIL, f"{damaged[0]}; move it away, or give another --out"
+        if not newest:
+            return PASS, f"{run} is new"
+        if config.resume == "no":
+            return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
         saved = state.read_to_resume(newest)
         made_with = assemble.made_with(config)
         saved.require_made_with(newest, made_with)
@@ -246,20 +241,80 @@ def _run(
     return PASS, f"continues from {newest.name}"
 
 
-def doctor(config: Config, nproc: int) -> None:
-    """Print the phases of a run, and check it: shards, samples, batch, warm-up, model, devices, memory, disk."""
-    failed = False
-    for name, (verdict, reason) in check(config, nproc):
-        failed |= verdict == FAIL
-        click.echo(f"{verdict}  {name:<11}{reason}")
-    if failed:
-        sys.exit(1)
+def _shape(part: Part, ranks: int) -> tuple[int, int, int | None]:
+    """Return what the time of a step depends on: the row length, the rows of one of `ranks`, the number of layers."""
+    return part.options.length, math.ceil(part.options.rows.mean / ranks), part.options.flat().get("layers")
+
+
+def _trial(config: Config, out: str, ranks: int) -> Config:
+    """Return the options of a short run, with one phase for each shape of the phases of `config`."""
+    steps = WARMUP_STEPS + TIMED_STEPS
+    tables = {_shape(part, ranks): table for part, table in zip(config.parts, config.phase or ({},), strict=True)}
+    phases = tuple(
+        {name: value for name, value in table.items() if name not in DURATIONS}
+        | {"global_batch_size": rows, "steps": steps}
+        for (_, rows, _), table in tables.items()
+    )
+    run: dict[str, Any] = {"out": out, "phase": phases, "steps": None, "epochs": None, "tokens": "", "resume": "auto"}
+    run |= {"eval_every": steps, "save_every": steps, "log_every": WARMUP_STEPS, "save_at": (), "log_to": ()}
+    return replace(config, **run)
+
+
+def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
+    """Train for a few steps. Yield the time of the run and, if `hours` is given, the steps that fit into 95 % of it.
+
+    Under torchrun all ranks must call it; only the first one yields.
+    """
+    ranks = 1 if "WORLD_SIZE" in os.environ else nproc  # torchrun divides the rows of a step itself
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=_existing(Path(config.out))) as out:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            pretrain(_trial(config, out, ranks))
+        if not _is_first():
+            return
+        log = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+        clock = json.loads((Path(out) / "run.json").read_text())["clock"]
+    trained = {entry["step"]: entry["trained_s"] for entry in log if "trained_s" in entry}
+    evaluated = {entry["step"]: entry["validation_s"] for entry in log if "validation_s" in entry}
+    plan = Batches(config, assemble.datasets(config), methods=methods_of(config)).plan
+    shapes = list(dict.fromkeys(_shape(part, ranks) for part in config.parts))
+    seconds = {"training": 0.0, "evaluations": 0.0}
+    evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
+    for phase, part in zip(plan.phases, config.parts, strict=True):
+        last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
+        seconds["training"] += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
+        seconds["evaluations"] += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
+    seconds["checkpoints"] = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)
+    growing, compiling = sum(seconds.values()), clock["compiled_s"]
+    parts = ", ".join(f"{name} {number:,.1f} s" for name, number in {**seconds, "compiling": compiling}.items())
+    left_out = f"; communication between the {nproc} ranks counts only under torchrun" if ranks > 1 else ""
+    yield "time", _less((PASS, f"about {timedelta(seconds=round(growing + compiling))}: {parts}"), left_out)
+    if hours:
+        steps = max(0, int(plan.steps * (0.95 * 3600 * hours - compiling) / growing))
+        yield "hours", (PASS, f"--steps {steps} fit into 95 % of {hours:g} hours")
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def doctor(config: Config, nproc: int, hours: float | None) -> None:
+    """Print the phases of a run, check its data, model, memory and disk, and take a few steps to estimate its time."""
+    nproc, failed = int(os.environ.get("WORLD_SIZE", nproc)), False
+    for findings in (check(config, nproc) if _is_first() else (), estimate(config, nproc, hours)):
+        for name, (verdict, reason) in findings:
+            failed |= verdict == FAIL
+            click.echo(f"{verdict}  {name:<11}{reason}")
+        if failed:
+            sys.exit(1)
 
 
 RANKS = click.Option(
     ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
 )
-main = command(doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8", own=[RANKS])
+HOURS = click.Option(
+    ["--hours"], help="Print the --steps that fit into 95 % of so many hours.", type=click.FloatRange(0, min_open=True)
+)
+main = command(doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8", own=[RANKS, HOURS])
 
 if __name__ == "__main__":
     main()

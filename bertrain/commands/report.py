@@ -140,16 +140,13 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """run.json, as far as it is there and complete; without the number of steps of a run by time, which has none."""
+    """run.json, as far as it is there and complete."""
     try:
         about = json.loads((path / "run.json").read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return {}
     about = about if isinstance(about, dict) else {}
-    about = {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
-    if about.get("resolved", {}).get("seconds"):  # a run by time, whose steps are only those of its schedule
-        about["resolved"].pop("steps", None)
-    return about
+    return {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
 
 
 def _finite(value: Any) -> float | int | None:

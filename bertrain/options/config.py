@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, InitVar, dataclass, fields
 from datetime import date
 from fractions import Fraction
@@ -43,10 +43,10 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
-RESERVED = {"recipe", "config", "file", "help", "nproc", "methods", "is_part"}
+RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods", "is_part"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
-DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
+DURATIONS = ("steps", "tokens", "epochs", "share")  # of a phase, which has one of them
 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
 MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
@@ -116,10 +116,6 @@ class Config(Options):
     """Number of epochs, instead of --steps."""
     tokens: str = _option(SCHEDULE, "", form="amount")
     """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
-    budget: str = _option(SCHEDULE, "")
-    """Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation and
-    checkpoints do not count.
-    """
     global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
     micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
@@ -325,19 +321,15 @@ class Config(Options):
             if getattr(self, name):
                 _duration(name, getattr(self, name))  # refuses what is none
         units = {part.unit for part in self.parts}
-        if units != {"share"} and (given or units & {"share", "time"} and len(units) > 1):
+        if units != {"share"} and (given or "share" in units and len(units) > 1):
             sentence = (
                 f"the phases have {' and '.join(sorted(units))}{f', and {given[0]} was given' if given else ''}; give "
-                "each phase steps, tokens or epochs, or each a time, or each a share of --steps, --tokens, --epochs or "
-                "--budget"
+                "each phase steps, tokens or epochs, or each a share of --steps, --tokens or --epochs"
             )
             raise UsageError(sentence, "conflict", option="phase")
         if units == {"share"} and (total := sum(part.amount for part in self.parts)) != 1:
             sentence = f"the shares of the phases add up to {float(total):g}; give shares whose sum is 1"
             raise UsageError(sentence, "out-of-range", option="share", given=float(total))
-        if self.seconds and any(part.options.warmup_steps is not None for part in self.parts):
-            sentence = "--warmup-steps was given to a run by time; give --warmup, a share of the time"
-            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -378,13 +370,6 @@ class Config(Options):
     def paths(self) -> tuple[str, ...]:
         """The datasets of the run: directories or URLs."""
         return tuple(dict.fromkeys(path for part in self.parts for path in part.options.data))
-
-    @cached_property
-    def seconds(self) -> float | None:
-        """The time of a run that ends by it; None for a run of steps."""
-        if self.budget:
-            return float(_duration("budget", self.budget))
-        return float(sum(part.amount for part in self.parts)) if self.parts[0].unit == "time" else None
 
     @property
     def start(self) -> str:
@@ -454,6 +439,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "branch": ("", "copy the checkpoint into a new directory for --out, and give the options of its run"),
     "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
     "side_channel": ("", "use examples/structured_embeddings.py"),
+    "budget": ("", "give --steps, and bertrain doctor --hours prints how many fit into a time"),
 }
 """Options of earlier versions: name → (default as in JSON, what to do instead)."""
 
@@ -490,21 +476,16 @@ def _of_phase(number: int) -> Iterator[None]:
 
 
 def _duration(unit: str, given: Any) -> Fraction:
-    """A duration as a number: of steps, tokens, epochs or seconds, or a share. Raises UsageError for what is none."""
-    parse: dict[str, Callable[[Any], Any]] = {
-        "budget": values.seconds,
-        "time": values.seconds,
-        "tokens": values.amount,
-    }
+    """A duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for what is none."""
     try:
-        text = parse.get(unit, str)(given)
+        text = values.amount(given) if unit == "tokens" else str(given)
         if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # such a fraction has that many digits
             raise ValueError
         number = Fraction(text)
         if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
             raise ValueError
     except (ValueError, TypeError, ZeroDivisionError):
-        examples = {"budget": "90s, 30m or 24h", "time": "90s, 30m or 24h", "tokens": "40M or 1.7T", "steps": "1000"}
+        examples = {"tokens": "40M or 1.7T", "steps": "1000"}
         sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
         raise UsageError(sentence, "malformed", option=unit, given=given) from None
     if number > LONGEST:
@@ -532,7 +513,7 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
     return registry[name]
 
 
-_TOTALS = ("steps", "epochs", "tokens", "budget")
+_TOTALS = ("steps", "epochs", "tokens")
 _INSTEAD = {
     "model": ["init"],
     "data": ["weights"],
@@ -540,10 +521,9 @@ _INSTEAD = {
     "mix_temperature": ["weights"],
     "warmup": ["warmup_steps"],
     "warmup_steps": ["warmup"],
-    "steps": ["epochs", "tokens", "budget"],
-    "epochs": ["steps", "tokens", "budget"],
-    "tokens": ["steps", "epochs", "budget"],
-    "budget": ["steps", "epochs", "tokens"],
+    "steps": ["epochs", "tokens"],
+    "epochs": ["steps", "tokens"],
+    "tokens": ["steps", "epochs"],
 }
 """An option → options that say the same in another way: it replaces them where it is given later."""
 OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}

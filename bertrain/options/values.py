@@ -1,4 +1,4 @@
-"""Values of options that are more than a number or a text: rows of a step, amounts of tokens, times."""
+"""Values of options that are more than a number or a text: rows of a step, amounts of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import click
 from bertdata.choices import MOST_ROWS
 from bertdata.urls import require_local_output
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
 
 
@@ -71,14 +70,6 @@ def ramp(given: int | str) -> Ramp:
 def exact(number: float) -> Fraction:
     """The decimal that Python prints for a number."""
     return Fraction(str(number))
-
-
-def seconds(given: str) -> Fraction:
-    """ "90s", "30m", "24h" and "2d". Raises ValueError for anything else, and for a time of 0."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)
-    if not match or not float(match[1]):
-        raise ValueError("not a time")
-    return Fraction(match[1]) * _SECONDS[match[2]]
 
 
 def amount(given: int | str) -> int:

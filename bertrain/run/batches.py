@@ -142,14 +142,14 @@ class Batches:
 
     @property
     def sources(self) -> Sources:
-        """The datasets of the run, and in which ratio it reads their rows, or steps where it is by time."""
+        """The datasets of the run, and in which ratio it reads their rows."""
         if len(self.plan.phases) == 1:
             return [(self.datasets[path], weight) for path, weight in self.phase.sources]
         rows = dict.fromkeys(self.datasets, 0.0)
         for phase in self.plan.phases:
             total = sum(weight for _, weight in phase.sources)
             for path, weight in phase.sources:
-                rows[path] += weight / total * (phase.steps if self.plan.seconds else phase.samples())
+                rows[path] += weight / total * phase.samples()
         return [(self.datasets[path], weight) for path, weight in rows.items()]
 
     @property
@@ -207,15 +207,9 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
-        if self.phase.stop < saved.step and self.phase is not self.plan.phases[-1] and not self.plan.seconds:
+        if self.phase.stop < saved.step and self.phase is not self.plan.phases[-1]:
             sentence = f"{out} is at step {saved.step}, and phase {saved.phase} would now end before; make it longer"
             raise UsageError(sentence, "other-settings", option="phase", given=saved.phase)
-        if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
-            sentence = (
-                f"{out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; give "
-                "the time that it was begun with"
-            )
-            raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""
@@ -241,7 +235,7 @@ class Batches:
     def shares(self) -> list[str]:
         """For each dataset of a mix: its share of the rows, its size, and how often it is read. Empty for one.
 
-        How often is not said of a run by time, or of several phases.
+        How often is not said of several phases.
         """
         if len(self.phase.sources) == 1:
             return []
@@ -249,7 +243,6 @@ class Batches:
         parts = zip(self.phase.sources, self.loader.sources, self.loader.weights, counts, strict=True)
         lines = []
         for (path, _), source, weight, count in parts:
-            is_known = not self.plan.seconds and len(self.plan.phases) == 1
-            often = f", read {count / source.num_samples:.2g} times" if is_known else ""
+            often = f", read {count / source.num_samples:.2g} times" if len(self.plan.phases) == 1 else ""
             lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
         return lines

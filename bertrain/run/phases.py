@@ -20,7 +20,6 @@ from bertrain.optim import learning_rate
 from bertrain.options.config import LONGEST, Config, Part, all_options
 from bertrain.options.values import Ramp, exact
 
-TIMED = 1_000_000  # the scheduled steps of a run by time
 _WARMUP = {"warmup", "warmup_steps"}
 _RATE = {"lr", "lr_end", "schedule", "decay_share"} | _WARMUP  # options, one of which begins another curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
@@ -38,7 +37,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The learning rate of the scheduled steps from `start` on, of which there are `steps`."""
+    """The learning rate of the steps from `start` on, of which there are `steps`."""
 
     start: int
     steps: int
@@ -50,9 +49,9 @@ class Curve:
     asked: int  # the warm-up that was asked for, in steps: `resolve` replaces one that is too long
     warmup: str  # the same as it was given: "50 steps", or a share of the steps
 
-    def at(self, scheduled: int) -> float:
+    def at(self, step: int) -> float:
         return learning_rate(
-            scheduled - self.start,
+            step - self.start,
             peak=self.peak,
             end=self.end,
             steps=self.steps,
@@ -64,7 +63,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What holds in the scheduled steps from `start` to before `stop`. The number counts from 1."""
+    """What holds in the steps from `start` to before `stop`. The number counts from 1."""
 
     number: int
     start: int
@@ -84,12 +83,12 @@ class Phase:
     def steps(self) -> int:
         return self.stop - self.start
 
-    def rows_at(self, scheduled: int) -> int:
+    def rows_at(self, step: int) -> int:
         """Rows of a step, over all ranks."""
-        return self.rows.at(scheduled - self.start, self.steps)
+        return self.rows.at(step - self.start, self.steps)
 
     def samples(self) -> int:
-        """The rows of all its steps, in a run by steps."""
+        """The rows of all its steps."""
         return self.rows.total(self.steps)
 
 
@@ -127,7 +126,7 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
         )
         for number, part in enumerate(parts, 1)
     )
-    if not config.seconds and sum(phase.samples() for phase in phases) > LONGEST:
+    if sum(phase.samples() for phase in phases) > LONGEST:
         raise UsageError("the run has more than 2**62 rows, longer than any run; make it shorter", "out-of-range")
     return phases
 
@@ -165,7 +164,7 @@ def _sources(options: Config, sizes: Sizes) -> Sources:
 
 
 def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], sizes: Sizes) -> list[int]:
-    """Where each phase ends, in scheduled steps."""
+    """The step at which each phase ends."""
     amounts = [part.amount for part in parts]
 
     def epoch(number: int) -> int:
@@ -180,8 +179,6 @@ def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], 
         tokens = amount * config.num_tokens if parts[number].unit == "share" else amount
         return math.ceil(tokens / (options.length * options.rows.mean))
 
-    if config.seconds:
-        return [round(TIMED * done / sum(amounts)) for done in accumulate(amounts)]
     if parts[0].unit == "share" and not config.tokens:
         mean = sum(part.amount * part.options.rows.mean for part in parts)
         steps = config.steps or math.ceil(exact(config.epochs or 1) * epoch(0) / mean)

@@ -194,7 +194,6 @@ class Records:
     def _card(self) -> bytes:
         """The model card of the checkpoint of this step, with the newest evaluation. On rank 0."""
         run, config = self._run, self._run.learner.model.config
-        planned = "" if run.plan.seconds else f" of {run.plan.steps:,}"
         total = sum(weight for _, weight in run.batches.sources)
         is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
         names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
@@ -212,7 +211,7 @@ class Records:
                     for shards, weight in run.batches.sources
                 },
                 "Training": {
-                    "steps": f"{run.step:,}{planned}",
+                    "steps": f"{run.step:,} of {run.plan.steps:,}",
                     "tokens read, with padding": f"{run.tokens:,}",
                     "seconds of training": f"{run.clock.seconds['trained']:.1f}",
                     "processes": f"{run.ranks.world_size} on {run.ranks.device.type}, {run.training.precision}",
@@ -241,16 +240,8 @@ class Records:
         }
 
     def finish(self) -> None:
-        """Gives the card of the last step its evaluation. Called on every rank.
-
-        Warns of phases that were left out, as the last step went past the end of the time.
-        """
+        """Gives the card of the last step its evaluation. Called on every rank."""
         run = self._run
-        if run.is_done and run.ranks.rank == 0 and run.phase.number < (wanted := len(run.plan.phases)):
-            run.watch.warn(
-                f"the time was up in [[phase]] {run.phase.number} of {wanted}, as its last step took long; give the "
-                "run more time"
-            )
         if run.is_done:
             run.ranks.wait_for_others(LONG_S)
             run.ranks.on_first(self._finish)

@@ -46,7 +46,7 @@ class Run:
             self.batches.check_words()
         self.made_with = assemble.made_with(config)
         begun = self._resume()
-        self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
+        self.step, self.tokens = begun.step, begun.tokens
         weights, warnings = assemble.model(
             config, self.shards, self.phase, resume=self.resumed_from, methods=self.methods
         )
@@ -125,23 +125,13 @@ class Run:
     # ------------------------------------------------------------------------------------------------------- a step
 
     @property
-    def progress(self) -> float:
-        """Share of the run that is done: of its time if it is by time, else of its steps."""
-        return self.spent / self.plan.seconds if self.plan.seconds else self.step / self.plan.steps
-
-    @property
-    def scheduled(self) -> int:
-        """The step of the schedule that comes next."""
-        return max(self.phase.start, self.plan.scheduled(self.step, self.progress))
-
-    @property
     def is_done(self) -> bool:
-        return self.progress >= 1
+        return self.step >= self.plan.steps
 
     @property
     def phase_is_done(self) -> bool:
         """Whether the run is done, or another phase begins with the next step."""
-        return self.is_done or self.plan.phase_at(self.scheduled).number > self.phase.number
+        return self.is_done or self.plan.phase_at(self.step).number > self.phase.number
 
     def enter_next(self, loss: Callable[[], float | None]) -> None:
         """Goes on with the next phase. Called on every rank, once the phase before is done and written.
@@ -164,14 +154,14 @@ class Run:
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
-        self.loader.global_batch_size = self.phase.rows_at(self.scheduled)
+        self.loader.global_batch_size = self.phase.rows_at(self.step)
         self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
         return self.batches.next(), time.perf_counter() - started
 
     def update(self) -> None:
         """Takes an optimizer step, and counts it."""
-        self.training.update(self.phase.rate.at(self.scheduled))
+        self.training.update(self.phase.rate.at(self.step))
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
         before, self._read = self._read, self._amounts()

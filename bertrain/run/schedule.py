@@ -12,28 +12,19 @@ from bertrain.run.phases import Phase, Sizes, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The phases of a run, and how its ranks share a step.
-
-    What changes along a run changes at a step of its schedule. These are the steps of the run, and in a run by time
-    millionths of its time.
-    """
+    """The phases of a run, and how its ranks share a step."""
 
     phases: tuple[Phase, ...]
-    steps: int  # of the schedule
-    seconds: float | None  # of a run by time
+    steps: int
     micro_batch_size: int  # at most, for rows as long as those of the first phase
     world_size: int
     warnings: tuple[str, ...]
 
-    def scheduled(self, step: int, progress: float) -> int:
-        """The step of the schedule. progress: share of the run that is done."""
-        return min(step if self.seconds is None else int(progress * self.steps), self.steps - 1)
-
-    def phase_at(self, scheduled: int) -> Phase:
-        return next(phase for phase in reversed(self.phases) if phase.start <= scheduled)
+    def phase_at(self, step: int) -> Phase:
+        return next(phase for phase in reversed(self.phases) if phase.start <= step)
 
     def samples(self) -> int:
-        """The rows of a run by steps."""
+        """The rows of all steps."""
         return sum(phase.samples() for phase in self.phases)
 
     def micro_batches(self, length: int, rows: int) -> tuple[int, int]:
@@ -52,10 +43,6 @@ class Plan:
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
         """What holds in a phase, for people. names: of the datasets by their paths; the paths themselves without."""
-        if self.seconds is None:
-            where = f"steps {phase.start:,} to {phase.stop:,}"
-        else:
-            where = f"{phase.start / self.steps:.0%} to {phase.stop / self.steps:.0%} of the time"
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
         last = phase.stop - 1
@@ -67,8 +54,9 @@ class Plan:
         more += f", trains {phase.trains}" if phase.trains else ""
         more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
         return (
-            f"phase {phase.number} of {len(self.phases)}, {where}: {data}, {phase.rows} rows of {phase.length} tokens, "
-            f"{masked} masked, rate {first:.2e} to {end:.2e}, peak {peak:.2e} ({phase.rate.schedule}){more}"
+            f"phase {phase.number} of {len(self.phases)}, steps {phase.start:,} to {phase.stop:,}: {data}, "
+            f"{phase.rows} rows of {phase.length} tokens, {masked} masked, rate {first:.2e} to {end:.2e}, "
+            f"peak {peak:.2e} ({phase.rate.schedule}){more}"
         )
 
     @classmethod
@@ -80,7 +68,6 @@ class Plan:
         return cls(
             phases=phases,
             steps=phases[-1].stop,
-            seconds=config.seconds,
             micro_batch_size=min(share, config.micro_batch_size or most),
             world_size=world_size,
             warnings=tuple(dict.fromkeys(_warnings(phases, sizes, world_size))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ def read_to_resume(path: Path) -> TrainState:
     used = {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
     if (path / "average.pt").exists():
         used["average"] = "average.pt"
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # run.json may be damaged
+        config = json.loads((path.parent / "run.json").read_bytes())["config"]
+        times = [config.get("budget"), *(table.get("time") for table in config["phase"])]
+        used["budget"] = next(filter(None, times), "")
     without_removed(used, path)
     phases = [without_removed(phase, path) for phase in saved.phases]
     return replace(saved, phases=[phase | {"methods": without_removed(phase["methods"], path)} for phase in phases])

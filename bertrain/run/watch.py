@@ -76,8 +76,7 @@ class Watch(contextlib.ExitStack):
             return
         make_directory(self.out)
         self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
-        total = None if plan.seconds else plan.steps
-        self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
+        self._bar = self.enter_context(tqdm(total=plan.steps, initial=step, unit="step", disable=None))
         self._trackers = Trackers(list(dict.fromkeys(config.log_to)), self.out, config.flat(), step=step)
         self.push(self._close_trackers)
 
@@ -111,14 +110,13 @@ class Watch(contextlib.ExitStack):
         for warning in warnings:
             self.warn(warning)
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
-        length = f"{plan.steps:,} steps" if not plan.seconds else f"{plan.seconds:,.0f} seconds"
         rows = plan.phases[0].rows
         size = f"{rows} {'row' if max(rows) == 1 else 'rows'}"
         of_pass, number = plan.first_micro_batches()
         passes = "one pass" if number == 1 else f"{number} passes of {of_pass}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
-            f"{config.start}: {facts['parameters']:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{config.start}: {facts['parameters']:,} parameters, {plan.steps:,} steps, {size} a step, in {passes} on "
             f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
             f"{facts['samples_per_epoch']:,} samples an epoch{resumed}"
         )
@@ -245,8 +243,7 @@ class Watch(contextlib.ExitStack):
         self._bar.set_postfix_str(line)
         if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
             self._last_line = time.perf_counter()
-            total = "" if self.plan.seconds else f"/{self.plan.steps}"
-            self.say(f"step {step}{total}: {line}, {entry['seconds']:.0f} s")
+            self.say(f"step {step}/{self.plan.steps}: {line}, {entry['seconds']:.0f} s")
 
     def evaluation(
         self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float

@@ -3,9 +3,7 @@
 import math
 from fractions import Fraction
 
-TIMED = 10**6
 RATE = {"lr", "lr_end", "schedule", "decay_share", "warmup"}
-UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def exact(number):
@@ -36,7 +34,7 @@ def borders(run, phases, samples):
     means = [Fraction(sum(ends(phase["global_batch_size"])), 2) for phase in phases]
     places = [phase["length"] * mean for phase, mean in zip(phases, means, strict=True)]
     found = [0]
-    if "steps" not in phases[0] and "tokens" not in phases[0] and "epochs" not in phases[0] and "time" not in phases[0]:
+    if "steps" not in phases[0] and "tokens" not in phases[0] and "epochs" not in phases[0]:
         left = Fraction(1)
         shares = []
         for phase in phases:
@@ -46,17 +44,12 @@ def borders(run, phases, samples):
             for share, place in zip(shares, places, strict=True):
                 found.append(found[-1] + math.ceil(share * amount(run["tokens"]) / place))
             return found
-        if "budget" in run:
-            total = TIMED
-        elif "steps" in run:
+        if "steps" in run:
             total = run["steps"]
         else:
             of_share = sum(share * mean for share, mean in zip(shares, means, strict=True))
             total = math.ceil(exact(run.get("epochs", 1)) * samples / of_share)
         return found + [round(total * sum(shares[: k + 1])) for k in range(len(phases))]
-    if "time" in phases[0]:
-        seconds = [exact(phase["time"][:-1]) * UNITS[phase["time"][-1]] for phase in phases]
-        return found + [round(TIMED * sum(seconds[: k + 1]) / sum(seconds)) for k in range(len(phases))]
     for phase, mean, place in zip(phases, means, places, strict=True):
         if "steps" in phase:
             steps = phase["steps"]
@@ -88,7 +81,7 @@ def table(run, tables, samples=1000):
     """
     phases = [run | phase for phase in tables]
     for phase, written in zip(phases, tables, strict=True):
-        for unit in ("steps", "tokens", "epochs", "share", "time"):
+        for unit in ("steps", "tokens", "epochs", "share"):
             if unit not in written:
                 phase.pop(unit, None)
     border = borders(run, phases, samples)

@@ -100,22 +100,11 @@ class Distillation(Method):
         loader, plan = batches.loader, batches.plan
         if loader.teacher_cache is None:
             return
-        num_samples = plan.samples()
-        if plan.seconds is None:  # what was read may have been with another batch size
-            num_samples += loader.position - sum(plan.phase_at(step).rows_at(step) for step in range(batches.begun))
+        num_samples = plan.samples() + loader.position  # what was read may have been with another batch size
+        num_samples -= sum(plan.phase_at(step).rows_at(step) for step in range(batches.begun))
         if loader.variants is not None:
             num_samples = min(num_samples, loader.variants * loader.num_samples)
-        try:
-            loader.read(np.array([num_samples - 1]))
-        except UsageError:
-            if plan.seconds is None:
-                raise
-            sentence = (
-                "how many samples a run by time will read is not known, and --teacher-cache "
-                f"{self.options.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
-                "--variants"
-            )
-            raise UsageError(sentence, "conflict", option="budget", given=batches.config.budget) from None
+        loader.read(np.array([num_samples - 1]))
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
         """Raises UsageError for a teacher that does not fit, or that is another one than before."""
