@@ -52,7 +52,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
             fsync_directory(target)  # before any file, as the name of the lock says whose they are
             names = {*files_of(manifest), MANIFEST, LOCK, ORIGINS}
             if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
-                sentence = f"{other} is not a file of this dataset; remove it, or give a new directory"
+                sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)
             get_files(file_of, target, manifest, progress)
             write_file(target / MANIFEST, content)
