@@ -2,12 +2,9 @@
 
 import json
 import os
-import random
 import signal
-import sys
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from helpers import python
@@ -28,25 +25,6 @@ def test_memory_stays_below_its_bound(arguments):
 def test_every_flip_of_some_bytes_is_detected():
     """Every 40th byte of a small dataset; the campaign takes them all."""
     assert json.loads(python(TOOL.with_name("damage.py"), "flips", "--every", 40))["flips_detected"] > 300
-
-
-def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
-    """atheris, which is not installed for the tests, would begin where this stops."""
-    watched = []
-
-    def instrument(function):
-        watched.append(f"{function.__module__}.{function.__name__}")
-        return function
-
-    def stop(arguments, one):
-        raise InterruptedError
-
-    monkeypatch.setitem(sys.modules, "atheris", SimpleNamespace(instrument_func=instrument, Setup=stop))
-    monkeypatch.syspath_prepend(TOOL.parent)
-    with pytest.raises(InterruptedError):
-        import_module("damage").fuzz(tmp_path, random.Random(0), 1)
-    names = {"manifest.read_manifest", "table.read_tables", "shard.open_shard", "verify.verify"}
-    assert {f"bertdata.format.{name}" for name in names} <= set(watched)
 
 
 def test_no_changed_file_of_others_is_a_traceback(tmp_path):

@@ -96,9 +96,9 @@ bertdata/transfer/pulling.py
 
 states pull-plain: sync before a pulled manifest
 bertdata/transfer/pulling.py
--        is_over.set()
+-        write_file(target / RECORD, content)
 -    fsync_directory(target)
-+        is_over.set()
++        write_file(target / RECORD, content)
 
 states teacher: sync of a unit of answers
 bertdata/format/answers.py
