@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import click
 
-from bertdata.errors import UsageError
 from bertrain import lab
 from bertrain.options.fields import Excludes, Options
 
@@ -148,13 +147,6 @@ class Method:
         """If the model is built anew between two phases: the function that carries over what was learned; else None."""
         return None
 
-    def state(self) -> Mapping[str, Any]:
-        """What a killed run needs to go on: values of JSON, kept in the checkpoint. Called on rank 0."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Takes the state of a checkpoint."""
-
     # -------------------------------------------------------------------------------------------------- what it writes
 
     def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -220,16 +212,3 @@ def methods_of(config: Config) -> list[Method]:
             method.name = name
             methods.append(method)
     return methods
-
-
-def load(methods: Sequence[Method], states: Mapping[str, Any], path: Path) -> None:
-    """Gives methods the states that the checkpoint `path` has. Raises UsageError for one that belongs to no method."""
-    if lost := sorted(states.keys() - {method.name for method in methods}):
-        sentence = (
-            f"{path} was trained with the method {lost[0]}, which this run does not have; give its options again, or "
-            "another --out"
-        )
-        raise UsageError(sentence, "other-settings", given=lost[0])
-    for method in methods:
-        if method.name in states:
-            method.load(states[method.name])

@@ -103,7 +103,6 @@ def test_a_state_with_any_damaged_member_ends_a_run_in_a_sentence_or_is_sound(da
         *({"phase": number} for number in (0, 2)),  # of one
         {"streams": {"x 32": -1}},
         *({"since_entry": {"mlm": sums}} for sums in ([], [1], [1, "x"], 5)),
-        *({"read": [entry]} for entry in ({}, 3, {"stream": 3})),
         {"seconds": {"trained": "x"}},
         {"phases": [{"stop": 4, "methods": []}]},
         {"phases": [1]},

@@ -174,7 +174,6 @@ class Records:
             streams=run.batches.positions,
             since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
-            methods={method.name: kept for method in run.methods if (kept := method.state())},
             milestones=run.milestones,
             made_with=run.made_with,
             world_size=run.ranks.world_size,

@@ -101,7 +101,6 @@ class Run:
         if self.resumed_from:
             made_with = dict.fromkeys(begun.made_with) | self.made_with
             begun.require_made_with(self.resumed_from, made_with)
-            methods.load(self.methods, begun.methods, self.resumed_from)
         ahead = self.plan.phases[self.phase.number - 1 :]
         assemble.check_parts(self.config, self.shards, self.learner, ahead, self.methods)
         if self.resumed_from:

@@ -21,7 +21,7 @@ TRAINER = "trainer.json"
 VERSION = 1
 OF_BRANCH = f"that of {flag('branch')}"
 """The model in `made_with` of earlier versions, for a run that began from a checkpoint of another one."""
-OLD = ("read",)  # members of earlier versions that nothing reads
+OLD = ("read", "methods")  # members of earlier versions that nothing reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,6 @@ class TrainState:
     streams: Mapping[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
     since_entry: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sums since the last entry of the log
     scaler: Mapping[str, Any] = field(default_factory=dict)  # of fp16
-    methods: Mapping[str, Any] = field(default_factory=dict)  # the state of each method that has one, by its name
     milestones: Sequence[str] = ()  # those of --save-at that this step passed
     made_with: Mapping[str, str | None] = field(default_factory=dict)  # what a resumed run must have again
     world_size: int = 1
