@@ -438,19 +438,21 @@ def all_options() -> dict[str, Field[Any]]:
 REMOVED: dict[str, tuple[Any, str]] = {
     "branch": ("", "copy the checkpoint into a new directory for --out, and give the options of its run"),
     "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
-    "side_channel": ("", "use examples/structured_embeddings.py"),
+    "side-channel": ("", "use examples/structured_embeddings.py"),
     "budget": ("", "give --steps, and bertrain doctor --hours prints how many fit into a time"),
 }
-"""Options of earlier versions: name → (default as in JSON, what to do instead)."""
+"""Options of earlier versions, as the command line had them → (default as in JSON, what to do instead)."""
 
 
 def without_removed(options: Mapping[str, Any], source: object) -> dict[str, Any]:
     """Return options without those of REMOVED. Raises UsageError for one that is not at its default."""
+    kept = dict(options)
     for name, (default, instead) in REMOVED.items():
-        if options.get(name, default) != default:
-            sentence = f"{source} has {name} = {options[name]!r}, an option that was removed; {instead}"
-            raise UsageError(sentence, "other-version", option=name, given=options[name])
-    return {name: value for name, value in options.items() if name not in REMOVED}
+        value = kept.pop(name.replace("-", "_"), default)
+        if value != default:
+            sentence = f"{source} has {name} = {value!r}, an option that was removed; {instead}"
+            raise UsageError(sentence, "other-version", option=name, given=value)
+    return kept
 
 
 def _without_directories(value: Any) -> Any:
