@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,69 +25,8 @@ from bertdata.tokenize.bytewords import LLAMA3_RULE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.tokenize.words import GPT2_RULE
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "he",
-    "was",
-    "it",
-    "with",
-    "for",
-    "had",
-    "she",
-    "you",
-    "not",
-    "don't",
-    "we'll",
-    "HELLO",
-    "Café",
-    "naïve",
-    "ſ's",
-    "ﬁn",
-    "e\u0301",
-    "n\u0303",
-    "水火",
-    "한국",
-    "\u1100\u1161\u11a8",
-    "ab\u3099",
-    "``it''",
-    "(x)",
-    "--",
-    "Ωμέγα",
-    "½",
-    "1234",
-    "٣٤",
-    "²",
-    "🙂",
-    "👩\u200d👧",
-    "\u200b",
-    "\u00ad",
-    "\ufeff",
-    "İ",
-    "ß",
-    "\u1e9b\u0323",
-    "K",
-    "\u0f71\u0f72",
-    "x" * 70,
-    "<tag>",
-    "|||",
-    "[MASK]",
-    "</s>",
-    "▁",
-    "Ġ",
-    "\u2028",
-    "a\u0315\u0300",
-    "\u0344",
-    "\u0959",
-    "ｶﾞ",
-    "，",
-    "…",
-    "\u180e",
-    "q",
-]
+LISTS = json.loads((Path(__file__).parent.parent / "tests" / "word_lists.json").read_text(encoding="utf-8"))
+WORDS = LISTS["any_tokenizer"]
 SPACES = [" ", " ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", ""]
 SPLITS = [
     r"\s+",
