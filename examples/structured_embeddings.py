@@ -43,9 +43,8 @@ class Structures(torch.nn.Module):
             if token in vocabulary
         ]
         if not pairs:
-            raise UsageError(
-                f"--structures {table} has no token of the vocabulary with a structure; give another table"
-            )
+            sentence = f"--structures {table} has no token of the vocabulary with a structure; give another table"
+            raise UsageError(sentence, "no-match", option="structures", given=table)
         self.ids, self.numbers = torch.tensor(pairs).T
         self.weight = torch.nn.Parameter(torch.zeros(len(names), width))
 

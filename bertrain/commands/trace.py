@@ -56,8 +56,8 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
     last = max((entry["step"] for entry in log), default=0)
     before = [each for each in streams if each[0] < step <= last]
     if not before:
-        steps = f"of the steps {streams[0][0] + 1} to {last}" if streams else "of no step"
-        sentence = f"--step is {step}, and {path} says {steps} what was read; give one of those"
+        steps = f"steps {streams[0][0] + 1} to {last}" if streams else "no step"
+        sentence = f"--step is {step}, and {path} says what was read in {steps}; give one of these steps"
         raise UsageError(sentence, "out-of-range", option="step", given=step)
     after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
