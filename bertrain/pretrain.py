@@ -112,7 +112,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         pieces = feed.micro_batches(batch, size=size, count=number, device=ranks.device)
         for place, piece in enumerate(pieces, 1):
             losses = training.add_gradients(module, piece, scale, is_last=place == number)
-            run.sums.add(losses, piece.get("sources"))
+            run.sums.add(losses)
         run.update()
         run.sums.end_step(training.skipped, ranks)
         records.write_entry()  # of the step before, on a GPU, which has work meanwhile

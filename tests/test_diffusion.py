@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import torch
-from conftest import ROOT, built, make_text
+from conftest import ROOT
 from training import QUIET, assert_near, last_checkpoint, refused_run, run_of, train, train_twice
 
 import bertdata
@@ -66,14 +66,6 @@ def test_two_ranks_have_the_losses_of_one(dataset, tmp_path):
     one = train(dataset.path, tmp_path / "one", **OPTIONS, micro_batch_size=2)
     two = train(dataset.path, tmp_path / "two", ranks=2, **OPTIONS, micro_batch_size=2)
     assert_near(one, two, "accuracy", rel=1e-4)
-
-
-def test_a_mix_has_the_loss_of_each_source(dataset, vocab, tmp_path):
-    second = built(tmp_path, make_text(60), tokenizer=vocab, validation=0)
-    log = train([(dataset.path, 0.5), (second.path, 0.5)], tmp_path / "run", **OPTIONS)
-    for entry in (entry for entry in log if "sources" in entry):
-        losses = [part["loss"] for part in entry["sources"].values()]
-        assert min(losses) <= entry["loss"] <= max(losses)
 
 
 def test_other_masks_are_refused(dataset, tmp_path):

@@ -104,7 +104,7 @@ def test_a_forward_pass_on_a_gpu(web, monkeypatch, name, packed):
         module = training.learner.requires_grad_(False)  # autograd has no GPU here
         piece = micro_batch(name, web, GPU, packed=packed)
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-        sums = Sums(["mlm"], [], GPU)
+        sums = Sums(["mlm"], GPU)
         sums.add_counts(torch.empty(1, dtype=torch.float64, device=GPU))
         with Squares(LENGTHS[name]) as squares, training.autocast():
             losses = module(**module.prepare(piece))
@@ -125,7 +125,7 @@ def step_of(name, data, monkeypatch, **options):
         training = training_of(name, data, CPU, **options)
         training.begin_phase()
         piece = micro_batch(name, data, CPU, packed="isolate_documents" in options)
-        sums = Sums(["mlm"], [], CPU)
+        sums = Sums(["mlm"], CPU)
         sums.add_counts(torch.empty(1, dtype=torch.float64))
         losses = training.add_gradients(training.learner, piece, torch.empty(1), is_last=True)
         gradients = {p.grad.dtype for p in training.learner.parameters() if p.grad is not None}

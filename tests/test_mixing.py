@@ -1,4 +1,4 @@
-"""Training on a mix: the command line, losses by source, resuming, ranks, evaluation, and the page that explains it."""
+"""Training on a mix: the command line, the log, resuming, ranks, evaluation, and the page that explains it."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -27,7 +26,6 @@ from bertrain import pretrain as pretraining
 from bertrain.commands import doctor
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
-from bertrain.objectives.losses import classification
 from bertrain.options.config import Config
 from bertrain.options.flags import command
 
@@ -52,19 +50,16 @@ def finished(mixed, tmp_path):
     return shutil.copytree(mixed, tmp_path / "run")
 
 
-def test_losses_by_source_make_up_the_loss(mix, mixed, dataset, other):
+def test_the_log_has_the_tokens_and_epochs_of_each_source(mix, mixed, dataset, other):
     log = [entry for entry in entries(mixed) if "loss" in entry]
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, global_batch_size=7)
     names, tokens, first = [path for path, _ in mix], np.zeros(2), 0
     assert [entry["step"] for entry in log] == [4, 6]
     for entry in log:
-        targets = np.zeros(2)
         for _ in range(entry["step"] - first):
             batch = next(loader)
             for source in (0, 1):
-                mine = batch.sources == source
-                tokens[source] += 32 * mine.sum()
-                targets[source] += (batch.targets[mine] != bertdata.IGNORE_INDEX).sum()
+                tokens[source] += 32 * (batch.sources == source).sum()
         first = entry["step"]
         assert list(entry["sources"]) == names
         parts = [entry["sources"][name] for name in names]
@@ -73,23 +68,6 @@ def test_losses_by_source_make_up_the_loss(mix, mixed, dataset, other):
         rows = tokens / 32
         epochs = [round(n / source.num_samples, 4) for n, source in zip(rows, loader.sources, strict=True)]
         assert [part["epochs"] for part in parts] == epochs
-        assert np.dot([part["loss"] for part in parts], targets) / targets.sum() == pytest.approx(entry["loss"])
-        assert parts[0]["loss"] != parts[1]["loss"]
-
-
-def test_the_loss_of_a_row_is_that_of_its_targets():
-    logits, targets = torch.randn(6, 9, requires_grad=True), torch.tensor([1, -100, 3, -100, -100, -100])
-    plain, by_row = classification(logits, targets), classification(logits, targets, num_rows=3)
-    assert plain.rows is None
-    assert torch.equal(plain.sum, by_row.sum)
-    by_hand = torch.nn.functional.cross_entropy(logits, targets, reduction="none").view(3, 2).sum(1)
-    assert torch.allclose(by_row.rows, torch.stack([by_hand, torch.tensor([1.0, 1.0, 0.0])], 1))
-    assert not by_row.rows.requires_grad
-    gradients = [torch.autograd.grad(loss.sum, logits)[0] for loss in (plain, by_row)]
-    assert torch.equal(*gradients)
-    compiled = torch.compile(classification, backend="eager", fullgraph=True)(logits, targets, num_rows=3)
-    assert torch.allclose(compiled.rows, by_row.rows)
-    assert torch.allclose(torch.autograd.grad(compiled.sum, logits)[0], gradients[0])
 
 
 def test_a_dataset_that_a_phase_leaves_out_keeps_its_epochs_in_the_log(mix, tmp_path):
@@ -101,20 +79,19 @@ def test_a_dataset_that_a_phase_leaves_out_keeps_its_epochs_in_the_log(mix, tmp_
     assert entries[1][str(one)]["epochs"] > 0
 
 
-def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_too(mix, tmp_path):
-    log = train(mix, tmp_path / "run", objective="mlm+nsp", log_to=["tensorboard"], **QUICK)
+def test_tensorboard_gets_the_tokens_of_each_source(mix, tmp_path):
+    log = train(mix, tmp_path / "run", log_to=["tensorboard"], **QUICK)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     for name, part in next(entry["sources"] for entry in log if "sources" in entry).items():
-        assert part.keys() == {"loss", "nsp_loss", "tokens", "epochs"}
-        assert board.Scalars(f"sources/{name}/nsp_loss")[0].value == pytest.approx(part["nsp_loss"])
+        assert part.keys() == {"tokens", "epochs"}
+        assert board.Scalars(f"sources/{name}/tokens")[0].value == part["tokens"]
 
 
 def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):
     log = train(mix, tmp_path / "run", **QUICK, teacher=str(bert_run), micro_batch_size=2, isolate_documents=True)
     entry = next(entry for entry in log if "distil_loss" in entry)
     assert entry["distil_loss"] > 0
-    assert all(part["loss"] > 0 for part in entry["sources"].values())
 
 
 def assert_traced(datasets, run, step, batch):

@@ -15,30 +15,16 @@ class LossSum(NamedTuple):
 
     sum: torch.Tensor  # float32 []: the loss summed over what Objective.count counts
     num_correct: torch.Tensor  # []: how many predictions were right, or the sum of their weights
-    rows: torch.Tensor | None = None
-    """float32 [B, 2]: what each row adds to the sum, and to the count. None: the log has no loss by source."""
 
 
-def classification(logits: torch.Tensor, targets: torch.Tensor, *, num_rows: int | None = None) -> LossSum:
-    """logits [N, V], targets int64 [N] with IGNORE_INDEX for none → the sum of their cross entropies.
-
-    num_rows: how many rows the N are of, where the loss of each row is wanted.
-    """
-    logits, rows = logits.float(), None
-    total, each = _cross_entropies(logits, targets)
-    if num_rows is not None:
-        rows = torch.stack([each, (targets != IGNORE_INDEX).float()], -1).view(num_rows, -1, 2).sum(1)
-    return LossSum(total, (logits.detach().argmax(-1) == targets).sum(), rows)
-
-
-def _cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits float32 [N, V], targets int64 [N] → the sum of cross entropies, float32 [], and each, [N], to look at."""
-    if torch.compiler.is_compiling():  # the compiler fuses the passes itself, and leaves out what is not used
-        total, each = (
-            F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=kind) for kind in ("sum", "none")
-        )
-        return total, each.detach()
-    return _CrossEntropySum.apply(logits, targets)
+def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
+    """logits [N, V], targets int64 [N] with IGNORE_INDEX for none → the sum of their cross entropies."""
+    logits = logits.float()
+    if torch.compiler.is_compiling():  # the compiler fuses the passes itself
+        total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    else:
+        total = _CrossEntropySum.apply(logits, targets)
+    return LossSum(total, (logits.detach().argmax(-1) == targets).sum())
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -48,16 +34,15 @@ class _CrossEntropySum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
         used, columns = targets != IGNORE_INDEX, targets.clamp(min=0).unsqueeze(-1)
-        each = -(logprobs.gather(-1, columns).squeeze(-1) * used)
+        losses = -(logprobs.gather(-1, columns).squeeze(-1) * used)
         gradient = logprobs.exp_().scatter_add_(-1, columns, torch.full_like(columns, -1, dtype=logprobs.dtype))
         context.save_for_backward(gradient, used)
-        context.mark_non_differentiable(each)
-        return each.sum(), each
+        return losses.sum()
 
     @staticmethod
-    def backward(context: Any, outer: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(context: Any, outer: torch.Tensor) -> tuple[torch.Tensor, None]:
         gradient, used = context.saved_tensors
         return gradient.mul_((used * outer).unsqueeze(-1)), None

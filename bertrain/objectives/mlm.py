@@ -17,5 +17,4 @@ class MaskedTokens(Objective):
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
-        num_rows = len(piece["targets"]) if "sources" in piece else None
-        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten(), num_rows=num_rows)
+        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten())

@@ -23,6 +23,4 @@ class NextSentences(Objective):
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         model: Any = encoder.model  # a BertForPreTraining
         pooled = model.bert.pooler(outputs.hidden)
-        labels = piece["next_sentence_label"]
-        num_rows = len(labels) if "sources" in piece else None
-        return classification(model.cls.seq_relationship(pooled), labels, num_rows=num_rows)
+        return classification(model.cls.seq_relationship(pooled), piece["next_sentence_label"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +130,6 @@ class Batches:
         if len(begun) == 1:
             loader.position = begun[0]
         return loader
-
-    def next(self) -> bertdata.Batch:
-        """This rank's rows of the next step. `sources` are numbers of the datasets of the run."""
-        batch = next(self.loader)
-        if len(self.datasets) == 1:
-            return batch
-        numbers = np.array([list(self.datasets).index(path) for path, _ in self.phase.sources])
-        of_rows = np.zeros(len(batch.input_ids), np.int64) if batch.sources is None else batch.sources
-        return replace(batch, sources=numbers[of_rows])
 
     @property
     def sources(self) -> Sources:

@@ -91,21 +91,17 @@ class Log:
             os.fsync(self._file.fileno())
 
 
-_LOSS, _CORRECT, _COUNT, _SOURCES = 0, 1, 2, slice(3, None)  # the columns of Sums
+_LOSS, _CORRECT, _COUNT = 0, 1, 2  # the columns of Sums
 _SKIPPED = ".skipped"  # beside the names of objectives, none of which has a dot
 
 
 class Sums:
-    """Sums since the last entry of the log, by objective: float64 [N, 3 + 2 S].
+    """Sums since the last entry of the log, by objective: float64 [N, 3], losses, correct predictions and counts."""
 
-    They are losses, correct predictions and counts, and of each of the S sources of a mix its losses and counts.
-    """
-
-    def __init__(self, names: Sequence[str], sources: Sequence[str], device: torch.device) -> None:
-        """names: of objectives. sources: names of the datasets of a mix; empty without one."""
-        self._names, self._sources = list(names), list(sources)
-        self._numbers = torch.arange(len(sources), device=device)[:, None]
-        self._values = torch.zeros((len(names), 3 + 2 * len(sources)), dtype=torch.float64, device=device)
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        """names: of objectives."""
+        self._names = list(names)
+        self._values = torch.zeros((len(names), 3), dtype=torch.float64, device=device)
         self._before = self._values  # without the step under way
         self._skipped = torch.zeros(1 + len(names), dtype=torch.float64, device=device)
         """Skipped steps, counted on rank 0, and on each rank those in which each loss was not finite."""
@@ -115,14 +111,11 @@ class Sums:
         self._before = self._values.clone()
         self._values[:, _COUNT] += counts
 
-    def add(self, losses: Mapping[str, LossSum], sources: torch.Tensor | None = None) -> None:
-        """sources int64 [B]: of which source each row of the micro-batch is; None without a mix."""
+    def add(self, losses: Mapping[str, LossSum]) -> None:
+        """Add those of a micro-batch, by objective."""
         for row, name in zip(self._values, self._names, strict=True):
             row[_LOSS] += losses[name].sum.detach()
             row[_CORRECT] += losses[name].num_correct
-            rows = losses[name].rows
-            if sources is not None and rows is not None:
-                row[_SOURCES] += ((sources == self._numbers).double() @ rows.double()).flatten()
 
     def end_step(self, skipped: torch.Tensor, ranks: World) -> None:
         """Leaves out what was added since `add_counts` if the step was skipped.
@@ -134,7 +127,7 @@ class Sums:
         torch.where(skipped != 0, self._before, self._values, out=self._values)
 
     def take(self, ranks: World) -> torch.Tensor:
-        """The sums of all ranks for `means`, float64 [N (3 + 2 S) + 1 + N]. They begin again at 0."""
+        """The sums of all ranks for `means`, float64 [3 N + 1 + N]. They begin again at 0."""
         taken = torch.cat([ranks.sum(self._values).flatten(), ranks.sum(self._skipped)])
         self._values.zero_()
         self._skipped.zero_()
@@ -143,23 +136,20 @@ class Sums:
     def means(self, taken: Sequence[float], log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
 
-        In a mix also the mean losses of each source, in `sources`. If steps were skipped, `skipped` says how many, and
-        `not_finite` which of the losses were the cause. taken: what `take` gave.
+        If steps were skipped, `skipped` says how many, and `not_finite` which of the losses were the cause. taken: what
+        `take` gave.
         """
         means: dict[str, Any] = {}
-        by_source: dict[str, dict[str, float | None]] = {source: {} for source in self._sources}
-        width, size = self._values.shape[1], self._values.numel()
-        rows = (taken[start : start + width] for start in range(0, size, width))
-        for name, (loss, correct, count, *parts) in zip(self._names, rows, strict=True):
+        size = self._values.numel()
+        rows = (taken[start : start + 3] for start in range(0, size, 3))
+        for name, (loss, correct, count) in zip(self._names, rows, strict=True):
             loss_name, accuracy_name = log_names[name]
             means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
-            for source, of_source, number in zip(self._sources, parts[::2], parts[1::2], strict=True):
-                by_source[source][loss_name] = of_source / number if number else None
         steps, *wild = taken[size:]
         if steps:
             names = [log_names[name][0] for name, times in zip(self._names, wild, strict=True) if times]
             means |= {"skipped": int(steps), "not_finite": names or ["grad_norm"]}
-        return means | ({"sources": by_source} if by_source else {})
+        return means
 
     def gather(self, ranks: World) -> None:
         """Moves the sums of all ranks to rank 0, which saves them."""
@@ -171,7 +161,7 @@ class Sums:
         return dict(zip(self._names, self._values.tolist(), strict=True)) | skipped
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continues from a state, also where phases that have not begun have other datasets now, which come last."""
+        """Continues from a state. Those of earlier versions have further columns, which are left out."""
         for sums, name in [*zip(self._values, self._names, strict=True), (self._skipped, _SKIPPED)]:
             saved = torch.tensor(state.get(name, ())[: len(sums)], dtype=torch.float64)
             sums[: len(saved)] += saved.to(sums.device)

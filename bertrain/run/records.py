@@ -80,11 +80,13 @@ class Records:
         def write() -> None:
             *sums, norm, in_a_row = numbers.take()
             means = run.sums.means(sums, run.learner.log_names())
-            for name in run.batches.names:
-                means["sources"][name] |= {"tokens": read[name], "epochs": round(epochs.get(name, 0.0), 4)}
+            sources = {
+                name: {"tokens": read[name], "epochs": round(epochs.get(name, 0.0), 4)} for name in run.batches.names
+            }
             entry = {
                 "step": step,
                 **means,
+                **({"sources": sources} if sources else {}),
                 "lr": rate,
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens": tokens,

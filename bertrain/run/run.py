@@ -55,7 +55,7 @@ class Run:
         self.training = Training(config, self.shards, ranks, self.methods, weights)
         self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)
         self._load(begun)
-        self.sums = Sums(list(self.learner.objectives), self.batches.names, ranks.device)
+        self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
             self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards.tokenizer_file, weights, max_length(weights.config))
@@ -156,7 +156,7 @@ class Run:
         self.loader.global_batch_size = self.phase.rows_at(self.step)
         self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
-        return self.batches.next(), time.perf_counter() - started
+        return next(self.loader), time.perf_counter() - started
 
     def update(self) -> None:
         """Takes an optimizer step, and counts it."""

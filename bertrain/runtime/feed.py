@@ -25,7 +25,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
     sample_ids is −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on
     GPUs whose attention kernel needs them, and with an attention_mask there, whether a row has padding or not.
     """
-    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
     for number in range(count):
         piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
         if piece["input_ids"].shape[0] == 0:

@@ -169,7 +169,6 @@ def _mean(losses: list[LossSum]) -> LossSum:
 
     In float32, of which a run adds thousands in float64 without rounding: so in any order, also after a restart.
     """
-    sums, correct, rows = zip(*losses, strict=True)
-    mean_of_rows = None if rows[0] is None else torch.stack(rows).mean(0)
+    sums, correct = zip(*losses, strict=True)
     num_correct = torch.stack([torch.as_tensor(number) for number in correct]).float().mean()
-    return LossSum(torch.stack(sums).mean(), num_correct, mean_of_rows)
+    return LossSum(torch.stack(sums).mean(), num_correct)
