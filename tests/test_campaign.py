@@ -113,13 +113,13 @@ def test_ranks_are_ended_after_one_that_failed(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------------------- differences
 
 
-def run_in(folder, log, *, weight=0.0, moment=0.5, loader=4, history=(), seconds=1.0):
+def run_in(folder, log, *, weight=0.0, moment=0.5, loader=4, seconds=1.0):
     """What a run of two steps leaves, as far as it is compared."""
     saved = folder / "step-00000002"
     saved.mkdir(parents=True)
     entries = [{"step": 0, "stream": {"position": seconds}}, *({"seconds": seconds} | entry for entry in log)]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    (folder / "run.json").write_text(json.dumps({"config": {"keep": 1}, "history": list(history)}))
+    (folder / "run.json").write_text(json.dumps({"config": {"keep": 1}}))
     (saved / "README.md").write_text(f"trained {seconds} s")
     (saved / "trainer.json").write_text(json.dumps({"loader": {"position": loader}, "seconds": {"trained": seconds}}))
     save_file({"weight": torch.tensor([1.0, weight])}, saved / "model.safetensors")
@@ -137,7 +137,6 @@ LOG = [{"step": step, "lr": 0.1, "loss": float(step)} for step in (1, 2)]
         ({"weight": -0.0}, "model.safetensors: weight"),
         ({"moment": 0.25}, "optimizer.pt: state.0.exp_avg"),
         ({"loader": 5}, "trainer.json: loader.position"),
-        ({"history": [{"after_step": 1}]}, "run.json"),
         ({"log": LOG[1:]}, "step 1: "),
         ({"log": [*LOG, LOG[1]]}, "[1, 2] -> [1, 2, 2]"),
         ({"log": [LOG[0], LOG[1] | {"loss": 2.0000000000000004}]}, "step 2: loss 2.0 -> 2.0000000000000004"),

@@ -204,24 +204,6 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
     assert not (tmp_path / "made").exists()
 
 
-def test_the_history_of_a_run_is_lost_to_no_passing_error(dataset, trained, tmp_path, monkeypatch, capsys):
-    out = shutil.copytree(trained, tmp_path / "run")
-    train(dataset.path, out, steps=3, **QUIET)
-    content = (out / "run.json").read_bytes()
-    assert json.loads(content)["history"]
-    with monkeypatch.context() as patched:
-        cannot_read(patched, out / "run.json")
-        done = invoke(pretrain.main, *flags(dataset.path, out, steps=4, **QUIET))
-    assert (done.exit_code, f"{out / 'run.json'}: " in done.stderr) == (1, True)
-    assert (out / "run.json").read_bytes() == content
-    for damage in (b"", b"[1]", b"5", b"{}", b"[" * 100_000, b"\xff", content[:99]):
-        (out / "run.json").write_bytes(damage)
-        capsys.readouterr()
-        train(dataset.path, out, steps=3, **QUIET)
-        assert "warning: run.json was damaged" in capsys.readouterr().out
-        assert json.loads((out / "run.json").read_bytes())["history"] == []
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
 @pytest.mark.parametrize("command", ["doctor", "pretrain"])
 def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):

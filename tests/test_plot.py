@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from helpers import data_of, refused, succeeds
-from training import train
 
 from bertrain.commands import plot, report
 
@@ -67,7 +66,7 @@ def test_logs_that_end_anywhere_are_drawn(tmp_path):
     assert len(data["warnings"]) == 3  # a line that is cut, no run.json, no evaluation
     odd = write(tmp_path / "odd", [[1], "text", {"loss": 2.0}, {"step": "x"}, step(5, 1.0)])
     assert any("odd: 4 lines" in line for line in page(cut, odd)["warnings"])
-    (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1, {"after_step": 2}]}')
+    (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1]}')
     assert any("step 5 of 9" in line for line in page(odd)["warnings"])
     assert page(odd)["runs"][0]["points"]["step"] == [5]
     empty = write(tmp_path / "empty", [{"step": 0, "stream": {"length": 8}}])
@@ -121,12 +120,11 @@ def test_seconds_of_a_resumed_run_go_on(tmp_path):
     steps = [step(1, 3.0, seconds=1.0, **clock(1.0)), step(2, 3.0, seconds=3.0, **clock(3.0))]
     steps += [step(3, 3.0, seconds=4.0, trained_s=None), step(4, 3.0, seconds=5.0, **clock(8.0))]
     steps.insert(2, {"step": 2, "validation_loss": 2.0})
-    data = page(write(tmp_path / "run", steps, {"history": [{"after_step": 4, "changed": {"lr": [0.1, 0.2]}}]}))
+    data = page(write(tmp_path / "run", steps))
     (found,) = data["runs"]
     assert found["points"]["seconds"] == [1.0, 3.0, None, 8.0]
     assert found["seconds"] == 8.0
     assert found["evaluations"][0]["seconds"] == 3.0
-    assert found["events"][0]["seconds"] == 8.0
 
 
 def test_losses_to_compare_with_are_both_there_or_none(tmp_path):
@@ -146,34 +144,14 @@ def test_changes_along_a_run_are_events(tmp_path):
         {"step": 2, "stream": stream | {"length": 128, "masking": {"probability": 0.15}, "position": 16}},
         step(3, 2.0),
     ]
-    history = [{"after_step": 1, "changed": {"lr": [0.1, 0.2]}}]
-    about = {"config": {"lr": 0.2}, "resolved": {"steps": 8}, "history": history}
+    about = {"config": {"lr": 0.2}, "resolved": {"steps": 8}}
     data = page(write(tmp_path / "run", entries, about))
     at_two = [(2, text) for text in ("layers 2 → 4", "length 64 → 128", "probability 0.3 → 0.15")]
-    assert events_of(data) == [*at_two, (1, "lr 0.1 → 0.2")]
-    assert [event["tokens"] for event in data["runs"][0]["events"]] == [20, 20, 20, 10]
+    assert events_of(data) == at_two
+    assert [event["tokens"] for event in data["runs"][0]["events"]] == [20, 20, 20]
     assert any("step 3 of 8" in line for line in data["warnings"])
 
 
-def test_a_change_at_a_resume_is_said_once(finished, dataset, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    options = {"global_batch_size": 12, "lr": 1e-3}
-    train(dataset.path, tmp_path / "run", steps=10, eval_every=0, **options)
-    texts = ["steps 6 → 10", "lr 0.003 → 0.001", "eval_every 3 → 0"]
-    assert events_of(page(tmp_path / "run")) == [(6, text) for text in ["global_batch_size 6 → 12", *texts]]
-
-
-def test_an_option_that_the_stream_covers_is_said_once(tmp_path):
-    stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3, "policy": "exact"}, "position": 0}
-    now = {"position": 32, "masking": {"probability": 0.2, "policy": "span"}}
-    entries = [{"step": 0, "stream": stream}, step(4, 3.0), {"step": 4, "stream": stream | now}, step(9, 3.0)]
-    changed = {"mlm_probability": [0.3, 0.2], "masking": ["exact", "span"], "lr": [1, 2]}
-    about = {"config": {}, "history": [{"after_step": 4, "changed": changed}]}
-    assert events_of(page(write(tmp_path / "run", entries, about))) == [
-        (4, "probability 0.3 → 0.2"),
-        (4, "policy exact → span"),
-        (4, "lr 1 → 2"),
-    ]
 
 
 def test_what_differs_between_runs_is_said(tmp_path):

@@ -160,20 +160,6 @@ def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(datase
     assert (out / "log.jsonl").read_text() == "mine"
 
 
-def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path, capsys):
-    out = tmp_path / "run"
-    quick = {"model": "bert-tiny", "eval_every": 0}
-    train(dataset.path, out, steps=2, lr=1e-3, **quick)
-    train(dataset.path, out, steps=3, lr=2e-3, global_batch_size=5, **quick)
-    notes = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert sorted(notes) == ["--global-batch-size", "--lr", "--steps"]
-    train(dataset.path, out, steps=4, lr=2e-3, global_batch_size=5, **quick)
-    history = json.loads((out / "run.json").read_text())["history"]
-    assert [start["after_step"] for start in history] == [2, 3]
-    assert history[0]["changed"] == {"lr": [0.001, 0.002], "steps": [2, 3], "global_batch_size": [6, 5]}
-    assert history[1]["changed"] == {"steps": [3, 4]}
-
-
 def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
     write(tmp_path / "config.json", json.dumps(DROPOUT))
     built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)

@@ -577,17 +577,15 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
 # ------------------------------------------------------------------------------------------------------------- seeing
 
 
-def test_a_collapse_and_a_plateau_are_said_once_and_late(dataset, tmp_path, monkeypatch):
+def test_a_collapse_is_said_once_and_late(dataset, tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setattr(watch.Watch, "warn", lambda self, line: warnings.append(line))
     monkeypatch.setattr(watch, "COLLAPSED", 0.0)
-    monkeypatch.setattr(watch, "PLATEAU_NATS", 100.0)
     train(dataset.path, tmp_path / "early", steps=2, **QUIET | {"eval_every": 1})
     assert warnings == []
     monkeypatch.setattr(watch, "COLLAPSE_STEPS", 2)
-    monkeypatch.setattr(watch, "PLATEAU_STEPS", 2)
     train(dataset.path, tmp_path / "late", steps=4, **QUIET | {"eval_every": 2})
-    _, collapse = warnings
+    (collapse,) = warnings
     token = collapse.split("'")[1]
     assert token in json.loads((dataset.path / "tokenizer.json").read_text())["model"]["vocab"]
 

@@ -420,8 +420,6 @@ def differences(whole: Path, stopped: Path, *, is_asked: bool) -> Iterator[str]:
         yield from _differences_of_directories(one, two)
     yield from (f"{path.name} is in the run" for path in [*stopped.glob("damaged-*"), *stopped.glob(".*.tmp")])
     facts = json.loads((stopped / "run.json").read_bytes())
-    if facts["history"]:
-        yield f"run.json says that options changed: {facts['history']}"
     if (number := len(list(stopped.glob("step-*")))) > facts["config"]["keep"]:
         yield f"{number} checkpoints are kept"
 

@@ -30,7 +30,6 @@ _AXES = ("step", "tokens", "seconds")
 _CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # what the time of a run went to, in all its processes
 _WAITING = 0.1  # share of the time, for data
 _RISE = 0.02  # nats
-_COVERED = {"mlm_probability": "probability", "masking": "policy"}  # options by their name in a stream, if it differs
 
 
 def report(runs: Sequence[Path]) -> str:
@@ -112,7 +111,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     with_predictions = _spread(
         [entry for entry in evaluations if entry.get("predictions")], max(1, _PREDICTIONS // num_runs)
     )
-    events = list(_events(log, about))
+    events = list(_events(log))
     return {
         "name": str(path),
         "points": {name: [_finite(entry.get(name)) for entry in drawn] for name in names},
@@ -146,7 +145,7 @@ def _about(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     about = about if isinstance(about, dict) else {}
-    return {name: value for name, value in about.items() if isinstance(value, list if name == "history" else dict)}
+    return {name: value for name, value in about.items() if isinstance(value, dict)}
 
 
 def _finite(value: Any) -> float | int | None:
@@ -213,26 +212,19 @@ def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
     return position
 
 
-def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """What changed along a run: (after which step, what). A change of the stream is not said of its option again."""
+def _events(log: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+    """What changed along a run: (after which step, what)."""
     for entry in log:
         change = entry.get("change")
         for name, pair in change.items() if isinstance(change, dict) else ():
             if isinstance(pair, list):
                 yield entry["step"], f"{name} {' → '.join(map(str, pair))}"
-    covered, before = set(), dict[str, Any]()
+    before: dict[str, Any] = {}
     for step, stream in _streams(log):
         for name in stream if before else ():
             if before.get(name) != stream[name]:
-                covered.add((step, name))
                 yield step, f"{name} {before.get(name)} → {stream[name]}"
         before = stream
-    for change in about.get("history", []):
-        if isinstance(change, dict) and isinstance(change.get("after_step"), int):
-            changed = change.get("changed") or {}
-            for name, pair in changed.items() if isinstance(changed, dict) else ():
-                if isinstance(pair, list) and (change["after_step"], _COVERED.get(name, name)) not in covered:
-                    yield change["after_step"], f"{name} {' → '.join(map(_written, pair))}"
 
 
 def _streams(log: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -18,8 +18,7 @@ import bertdata
 from bertdata.files import make_directory, write_file
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import spelled
-from bertrain.options.config import Config, all_options
-from bertrain.options.fields import flag
+from bertrain.options.config import Config
 from bertrain.run import card
 from bertrain.run.log import Log, Sources, reference_losses
 from bertrain.run.phases import Phase
@@ -34,7 +33,6 @@ COLLAPSED = 0.9  # share of predictions that are one token
 COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
 SHOWN_PREDICTIONS = 5  # of an evaluation
 KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
-PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # warn if, so late, the loss is still this close to the unigram entropy
 
 
 def table(predictions: list[tuple[str, str, str]]) -> list[str]:
@@ -86,7 +84,7 @@ class Watch(contextlib.ExitStack):
         return self._log.last_evaluation if self._log else {}
 
     def announce(self, facts: dict[str, Any], lines: list[str], warnings: list[str]) -> None:
-        """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
+        """Prints what the run amounts to, and keeps it in run.json.
 
         lines: about methods, and about the sources of a mix.
         """
@@ -101,8 +99,7 @@ class Watch(contextlib.ExitStack):
             "versions": card.versions(),
         }
         resolved.pop("warnings")
-        history = self._history(facts["step"]) if facts["resumed_from"] else []
-        self._run_json: dict[str, Any] = {"config": config.flat(), "resolved": resolved, "history": history}
+        self._run_json: dict[str, Any] = {"config": config.flat(), "resolved": resolved}
         self._write_run_json()
         if self._log and self._log.bad_lines:
             numbers = ", ".join(map(str, self._log.bad_lines))
@@ -149,27 +146,6 @@ class Watch(contextlib.ExitStack):
         )
         for line in _scale_lines(scales):
             self.say(line)
-
-    def _history(self, step: int) -> list[dict[str, Any]]:
-        """The history in run.json, with what this start changes. Says each change, and that a damaged one is lost."""
-        try:
-            before = json.loads((self.out / "run.json").read_bytes())
-            options, history = dict(before["config"]), list(before.get("history", []))
-        except FileNotFoundError:
-            return []
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.warn("run.json was damaged, so the history of the changes of options begins anew")
-            return []
-        defaults = {name: option.default for name, option in all_options().items()}
-        was, now = (json.loads(json.dumps(defaults | given)) for given in (options, self.config.flat()))
-        changes = {
-            name: [was[name], value]
-            for name, value in now.items()
-            if was[name] != value and name not in ("out", "resume")
-        }
-        for name, (was, value) in changes.items():
-            self.say(f"note: {flag(name)} was {was!r} and is {value!r} after step {step}")
-        return [*history, {"after_step": step, "changed": changes}] if changes else history
 
     def _write_run_json(self) -> None:
         write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
@@ -220,17 +196,6 @@ class Watch(contextlib.ExitStack):
                 "skipped",
                 f"{' and '.join(entry['not_finite'])} was not finite, so {entry['skipped']} of the steps up to step "
                 f"{step} changed nothing; log.jsonl counts such steps as skipped",
-            )
-        if (
-            self._is_mlm
-            and step >= PLATEAU_STEPS
-            and loss is not None
-            and loss > self.reference["unigram"] - PLATEAU_NATS
-        ):
-            self._warn_once(
-                "plateau",
-                f"after {step} steps the loss is {loss:.2f}, and guessing by frequency gives "
-                f"{self.reference['unigram']:.2f}: the model learns little; try a lower --lr or a longer --warmup",
             )
         shown = "-" if loss is None else f"{loss:.4f}"
         if self._is_mlm:
