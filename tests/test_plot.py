@@ -152,8 +152,6 @@ def test_changes_along_a_run_are_events(tmp_path):
     assert any("step 3 of 8" in line for line in data["warnings"])
 
 
-
-
 def test_what_differs_between_runs_is_said(tmp_path):
     one = write(tmp_path / "one", [step(1, 3.0)], {"config": {"lr": 0.1, "out": "one", "steps": None, "seed": 0}})
     about = {"config": {"lr": 0.2, "out": "two", "steps": None, "seed": 0}, "resolved": {"steps": 7}}

@@ -23,7 +23,6 @@ from bertrain.run import card
 from bertrain.run.log import Log, Sources, reference_losses
 from bertrain.run.phases import Phase
 from bertrain.run.schedule import Plan
-from bertrain.runtime import trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.trackers import Trackers
@@ -75,8 +74,9 @@ class Watch(contextlib.ExitStack):
         make_directory(self.out)
         self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
         self._bar = self.enter_context(tqdm(total=plan.steps, initial=step, unit="step", disable=None))
-        self._trackers = Trackers(list(dict.fromkeys(config.log_to)), self.out, config.flat(), step=step)
-        self.push(self._close_trackers)
+        names = list(dict.fromkeys(config.log_to))
+        self._trackers = Trackers(names, self.out, config.flat(), step=step, warn=self.warn)
+        self.callback(self._trackers.close)
 
     @property
     def last_evaluation(self) -> dict[str, Any]:
@@ -264,15 +264,6 @@ class Watch(contextlib.ExitStack):
                 if name != "step" and isinstance(value, (int, float))
             }
             self._trackers.write(numbers, entry["step"])
-            self._warn_of_trackers()
-
-    def _close_trackers(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._trackers.close(trackers.LEAVING_S if kind else trackers.END_S)
-        self._warn_of_trackers()
-
-    def _warn_of_trackers(self) -> None:
-        for fault in self._trackers.faults:
-            self._warn_once(fault, fault)
 
     def _warn_once(self, kind: str, line: str) -> None:
         if kind not in self._warned:

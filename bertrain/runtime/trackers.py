@@ -1,18 +1,16 @@
 """Programs that get the log as well: TensorBoard, Weights & Biases, Trackio.
 
-None of them ends a run or makes a step wait, whatever the network does: each works in a thread of its own, and what
-fails there is a warning. log.jsonl stays the record that everything else reads.
+None of them ends a run: what fails is a warning, and the tracker gets no more. log.jsonl stays the record that
+everything else reads.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,10 @@ from bertdata.files import write_file
 
 ID = "record-id"  # the file of a run directory that names its record elsewhere
 PROJECT = "bertrain"
-ANSWER_S, END_S = 20.0, 60.0  # how long a server may take at the start of a run; how long the end of a run may wait
-LEAVING_S = 5.0  # how long a run may wait that ends with an error
+ANSWER_S = 20.0  # how long a server may take at the start and at the end of a run
 
 Record = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
 """What writes the numbers of a step, and what ends the record."""
-Entries = queue.SimpleQueue[tuple[dict[str, float], int] | None]
-"""Numbers and their step; None at the end."""
 
 
 def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
@@ -70,7 +65,7 @@ def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> Re
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-"""A name for --log-to, which is that of a library, → what begins the record of a run directory, in a thread.
+"""A name for --log-to, which is that of a library, → what begins the record of a run directory.
 
 It takes the directory, the options of the run, a name for the record, and the step after which the run goes on.
 """
@@ -87,46 +82,40 @@ def require(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run at work, each in its thread."""
+    """The trackers of a run at work."""
 
-    def __init__(self, names: Sequence[str], out: Path, options: dict[str, Any], *, step: int) -> None:
-        """step: after which the run goes on. A resumed run continues its record."""
-        self.faults: list[str] = []
-        """What the user should know; more may come at any time."""
-        self._entries: dict[threading.Thread, Entries] = {}
+    def __init__(
+        self, names: Sequence[str], out: Path, options: dict[str, Any], *, step: int, warn: Callable[[str], None]
+    ) -> None:
+        """step: after which the run goes on. A resumed run continues its record. warn: shows a line."""
+        self._records: dict[str, Record] = {}
+        self._warn = warn
         if not names:
             return
         words = (out / ID).read_text(errors="replace").split() if (out / ID).exists() else []
         identity = words[0] if words else secrets.token_hex(4)
         write_file(out / ID, f"{identity}\n".encode())
         for name in names:
-            entries: Entries = queue.SimpleQueue()
-            given = (name, entries, out, options, identity, step)
-            thread = threading.Thread(target=self._work, args=given, name=name, daemon=True)
-            self._entries[thread] = entries
-            thread.start()
+            with self._ended_by_error(name):
+                self._records[name] = TRACKERS[name](out, options, identity, step)
 
     def write(self, numbers: dict[str, float], step: int) -> None:
-        """Hands the numbers of a step over, and waits for nothing."""
-        for entries in self._entries.values():
-            entries.put((numbers, step))
+        """Send the numbers of a step."""
+        for name, (write, _) in list(self._records.items()):
+            with self._ended_by_error(name):
+                write(numbers, step)
 
-    def close(self, seconds: float) -> None:
-        """Ends all records at the same time. Waits at most so long for all of them together."""
-        until = time.monotonic() + seconds
-        for entries in self._entries.values():
-            entries.put(None)
-        for thread in self._entries:
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                self.faults.append(f"--log-to {thread.name} has not taken all of the log in time; log.jsonl has it")
+    def close(self) -> None:
+        """End all records."""
+        for name, (_, close) in list(self._records.items()):
+            with self._ended_by_error(name):
+                close()
 
-    def _work(self, name: str, entries: Entries, *of_run: Any) -> None:
+    @contextmanager
+    def _ended_by_error(self, name: str) -> Iterator[None]:
         try:
-            write, close = TRACKERS[name](*of_run)
-            while (entry := entries.get()) is not None:
-                write(*entry)
-            close()
-        except Exception as error:  # of a library of others, which must not end a run
+            yield
+        except Exception as error:  # of a third-party library, which must not end a run
+            self._records.pop(name, None)
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self.faults.append(f"--log-to {name} has failed and takes no more entries: {reason}")
+            self._warn(f"--log-to {name} has failed and takes no more entries: {reason}")
