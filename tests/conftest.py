@@ -358,4 +358,4 @@ def pytest_collection_finish(session):
     """
     gc.collect()
     gc.freeze()
-    gc.unfreeze = lambda: None
+    gc.freeze = gc.unfreeze = lambda: None  # a run's own objects are collected after it: each keeps files open

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 TOOL = Path(bertdata.__file__).parents[1] / "tools" / "soak.py"
 
 
-@pytest.mark.parametrize("arguments", [["batches", "--minutes", "0.05"], ["build", "--gigabytes", "0.1"]])
+@pytest.mark.parametrize("arguments", [["batches", "--minutes", "0.2"], ["build", "--gigabytes", "0.1"]])
 def test_memory_stays_below_its_bound(arguments):
     assert json.loads(python(TOOL, *arguments, timeout=900))["what"] == arguments[0]
 
