@@ -45,12 +45,12 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 def naming(path: Path) -> Iterator[None]:
     """Names a file in errors of the system that name none, as those of a full disk while a file is written.
 
-    An error that names a temporary file then names the file that it was to become.
+    An error that names a temporary file then names the file that it was to become. One of a user's iterable stays.
     """
     try:
         yield
     except OSError as error:
-        if error.errno is not None:
+        if error.errno is not None and "is_of_iterable" not in vars(error):
             error.filename = str(path if error.filename is None else error.filename).removesuffix(TEMPORARY)
         raise
 

@@ -4,7 +4,9 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from helpers import refuses, stop_after, stored
 from sources import stop_after_units, units_in, write
 
 import bertdata
+from bertdata.errors import UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import idfile
 from bertdata.write import build, import_ids
@@ -114,7 +117,51 @@ def test_an_import_that_was_stopped_continues(tmp_path, vocab, monkeypatch):
     assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), OSError(5, "mine"), EOFError("mine"), KeyboardInterrupt("mine")])
+@pytest.mark.parametrize("function", [build, import_ids])
+def test_other_items_do_not_continue_a_build_that_was_stopped(tmp_path, vocab, monkeypatch, function):
+    monkeypatch.setattr(idfile, "BLOCK_IDS", 7)
+    items, size = (TEXTS, 4000) if function is build else (DOCUMENTS, 40)
+    call = lambda given, **more: function(given, tmp_path / "out", tokenizer=vocab, shard_size=size, **more)  # noqa: E731
+    one = iter(items)
+    with pytest.raises(KeyboardInterrupt):
+        call(one, progress=stop_after_units(tmp_path / "out", 2))
+    kept = units_in(tmp_path / "out")
+    for given in (one, iter([]), items[:2], items[2:], [items[-1], *items[1:]]):
+        with refuses("other-settings", "inputs"):
+            call(iter(given))
+        assert units_in(tmp_path / "out") == kept
+    made = call(iter(items[2:]), overwrite=True)
+    expected = function(iter(items[2:]), tmp_path / "whole", tokenizer=vocab, shard_size=size)
+    ids = [getattr(each, "dataset", each).dataset_id for each in (made, expected)]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("function", [build, import_ids])
+def test_ctrl_c_does_not_wait_for_the_next_item(tmp_path, vocab, function):
+    never = threading.Event()
+
+    def blocking():
+        yield from TEXTS if function is build else DOCUMENTS
+        os.kill(os.getpid(), signal.SIGINT)
+        never.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        function(blocking(), tmp_path / "out", tokenizer=vocab)
+    assert any(thread.name == "read-iterable" for thread in threading.enumerate())  # it waits, and nobody for it
+    never.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("mine"),
+        OSError(5, "mine"),
+        InterruptedError(4, "mine"),
+        ConnectionResetError(104, "mine"),
+        EOFError("mine"),
+        KeyboardInterrupt("mine"),
+    ],
+)
 @pytest.mark.parametrize("function", [build, import_ids])
 @pytest.mark.parametrize("after", [0, 120])
 def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, error, function, after):
@@ -127,6 +174,7 @@ def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, 
     with pytest.raises(type(error)) as caught:
         function(failing(), tmp_path / "out", tokenizer=vocab, shard_size=2000)
     assert caught.value is error or isinstance(error, KeyboardInterrupt)
+    assert getattr(error, "filename", None) is None
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert function(iter(items), tmp_path / "out", tokenizer=vocab, shard_size=2000)
 
@@ -163,8 +211,18 @@ def test_what_an_iterable_cannot_be_with_is_refused(tmp_path, vocab):
     for options in ({"format": "nanogpt"}, {"end_token": "[SEP]"}, {"dtype": "int64"}):
         with refuses("conflict", "inputs"):
             import_ids(iter(DOCUMENTS), tmp_path / "out", tokenizer=vocab, **options)
-    with refuses("empty", "inputs"):
+    for function in (build, import_ids):
+        with refuses("malformed", "inputs", given=5, error=UsageError):
+            function(5, tmp_path / "out", tokenizer=vocab)
+    with refuses("empty", "inputs", says="the inputs have no text"):
         build(iter([]), tmp_path / "out", tokenizer=vocab)
+    for text in (b"a\xffb", "x\ud800y"):
+        with refuses("not-text", "inputs", given=2, says="item 2 of the iterable"):
+            build(iter(["salt", text]), tmp_path / "out", tokenizer=vocab, strict=True)
+    with refuses("bad-row", "inputs", given=1, says="as a list"):
+        build(iter([tmp_path]), tmp_path / "out", tokenizer=vocab)
+    with refuses("id-outside-vocabulary", "tokenizer", given=2**63 + 1, says="item 2"):
+        import_ids([[10], np.array([2**63 + 1], np.uint64)], tmp_path / "out", tokenizer=vocab)
     with refuses("empty", "inputs", says="the iterable"):
         import_ids([[], []], tmp_path / "out", tokenizer=vocab)
     with refuses("id-outside-vocabulary", "tokenizer", says="the iterable, item 3: id 999"):

@@ -170,11 +170,8 @@ def read_manifest(directory: Path) -> Manifest:
             sentence = f"{directory} holds an unfinished build; run the same command again to finish it"
             raise DatasetError(sentence, "unfinished", given=directory)
         raise not_a_dataset(directory)
-
-    def open_table(name: str, dtype: str, length: int) -> NDArray[Any]:
-        return open_array(directory / name, dtype, length)
-
-    return _checked(read_record(path, versions=VERSIONS), path, open_table)
+    record = read_record(path, versions=VERSIONS)
+    return _checked(record, path, lambda name, dtype, length: open_array(directory / name, dtype, length))
 
 
 def not_a_dataset(path: object) -> DatasetError:

@@ -185,7 +185,10 @@ class TextFile:
         units = (base + some.starts) // self.form.shard_size
         cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
         for first, stop in pairwise(cuts):
-            if is_wanted(unit := int(units[first])):
+            unit = int(units[first])
+            if self.file.items:
+                self.file.items.add(unit, some.text[some.offsets[first] : some.offsets[stop]])
+            if is_wanted(unit):
                 part = some.part(first, stop)
                 yield Chunk(unit, part.num_bytes, stream.bytes_read, partial(self._decoded, part))
 

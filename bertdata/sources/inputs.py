@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from bertdata.errors import InputError
 
 if TYPE_CHECKING:
     from bertdata.remote.reader import RemoteFile
+    from bertdata.sources.items import Items
 
 STANDARD_INPUT = "-"
 _REQUESTS = 16  # at the same time
@@ -42,7 +43,7 @@ class Input:
     size: int | None  # bytes; None: a stream
     version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
     remote: RemoteFile | None = field(default=None, repr=False, compare=False)
-    opener: Callable[[], IO[bytes]] | None = field(default=None, repr=False, compare=False)  # of an iterable
+    items: Items | None = field(default=None, repr=False, compare=False)  # of an iterable
 
     def __str__(self) -> str:
         return self.name
@@ -53,8 +54,8 @@ class Input:
 
     @property
     def is_pipe(self) -> bool:
-        """Whether a second build cannot read it again, as it can an iterable."""
-        return self.is_stream and not self.opener
+        """Whether it is a pipe, of which nobody can give the same bytes again. The caller can those of an iterable."""
+        return self.is_stream and not self.items
 
     @property
     def compression(self) -> str:
@@ -64,7 +65,7 @@ class Input:
     @property
     def kind(self) -> str:
         """One of INPUT_FORMATS by the ending of the name, without that of a compression; "text" for all others."""
-        return "jsonl" if self.opener else KIND_OF.get(ending_of(self.name), "text")
+        return "jsonl" if self.items else KIND_OF.get(ending_of(self.name), "text")
 
     def open(self) -> Any:
         """A binary file object."""

@@ -18,7 +18,8 @@ from bertdata.errors import InputError
 from bertdata.sources import idfile
 from bertdata.sources.idfile import Ids, IdsFile, item_of
 from bertdata.sources.inputs import Input
-from bertdata.sources.streams import CHUNK, as_file
+from bertdata.sources.items import Items
+from bertdata.sources.streams import CHUNK
 
 NAME = "the iterable"
 
@@ -30,15 +31,20 @@ def names_of(inputs: Any) -> list[str] | None:
     return [str(each) for each in named] if is_names else None
 
 
-def open_texts(texts: Any) -> Input:
-    """Return an input of an iterable of texts. Reading it raises InputError for an item that is no text."""
-    return Input(NAME, None, None, opener=lambda: as_file(_json_lines(texts)))
+def open_texts(texts: Any, *, strict: bool) -> Input:
+    """Return an input of an iterable of texts. Reading it raises InputError for an item that is no text.
+
+    strict: also for an item that is not valid UTF-8.
+    """
+    return Input(NAME, None, None, items=Items(texts, lambda numbered: _json_lines(numbered, strict)))
 
 
-def _json_lines(texts: Any) -> Iterator[bytes]:
+def _json_lines(texts: Iterator[tuple[int, Any]], strict: bool) -> Iterator[bytes]:
     """Yield lines of JSON, some at a time. Invalid bytes stay as they are, and lone surrogates are escaped."""
     lines, size = list[bytes](), 0
-    for number, text in enumerate(texts, 1):
+    for number, text in texts:
+        if strict and isinstance(text, str | bytes):
+            _require_utf8(number, text)
         if isinstance(text, bytes):
             text, errors = text.decode(errors="surrogateescape"), "surrogateescape"
         elif isinstance(text, str):
@@ -53,13 +59,23 @@ def _json_lines(texts: Any) -> Iterator[bytes]:
     yield b"\n".join([*lines, b""])
 
 
+def _require_utf8(number: int, text: str | bytes) -> None:
+    try:
+        text.decode() if isinstance(text, bytes) else text.encode()
+    except UnicodeError:
+        sentence = (
+            f"item {number} of the iterable is not valid UTF-8; correct it, or build without strict to replace and "
+            "count what is invalid"
+        )
+        raise InputError(sentence, "not-text", option="inputs", given=number) from None
+
+
 def open_arrays(arrays: Any) -> IdsFile:
     """Return an input of an iterable of lists or arrays of ids. Reading it raises InputError for any other item."""
-    file = Input(NAME, None, None)
 
-    def documents() -> Iterator[Ids]:
+    def documents(numbered: Iterator[tuple[int, Any]]) -> Iterator[Ids]:
         some, size, first = list[NDArray[Any]](), 0, 0
-        for number, item in enumerate(arrays, 1):
+        for number, item in numbered:
             some.append(_ids_of(item, number))
             size += 1 + some[-1].size
             if size >= idfile.BLOCK_IDS:
@@ -68,7 +84,9 @@ def open_arrays(arrays: Any) -> IdsFile:
         if some:
             yield _joined(file, some, first)
 
-    return IdsFile([file], 0, documents)
+    items = Items(arrays, documents)
+    file = Input(NAME, None, None, items=items)
+    return IdsFile([file], 0, lambda: iter(items))
 
 
 def _joined(file: Input, some: list[NDArray[Any]], first: int) -> Ids:
@@ -84,10 +102,14 @@ def _ids_of(item: Any, number: int) -> NDArray[Any]:
         raise _wrong_item(number, item, "a list or an array of ids") from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise _wrong_item(number, item, "a list or an array of ids")
-    # An empty list has no dtype of integers, and int64 beside uint64 would become float64.
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
+        sentence = f"item {number} of the iterable has the id {ids.max()}; give the --tokenizer that made the ids"
+        raise InputError(sentence, "id-outside-vocabulary", option="tokenizer", given=int(ids.max()))
+    # An empty list has no dtype of integers, and int64 with uint64 would become float64.
     return ids.astype(np.uint8 if not ids.size else np.int64 if ids.dtype == np.uint64 else ids.dtype, copy=False)
 
 
 def _wrong_item(number: int, item: Any, expected: str) -> InputError:
-    sentence = f"item {number} of the iterable is of type {type(item).__name__}, and must be {expected}; correct it"
+    advice = "give names of files as a list" if isinstance(item, os.PathLike) else "correct it"
+    sentence = f"item {number} of the iterable is of type {type(item).__name__}, and must be {expected}; {advice}"
     return InputError(sentence, "bad-row", option="inputs", given=number)

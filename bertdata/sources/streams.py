@@ -31,7 +31,9 @@ def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
-class _Pieces(io.RawIOBase):
+class Pieces(io.RawIOBase):
+    """Bytes in pieces as a file. An error of the pieces passes as it is; io.BufferedReader retries after EINTR."""
+
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
 
@@ -39,20 +41,20 @@ class _Pieces(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            try:
-                self._rest = next(self._pieces)
-            except StopIteration:
-                return 0
-        piece = self._rest[: len(buffer)]
-        self._rest = self._rest[len(piece) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
+        size = 0
+        while size < len(buffer):
+            piece = self._rest or next(self._pieces, None)
+            if piece is None:
+                break
+            length = min(len(piece), len(buffer) - size)
+            buffer[size : size + length] = piece[:length]
+            self._rest, size = piece[length:], size + length
+        return size
 
 
 def as_file(pieces: Iterator[bytes]) -> io.BufferedReader:
     """Return the bytes of some pieces, one after the other, as a file."""
-    return io.BufferedReader(_Pieces(pieces), CHUNK)
+    return io.BufferedReader(Pieces(pieces), CHUNK)
 
 
 def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
@@ -147,8 +149,8 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
-    if source.opener:  # of an iterable, whose own errors pass as they are
-        yield InputStream(source, source.opener(), "", encoding)
+    if source.items:  # whose own errors pass as they are
+        yield InputStream(source, Pieces(iter(source.items)), "", encoding)
         return
     compression = source.compression
     try:

@@ -103,8 +103,9 @@ def build(
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
     inputs: names of files, directories and URLs; one, or a list or tuple. Any other iterable gives the texts: str or
-    bytes, each a document. It needs a `tokenizer`, and is read once, in one thread; what it raises passes to the
-    caller. To continue a build that was interrupted, give the same texts from the first on.
+    bytes, each a document. So the names that a generator gives are read as texts. An iterable needs a `tokenizer`, and
+    is read once, in one thread; what it raises passes to the caller. To continue a build that was interrupted, give the
+    same texts from the first on, without `overwrite`.
     tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
     choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
@@ -154,7 +155,7 @@ def _selected(inputs: Any, form: TextFormat, include: Sequence[str], exclude: Se
     if (form.kind, form.text_key, form.encoding, *include, *exclude) != (None, "text", UTF_8):
         sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
-    return Inputs([open_texts(inputs)])
+    return Inputs([open_texts(inputs, strict=form.strict)])
 
 
 def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
@@ -231,8 +232,8 @@ class _Work:
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging, start_over=is_pipe)
-            units = kept_units(staging, say if part is None else lambda line: None)
+            tokenizer = self._prepared(staging)
+            units = kept_units(staging, self.plan, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
             if self.recipe.dedup:
                 duplicates = find_duplicates(
@@ -258,11 +259,11 @@ class _Work:
             _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
-    def _prepared(self, staging: Path, *, start_over: bool) -> LoadedTokenizer:
+    def _prepared(self, staging: Path) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
             overwrite, is_part = self.means.overwrite, self.means.part is not None
-            continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over, is_part=is_part)
+            continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
             tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
             write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
         return tokenizer
@@ -286,6 +287,7 @@ class _Work:
                 keep=units.add,
                 workers=self.means.threads,
                 progress=progress,
+                items=self.plan.inputs[0].items,
             )
 
 
@@ -303,7 +305,7 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
     if is_pipe:
         return "nothing is kept, because a pipe can be read only once"
     if not units.numbers:
-        return "no unit is finished, so the same command begins anew"
+        return "no unit is finished, so the same command restarts"
     size = units.tally.counts["text_bytes"]
     amount = f"{counted(len(units.numbers), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
     return f"{amount}; run the same command again to continue"

@@ -63,8 +63,8 @@ def import_ids(
 ) -> Dataset:
     """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
 
-    inputs: names of files and directories; one, or a list or tuple. Any other iterable gives a list or an array of ids
-    for each document, which are imported as rows. It is read as `build` reads texts. format: one of
+    inputs: names of files and directories; one, or a list or tuple. Any other iterable, also a generator, gives a list
+    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. format: one of
     choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the ids. end_token:
     the token that ends a document of nanoGPT, None: the end token of the tokenizer. dtype: one of choices.IDS_DTYPES,
     that of ids whose file does not say it; None: it is guessed, and said.
@@ -100,9 +100,9 @@ def import_ids(
     plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
     encoder = IdsEncoder(loaded, shares, files, shard_size)
     with staging_directory(Path(out), overwrite=overwrite) as staging:
-        continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
+        continue_or_start(staging, plan, overwrite=overwrite)
         write_tokenizer(staging, loaded, tokenizer, say)
-        units = kept_units(staging, say)
+        units = kept_units(staging, plan, say)
         with announcing_compilation(say):
             _make_units(encoder, staging, units, progress)
         require_unchanged(read, "run again with --overwrite")
@@ -124,6 +124,7 @@ def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progre
         keep=units.add,
         workers=len(os.sched_getaffinity(0)),
         progress=lambda done: progress(done, total),
+        items=encoder.files[0].files[0].items,
     )
     progress(total, total)
 
@@ -197,6 +198,9 @@ class IdsEncoder:
                 cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
                 for first, stop in pairwise(cuts):
                     unit = int(unit_of[first])
+                    if items := file.files[0].items:
+                        start, stop_id = some.documents[[first, stop]]
+                        items.add(unit, lengths[first:stop], some.ids[start:stop_id].astype(np.int64))
                     if is_missing(unit):
                         yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
                 num_ids += some.ids.size

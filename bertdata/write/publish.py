@@ -47,11 +47,11 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
     )
     counted = {"gave no token": dropped, "had no text and were skipped": skipped, "were left out by --map": removed}
     reasons = [f"{number:,} of the documents {what}" for what, number in counted.items() if number]
-    nothing = f"there is no document to build from: {' and '.join(reasons) or 'all lines are blank'}"
+    nothing = f"there is no document to build from: {' and '.join(reasons) or 'the inputs have no text'}"
     if removed:
         sentence = f"{nothing}; give a --map that keeps some, or other files"
         return InputError(sentence, "bad-function", option="map", given=removed)
-    return InputError(f"{nothing}; give a file with text in it", "empty", option="inputs", given=dropped + skipped)
+    return InputError(f"{nothing}; give inputs with text in them", "empty", option="inputs", given=dropped + skipped)
 
 
 def publish(

@@ -120,13 +120,11 @@ def planning(staging: Path) -> AbstractContextManager[None]:
     return locked(staging / "planning.lock", wait=True)
 
 
-def continue_or_start(
-    staging: Path, plan: BuildPlan, *, overwrite: bool, start_over: bool, is_part: bool = False
-) -> None:
+def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_part: bool = False) -> None:
     """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
 
-    start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
-    without `overwrite`.
+    Removes it in any case if an input is a pipe, or with `overwrite` an iterable, whose plans are all equal. Raises
+    BuildError if the plans differ, without `overwrite`.
     """
     for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed
         gone = left.with_name(f"removed-{left.name}")
@@ -139,7 +137,7 @@ def continue_or_start(
             raise
         old = None
     if old is not None and old.as_json() == json.loads(json.dumps(plan.as_json())):
-        if not start_over:
+        if not any(file.is_pipe or (overwrite and file.is_stream) for file in plan.inputs):
             return
     elif old is not None and not overwrite:
         old.require_rule(staging.parent)
@@ -184,9 +182,11 @@ def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, spec: str | None,
         say(missing_roles_warning(tokenizer.missing_roles))
 
 
-def kept_units(staging: Path, say: Callable[[str], None]) -> FinishedUnits:
+def kept_units(staging: Path, plan: BuildPlan, say: Callable[[str], None]) -> FinishedUnits:
     """The units that an earlier run finished. Says how many there are."""
     units = finished_units(staging)
+    for items in filter(None, (file.items for file in plan.inputs)):
+        items.expect(units.checksums)
     if units.numbers:
         say(f"continuing: keeping {counted(len(units.numbers), 'finished unit')} of an earlier run")
     return units

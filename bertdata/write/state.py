@@ -97,6 +97,7 @@ class UnitRecord:
     tally: Tally
     shards: Mapping[str, Shard]  # split → its shard; a split without documents has none
     origins: Mapping[str, str]  # name of a shard → SHA-256 of the origins of its documents; imports have none
+    crc32: int | None = None  # of the items of an iterable from which it was made
 
     def write(self, path: Path) -> None:
         """Writes the record to a file, completely or not at all."""
@@ -114,7 +115,7 @@ class UnitRecord:
         }
         tally["last_ids"] = frozenset(tally["last_ids"])
         shards = {split: Shard(**entry) for split, entry in record["shards"].items()}
-        return cls(record["unit"], Tally(**tally), shards, record["origins"])
+        return cls(record["unit"], Tally(**tally), shards, record["origins"], record.get("crc32"))
 
 
 def unit_name(unit: int) -> str:
@@ -131,6 +132,7 @@ class FinishedUnits:
     def __init__(self, records: Iterable[UnitRecord] = ()) -> None:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
+        self.checksums = dict[int, int]()  # of units that were made from an iterable
         self._shards = {split: ShardRows(split) for split in SPLITS}
         self._lock = threading.Lock()
         for record in records:
@@ -144,6 +146,8 @@ class FinishedUnits:
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
+            if record.crc32 is not None:
+                self.checksums[record.unit] = record.crc32
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""

@@ -35,8 +35,13 @@ class Crew(Generic[_Task]):
         self._failed: tuple[int, BaseException] | None = None  # the first task that failed, and how
         self._is_stopped = False
 
-    def run(self, work: Callable[[Share[_Task]], None], tasks: Sequence[_Task]) -> None:
-        """work(share) of each task. They begin in order.
+    def run(
+        self,
+        work: Callable[[Share[_Task]], None],
+        tasks: Sequence[_Task],
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """work(share) of each task. They begin in order. on_stop: called when no more work is wanted.
 
         After a BertdataError later tasks end, and earlier ones go on, because they may fail too: raises the error of
         the first task that failed. After any other error all end.
@@ -52,6 +57,7 @@ class Crew(Generic[_Task]):
                 thread.join()
         finally:  # after Ctrl-C the threads still run
             self._stop()
+            on_stop()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()

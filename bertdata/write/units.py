@@ -23,6 +23,7 @@ from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.origins import DTYPE
 from bertdata.format.shard import ShardWriter
 from bertdata.format.table import shard_name
+from bertdata.sources.items import Items
 from bertdata.sources.split import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
@@ -73,6 +74,7 @@ def make_units(
     keep: Callable[[UnitRecord], None],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
+    items: Items | None = None,
 ) -> None:
     """Makes units on `workers` threads.
 
@@ -81,6 +83,7 @@ def make_units(
 
     tasks: in order. new_writer: gives the writer of a unit. is_missing: whether to make a unit. keep: called with the
     record of each, by several threads at once. progress: called with the bytes of input that are read.
+    items: the iterable that is read, if the input is one.
     """
     crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
@@ -104,10 +107,12 @@ def make_units(
                         read, given = documents.bytes_read, given + step
                         add(step)
                         del documents  # before the next ones are made
-                    keep(writer.commit())
+                    keep(writer.commit(items.checksums[unit] if items else None))
         add(task.size - given)
 
-    crew.run(make, missing)
+    crew.run(make, missing, *([items.stop] if items else []))
+    if items:
+        items.end_unit(is_last=True)
 
 
 class UnitWriter:
@@ -160,8 +165,8 @@ class UnitWriter:
         if documents.origins is not None:
             self._origins[name].append(documents.origins[kept])
 
-    def commit(self) -> UnitRecord:
-        """Finishes the shards of the unit, then writes its record, and returns it."""
+    def commit(self, crc32: int | None = None) -> UnitRecord:
+        """Finishes the shards of the unit, then writes its record, and returns it. crc32: of items."""
         unit, size, shards = self.unit, self.shard_size, {}
         origins = {name: array.commit()["sha256"] for name, array in self._origins.items()}
         for split, writer in self._writers.items():
@@ -170,7 +175,7 @@ class UnitWriter:
                 shards[split] = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=counts)
             else:  # there are only documents without ids
                 writer.discard()
-        record = UnitRecord(unit, self._tally + Tally(_named(self._counts.sum(1))), shards, origins)
+        record = UnitRecord(unit, self._tally + Tally(_named(self._counts.sum(1))), shards, origins, crc32)
         record.write(self.directory / unit_name(unit))
         self._writers, self._origins = {}, {}
         return record
