@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
+from urllib.error import HTTPError
 
 import obstore
 import pytest
@@ -163,10 +164,36 @@ def test_an_interrupted_push_leaves_no_manifest_and_is_completed_by_the_same_com
         push(dataset.path, url)
     assert "manifest.json" not in bucket.objects("shards")
     stores.write(f"{url}/train-00000.json", b"of another dataset")
-    for _ in range(2):
+    assert push(dataset.path, url) == dataset.dataset_id
+    assert bucket.objects("shards") == published(dataset.path)
+    with patch.object(stores, "write", None):  # it is there
         assert push(dataset.path, url) == dataset.dataset_id
-        assert bucket.objects("shards") == published(dataset.path)
-        stores.write(f"{url}/train-00000.json", b"damaged")
+
+
+@pytest.fixture
+def changing(dataset, other, tmp_path):
+    """A copy of a dataset, and how a build replaces it, or a file disappears."""
+    folder = shutil.copytree(dataset.path, tmp_path / "changing")
+
+    def replace():
+        (folder / "manifest.json").unlink()
+        shutil.copytree(other.path, folder, dirs_exist_ok=True)
+
+    return folder, {"replaced": replace, "file gone": (folder / "train-00000.tokens.npy").unlink}
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.tokens.npy"])
+def test_a_dataset_that_is_replaced_during_a_push_is_not_published(bucket, changing, name):
+    (folder, changes), real = changing, stores.write
+
+    def write_later(url, content):
+        if url.endswith(name):
+            changes["replaced"]()
+        real(url, content)
+
+    with patch.object(stores, "write", write_later), refuses("replaced", given=folder):
+        push(folder, f"{bucket.url}/shards")
+    assert "manifest.json" not in bucket.objects("shards")
 
 
 def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, full_disk):
@@ -288,6 +315,7 @@ class FakeHub:
     def __init__(self):
         self.commits = {}  # sha → name → bytes
         self.is_made, self.private = False, True
+        self.meanwhile = {"add": [], "upload": []}  # what happens once, at the first file or between upload and commit
         self.utils = SimpleNamespace(build_hf_headers=lambda: {"authorization": "Bearer secret"})
 
     def HfApi(self):  # noqa: N802
@@ -299,12 +327,27 @@ class FakeHub:
             self.is_made, self.private, self.commits["sha0"] = True, private, {".gitattributes": b"x"}
 
     def CommitOperationAdd(self, path_in_repo, path_or_fileobj):  # noqa: N802
+        self.happens("add")
+        if isinstance(path_or_fileobj, Path) and not path_or_fileobj.is_file():
+            raise ValueError(path_or_fileobj)  # as huggingface_hub does
         content = path_or_fileobj if isinstance(path_or_fileobj, bytes) else path_or_fileobj.read_bytes()
         return path_in_repo, content
 
-    def create_commit(self, repository, operations, *, repo_type, revision, commit_message):
+    def happens(self, step):
+        if self.meanwhile[step]:
+            self.meanwhile[step].pop()()
+
+    def preupload_lfs_files(self, repository, additions, *, repo_type, revision):
+        self.happens("upload")
+
+    def list_repo_commits(self, repository, *, repo_type, revision):
+        return [SimpleNamespace(commit_id=sha) for sha in reversed(self.commits)]
+
+    def create_commit(self, repository, operations, *, repo_type, revision, commit_message, parent_commit):
         assert (repository, repo_type, revision) == ("org/name", "dataset", None)
         assert commit_message
+        if parent_commit != [*self.commits][-1]:
+            raise HTTPError("https://hub", 412, "A commit has happened since", None, None)
         before = [*self.commits.values()][-1]
         if (after := {**before, **dict(operations)}) != before:  # the hub makes no empty commit
             self.commits[f"sha{len(self.commits)}"] = after
@@ -366,11 +409,34 @@ def test_everybody_sees_a_dataset_only_if_that_is_said(hub, dataset):
     refused(main, "push", dataset.path, root, kind="missing", option="public")
     assert list(hub.commits) == ["sha0"]
     succeeds(main, "push", dataset.path, root, "--public")
+    succeeds(main, "push", dataset.path, root)  # it is there
+    refused(main, "push", dataset.path, root, "--origins", kind="missing", option="public")
     names = hub.commits["sha1"].keys() - {".gitattributes"}
     assert names == without_origins(dataset.path).keys()
     hub.__init__()
     push(dataset.path, root, public=True)
     assert not hub.private
+
+
+@pytest.mark.parametrize(("step", "change"), [("add", "replaced"), ("add", "file gone"), ("upload", "replaced")])
+def test_a_dataset_that_is_replaced_during_a_push_is_not_committed(hub, changing, step, change):
+    folder, changes = changing
+    hub.meanwhile[step].append(changes[change])
+    with refuses("replaced", given=folder):
+        push(folder, "hf://datasets/org/name")
+    assert list(hub.commits) == ["sha0"]
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_of_two_pushes_to_the_hub_at_the_same_time_one_fails(hub, dataset, other, is_made):
+    root = "hf://datasets/org/name"
+    if is_made:
+        hub.create_repo("org/name", repo_type="dataset", exist_ok=True, private=True)
+    hub.meanwhile["upload"].append(lambda: push(other.path, root))
+    with refuses("changed"):
+        push(dataset.path, root)
+    assert list(hub.commits) == ["sha0", "sha1"]
+    assert hub.commits["sha1"].items() >= without_origins(other.path).items()
 
 
 def test_text_of_the_hub_is_that_of_one_commit(hub, corpus, vocab, tmp_path):

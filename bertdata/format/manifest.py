@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.format.arrays import open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_record, write_record
+from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, write_record
 from bertdata.format.table import (
     ARRAY_DTYPES,
     SPLITS,
@@ -161,6 +161,11 @@ class Manifest:
 
 def read_manifest(directory: Path) -> Manifest:
     """Reads manifest.json. Raises DatasetError if it is missing, damaged, of another version, or contradicts itself."""
+    return read_with_content(directory)[0]
+
+
+def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
+    """As `read_manifest`, with the bytes that were read."""
     path = directory / MANIFEST
     if not path.exists():
         if not directory.exists():
@@ -170,8 +175,9 @@ def read_manifest(directory: Path) -> Manifest:
             sentence = f"{directory} holds an unfinished build; run the same command again to finish it"
             raise DatasetError(sentence, "unfinished", given=directory)
         raise not_a_dataset(directory)
-    record = read_record(path, versions=VERSIONS)
-    return _checked(record, path, lambda name, dtype, length: open_array(directory / name, dtype, length))
+    content = read_content(path)
+    manifest = parse_manifest(content, path, lambda name, dtype, length: open_array(directory / name, dtype, length))
+    return manifest, content
 
 
 def not_a_dataset(path: object) -> DatasetError:
@@ -179,7 +185,7 @@ def not_a_dataset(path: object) -> DatasetError:
     return DatasetError(sentence, "not-a-dataset", given=path)
 
 
-def parse_manifest(content: bytes, name: str, open_table: OpenTable) -> Manifest:
+def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
     """As `read_manifest`, from the bytes of a file. name: what an error calls it."""
     return _checked(parse_record(content, name, versions=VERSIONS), name, open_table)
 

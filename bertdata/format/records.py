@@ -40,9 +40,14 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
 
     Raises DatasetError if the file is missing, damaged, or of another format version than these.
     """
+    return parse_record(read_content(path), path, versions=versions)
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a record. Raises DatasetError if the file is missing or cannot be read."""
     try:
         with open_plain(path, "rb") as file:
-            return parse_record(file.read(MAX_RECORD_BYTES + 1), path, versions=versions)
+            return file.read(MAX_RECORD_BYTES + 1)
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,25 +32,43 @@ def files_of(url: str) -> dict[str, RemoteFile]:
     return {each.rfilename: _described(repository, info.sha, each) for each in info.siblings or []}
 
 
-def is_public(url: str) -> bool:
-    """Whether everybody sees the repository of a URL. One that does not exist will be made private."""
+def head(url: str) -> tuple[str | None, bool]:
+    """Return the last commit of a repository, None if there is none, and whether everybody sees the repository."""
+    repository, _, revision = repository_of(url)
     try:
-        return not patiently(url, lambda: _hub().HfApi().dataset_info(repository_of(url)[0], revision=None)).private
+        info = patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision))
     except RemoteError as error:
         if error.kind != "not-found":
             raise
-        return False
+        return None, False
+    return info.sha, not info.private
 
 
-def commit(url: str, files: Mapping[str, Path | bytes], *, message: str, public: bool) -> None:
-    """Puts files, by name, into a repository in one commit. A repository that it makes is private, or `public`."""
+def commit(
+    url: str,
+    files: Mapping[str, Path | bytes],
+    parent: str | None,
+    message: str,
+    *,
+    public: bool,
+    check: Callable[[], None],
+) -> None:
+    """Puts files, by name, into a repository in one commit. A repository that it makes is private, or `public`.
+
+    Large files are uploaded first, then `check` is called, and then comes the commit, with the other files. parent: the
+    last commit of the repository, from `head`. Raises RemoteError if there is a later one.
+    """
     repository, path, revision = repository_of(url)
     api, add = _hub().HfApi(), _hub().CommitOperationAdd
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
 
     def put() -> None:
         api.create_repo(repository, repo_type="dataset", exist_ok=True, private=not public)
+        before = parent or api.list_repo_commits(repository, **where)[-1].commit_id
         operations = [add(f"{path}/{name}".lstrip("/"), content) for name, content in files.items()]
-        api.create_commit(repository, operations, repo_type="dataset", revision=revision, commit_message=message)
+        api.preupload_lfs_files(repository, operations, **where)
+        check()
+        api.create_commit(repository, operations, **where, commit_message=message, parent_commit=before)
 
     patiently(url, put)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertdata.errors import BuildError, RemoteError, UsageError
-from bertdata.format.manifest import MANIFEST, Manifest, read_manifest
+from bertdata.errors import BertdataError, BuildError, DatasetError, RemoteError, UsageError
+from bertdata.format.dataset import stamp
+from bertdata.format.manifest import MANIFEST, Manifest, read_with_content
 from bertdata.format.origins import RECORD, Record
 from bertdata.remote import hub, stores
 from bertdata.transfer.files import Progress, array_sizes, at_once, files_of, id_under, require_own_id, require_sound
@@ -23,11 +24,13 @@ def push(
     """Upload the dataset in a directory to a URL, and return its dataset_id. Checks every file before its upload.
 
     url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. After an interruption, the same
-    command uploads all files again. public: of the hub, also upload to a repository that everybody sees. origins: also
-    upload origins/, which names inputs with their paths, to the hub; an object store always gets it. progress: called
-    with the bytes that are done, and all.
+    command uploads all files again. If the dataset is there already, nothing is uploaded, unless `origins` are to be
+    added. public: of the hub, also upload to a repository that everybody sees. origins: also upload origins/, which
+    names inputs with their paths, to the hub; an object store always gets it. progress: called with the bytes that are
+    done, and all.
 
-    Raises UsageError, DatasetError for a damaged dataset, BuildError if another dataset is there, and RemoteError.
+    Raises UsageError, DatasetError for a dataset that is damaged or replaced meanwhile, BuildError if another dataset
+    is there, and RemoteError.
     """
     source, root = Path(directory), url.rstrip("/")
     is_hub = root.startswith("hf:")
@@ -35,12 +38,17 @@ def push(
         shown = without_secrets(root)
         sentence = f"{shown} cannot hold a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name"
         raise UsageError(sentence, "bad-url", option="url", given=shown)
-    manifest, content = read_manifest(source), (source / MANIFEST).read_bytes()
+    before = stamp(source / MANIFEST)
+    manifest, content = read_with_content(source)
     require_own_id(manifest)
-    if id_under(root) not in (None, manifest.dataset_id):
+    parent, is_public = hub.head(root) if is_hub else (None, False)
+    there = id_under(root)
+    if there == manifest.dataset_id and not origins:
+        return there
+    if there not in (None, manifest.dataset_id):
         sentence = f"{root} holds another dataset already; give another URL, or remove that one first"
         raise BuildError(sentence, "out-exists", option="url", given=root)
-    if is_hub and not public and hub.is_public(root):
+    if is_public and not public:
         sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
         raise RemoteError(sentence, "missing", option="public")
     files = files_of(manifest) | (_origins_of(source, manifest) if origins or not is_hub else {})
@@ -53,15 +61,26 @@ def push(
             stores.write(f"{root}/{name}", source / name)
         return sizes.get(name, 0)
 
-    for size in at_once(upload, files):
-        done += size
-        progress(done, total)
-    if is_hub:
-        paths = {name: source / name for name in files}
-        message = f"Dataset {manifest.dataset_id[:16]}"
-        hub.commit(root, {**paths, MANIFEST: content}, message=message, public=public)
-    else:
-        stores.write(f"{root}/{MANIFEST}", content)
+    def require_same(error: Exception | None = None) -> None:
+        if stamp(source / MANIFEST) != before or type(error) in (FileNotFoundError, ValueError):
+            sentence = f"{source} was replaced during the push; push again"
+            raise DatasetError(sentence, "replaced", given=source) from None
+
+    try:
+        for size in at_once(upload, files):
+            done += size
+            progress(done, total)
+        if is_hub:
+            paths = {name: source / name for name in files}
+            contents = {name: path if path.suffix == ".npy" else path.read_bytes() for name, path in paths.items()}
+            message = f"Dataset {manifest.dataset_id[:16]}"
+            hub.commit(root, {**contents, MANIFEST: content}, parent, message, public=public, check=require_same)
+        else:
+            require_same()
+            stores.write(f"{root}/{MANIFEST}", content)
+    except (BertdataError, OSError, ValueError) as error:
+        require_same(error)
+        raise
     return manifest.dataset_id
 
 
