@@ -189,6 +189,7 @@ def test_the_error_of_a_cache_has_the_options_to_give(dataset, caches, tmp_path)
     options = "--length 32 --mlm-probability 0.15"
     refused(pretrain_main, *given, **known, says=f"give the run {options}, or")
     succeeds(pretrain_main, *given, *options.split())
+    refused(pretrain_main, *given, *options.split(), "--data-seed", 1, **known, says="give the run --data-seed 0, or")
     windows = "give the run --no-isolate-documents, or"
     refused(pretrain_main, *given, *options.split(), "--isolate-documents", **known, says=windows)
 

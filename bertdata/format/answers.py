@@ -236,7 +236,8 @@ class TeacherCache:
         cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
         if differing := _differing(cached, {"tokenizer": tokenizer} | dict(stream)):
             options = {**_OPTIONS, "samples": _SAMPLES.get(str(cached.get("samples")), "")}
-            known = [options[name].format(old) for name, (old, _) in differing.items() if name in options and old]
+            given = {name: old for name, (old, _) in differing.items() if old is not None}
+            known = [options[name].format(old) for name, old in given.items() if options.get(name)]
             sentence = (
                 f"the teacher cache {self.path} was made for other masked samples than those of this run: "
                 f"{_both(differing)}; give the run {' '.join(known) or 'the same dataset and options'}, or make "
