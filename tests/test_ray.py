@@ -3,6 +3,8 @@
 import gc
 import json
 import os
+import platform
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -31,7 +34,7 @@ from bertdata.tokenize.load import load
 from bertdata.write import build, cluster, finish
 from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.state import unit_name
-from bertdata.write.units import Shares
+from bertdata.write.units import Shares, UnitWriter
 
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
 HELD = """
@@ -114,18 +117,20 @@ def test_tasks_have_every_unit_once_and_whole_sections(inputs, shard_size, cpus,
 
 
 @pytest.fixture
-def job(tmp_path, corpus, vocab):
-    """What a task gets of an unfinished build of several units, none of which is made, and the tasks."""
+def job(tmp_path, corpus, vocab, monkeypatch):
+    """What a task gets of an unfinished build of several units, none of which is made, the task, and `ray.get`."""
     staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
     (staging / "attempts-1").mkdir(parents=True)
     encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares(0.01, 0.0)), plan)
-    return (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder)), Task(range(3), 0.0)
+    get = Mock(side_effect=lambda reference: reference())
+    monkeypatch.setattr("ray.get", get)
+    return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Task(range(3), 0.0), get
 
 
 def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     """It stands still before a file is moved, another attempt makes all, and then it continues."""
-    sent, task = job
-    staging, real = sent[1].parent, os.replace
+    sent, task, get = job
+    staging, real = sent[0]()[1].parent, os.replace
     records = cluster.make_task(sent, task, set())
     expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
     others = iter(range(1))
@@ -139,12 +144,16 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
         assert cluster.make_task(sent, task, set()) == records
     assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
     assert [record.unit for record in cluster.make_task(sent, task, {0, 1})] == [2]
+    assert get.call_count == 1  # a process loads the encoder and the plan once
+    with patch.object(UnitWriter, "commit", side_effect=MemoryError), pytest.raises(MemoryError):
+        cluster.make_task(sent, task, set())
+    assert not list((staging / "attempts-1").iterdir())
 
 
 def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
     """The names of its files are on disk before that of its record."""
-    (sent, task), calls, real = job, [], os.replace
-    staging = sent[1].parent
+    (sent, task, _), calls, real = job, [], os.replace
+    staging = sent[0]()[1].parent
 
     def replace(source, target):
         real(source, target)
@@ -160,17 +169,31 @@ def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
 
 
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
-    (encoder, attempts, *rest), task = job
+    [sent], task, _ = job
+    encoder, attempts, *rest = sent()
+
+    def with_input(**changes):
+        plan = replace(encoder.plan, files=[replace(encoder.plan.files[0], **changes)])
+        return TextEncoder(encoder.tokenizer, encoder.recipe, plan), attempts, *rest
+
     other = write(tmp_path / "corpus.txt", corpus.read_bytes())
     os.utime(other, ns=(1, 1))
-    changed = replace(encoder.plan, files=[replace(encoder.plan.files[0], name=str(other))])
     for node, kind, option in (
         ((encoder, attempts.with_name("attempts-2"), *rest), "cluster-failed", "out"),
         ((encoder, attempts, rest[0], ["0.0"]), "cluster-failed", "ray"),
-        ((TextEncoder(encoder.tokenizer, encoder.recipe, changed), attempts, *rest), "changed", "inputs"),
+        (with_input(name=str(other)), "changed", "inputs"),
+        (with_input(name=str(tmp_path / "absent.txt")), "not-found", "inputs"),
     ):
-        with refuses(kind, option):
-            cluster.make_task(node, task, set())
+        with refuses(kind, option, says=f"node {platform.node()}"):
+            cluster.make_task([lambda node=node: node], task, set())
+    remote = SimpleNamespace(open=partial(open, corpus, "rb"), now=Mock(side_effect=AssertionError))
+    assert cluster.make_task([lambda: with_input(remote=remote)], task, set())  # no request for each task
+
+
+def test_a_message_of_ray_is_without_its_traceback():
+    from ray.exceptions import RaySystemError
+
+    assert cluster._reason(RaySystemError(ValueError("odd"), "Traceback (most recent")) == "System error: odd"
 
 
 def test_a_build_removes_what_a_killed_one_left(tmp_path, corpus, vocab):
@@ -319,6 +342,20 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     assert (run.returncode, alone.exit_code, out) == (1, 1, "")
     assert "rows.jsonl, line 151: " in alone.stderr
     assert ours(said)[1:] == alone.stderr.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--map", "--words"])
+def test_a_module_that_a_node_lacks_is_one_sentence(nodes, corpus, vocab, tmp_path, monkeypatch, option):
+    write(tmp_path / "modules" / "ghost.py", b"def function(text):\n    return text.split()\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{ROOT}")
+    arguments = [corpus, "--out", tmp_path / "ray", "--tokenizer", vocab, option, "ghost:function"]
+    run = command(*arguments, "--ray", nodes.address)
+    out, said = run.communicate()
+    assert (run.returncode, out) == (1, "")
+    *_, line = ours(said)
+    assert "Traceback" not in said
+    assert re.match(r"Error: node [0-9.]+: .*'ghost'.*PYTHONPATH", line)
 
 
 @pytest.mark.slow

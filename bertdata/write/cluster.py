@@ -11,17 +11,18 @@ import logging
 import os
 import platform
 import re
-import shutil
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 
 import bertdata
-from bertdata.errors import BertdataError, BuildError, UsageError, counted, install
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.files import fsync_directory
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Task
@@ -94,33 +95,22 @@ def encode_on_cluster(
     """
     import ray
 
-    attempts = staging.absolute() / f"{ATTEMPTS}{uuid4().hex}"
-    attempts.mkdir()
-    job = ray.put((encoder, attempts, Path.cwd(), versions(encoder)))
     retries: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
     make = ray.remote(num_cpus=1, **retries)(make_task)
     every = encoder.plan.tasks(_cpus())
     missing = [task for task in every if not units.numbers.issuperset(task.units)]
     done = sum(task.size for task in every) - sum(task.size for task in missing)
-    running = deque[tuple[Task, Any]]()
-
-    def finish_first() -> None:
-        nonlocal done
-        task, result = running.popleft()
-        for record in _result(result):
-            units.add(record)
-        done += task.size
-        progress(int(done))
-
-    try:
+    # At the end what still runs fails at its next file; ray.cancel (2.60) ends this process if a task ends meanwhile.
+    with TemporaryDirectory(prefix=ATTEMPTS, dir=staging.absolute(), ignore_cleanup_errors=True) as attempts:
+        job = [ray.put((encoder, Path(attempts), Path.cwd(), versions(encoder)))]
+        results = (make.remote(job, task, units.numbers.intersection(task.units)) for task in missing)
+        running = deque(islice(results, workers))
         for task in missing:
-            if workers and len(running) == workers:
-                finish_first()
-            running.append((task, make.remote(job, task, units.numbers.intersection(task.units))))
-        while running:
-            finish_first()
-    finally:  # what still runs fails at its next file; ray.cancel (2.60) ends this process if a task ends meanwhile
-        shutil.rmtree(attempts, ignore_errors=True)
+            for record in _result(running.popleft()):
+                units.add(record)
+            running.extend(islice(results, 1))
+            done += task.size
+            progress(int(done))
 
 
 def _result(reference: Any) -> list[UnitRecord]:
@@ -132,48 +122,62 @@ def _result(reference: Any) -> list[UnitRecord]:
         return list(ray.get(reference))
     except RayError as error:
         problem: BaseException = getattr(error, "cause", None) or error
+        text = str(error)  # of a task also where it ran: (pid=7, ip=192.0.2.2)
     if isinstance(problem, BertdataError | OSError | MemoryError):
         raise problem
     sentence = f"a task failed on the cluster ({_reason(problem)}); run the command again to continue"
+    if lack := re.search(r"ip=([^,)]+).*(No module named '[^']+')", text, re.DOTALL):
+        sentence = f"node {lack[1]}: {lack[2]}; install it on all nodes, or put it into PYTHONPATH before ray start"
     raise BuildError(sentence, "cluster-failed", option="ray")
 
 
 def _reason(error: BaseException) -> str:
     """The first sentence of a message of Ray."""
-    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+    return " ".join(str(error).split()).partition(" traceback:")[0].partition(". ")[0].rstrip(".")
 
 
 # ------------------------------------------------------------------------------------------------ what runs on a node
 
 
-def make_task(job: tuple[TextEncoder, Path, Path, list[str]], task: Task, finished: set[int]) -> list[UnitRecord]:
-    """Make the units of a task but those that are finished. Return the record of each that has documents."""
-    encoder, attempts, working_directory, expected_versions = job
+@lru_cache(maxsize=1)
+def _received(job: Any) -> tuple[TextEncoder, Path]:
+    """Return the encoder and the directory of attempts, which all tasks of a process share. job: a reference."""
+    import ray
+
+    encoder, attempts, working_directory, expected_versions = ray.get(job)
     with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
         os.chdir(working_directory)
-    directory, staging, records = attempts / uuid4().hex, attempts.parent, list[UnitRecord]()
-    node, here, files = platform.node(), versions(encoder), encoder.plan.files
+    node, here, out = platform.node(), versions(encoder), attempts.parent.parent
     if not attempts.exists():
-        sentence = f"node {node} does not see {staging.parent}; give an --out that all nodes see under one name"
-        raise BuildError(sentence, "cluster-failed", option="out", given=staging.parent)
+        sentence = f"node {node} does not see {out}; give an --out that all nodes see under one name"
+        raise BuildError(sentence, "cluster-failed", option="out", given=out)
     if here != expected_versions:
         sentence = f"node {node} has {here}, and the command {expected_versions}; install the same on all nodes"
         raise BuildError(sentence, "cluster-failed", option="ray", given=here)
-    inputs = [index for stretch in encoder.plan.narrowed(task.units).stretches for index in stretch.inputs]
-    require_unchanged([files[index] for index in inputs], f"let node {node} see the same files, and run again")
-    directory.mkdir()
-    with one_thread_each():
-        make_units(
-            [task],
-            encoder,
-            lambda unit: UnitWriter(directory, unit, encoder.plan.form.shard_size),
-            is_missing=lambda unit: unit not in finished,
-            keep=records.append,
-            workers=1,
-        )
-    last = {unit_name(record.unit) for record in records}
-    for names in ({*os.listdir(directory)} - last, last):
-        for name in names:
-            os.replace(directory / name, staging / name)
-        fsync_directory(staging)
+    return encoder, attempts
+
+
+def make_task(job: list[Any], task: Task, finished: set[int]) -> list[UnitRecord]:
+    """Make the units of a task but those that are finished. Return the record of each that has documents.
+
+    job: a list with a reference: Ray would load the content of a reference alone for each task.
+    """
+    encoder, attempts = _received(job[0])
+    staging, records, plan = attempts.parent, list[UnitRecord](), encoder.plan.narrowed(task.units)
+    inputs = [plan.files[index] for stretch in plan.stretches for index in stretch.inputs]
+    local = [file for file in inputs if not file.remote]  # each request for a URL asks for the version of the plan
+    try:
+        require_unchanged(local, "let all nodes see the same files, and run again")
+    except InputError as error:
+        raise InputError(f"node {platform.node()}: {error}", error.kind, option="inputs", given=error.given) from None
+    with one_thread_each(), TemporaryDirectory(dir=attempts, ignore_cleanup_errors=True) as own:
+        directory = Path(own)
+        writer = partial(UnitWriter, directory, shard_size=plan.form.shard_size)
+        missing = {*task.units} - finished
+        make_units([task], encoder, writer, is_missing=missing.__contains__, keep=records.append, workers=1)
+        last = {unit_name(record.unit) for record in records}
+        for names in ({*os.listdir(directory)} - last, last):
+            for name in names:
+                os.replace(directory / name, staging / name)
+            fsync_directory(staging)
     return records
