@@ -415,26 +415,30 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
 def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
     now = [phase | change.get(number, {}) for number, phase in enumerate(FIRST)]
     if is_right:
-        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=False)
+        check_begun(tmp_path, saved(FIRST), 2, saved(now))
         return
     with refuses("other-settings", "phase"):
-        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=False)
+        check_begun(tmp_path, saved(FIRST), 2, saved(now))
 
 
 def test_a_method_of_a_phase_that_has_begun_stays(tmp_path):
     with refuses("other-settings", "phase", given="layers"):
-        check_begun(tmp_path, saved([FIRST[0] | {"layers": 1}, *FIRST[1:]]), 2, saved(FIRST), counts_rows=False)
+        check_begun(tmp_path, saved([FIRST[0] | {"layers": 1}, *FIRST[1:]]), 2, saved(FIRST))
 
 
-def test_a_phase_that_counts_its_rows_keeps_their_number(tmp_path):
-    now = [FIRST[0], FIRST[1] | {"global_batch_size": 8}]
-    with refuses("other-settings", "phase", given="rows"):
-        check_begun(tmp_path, saved(FIRST), 2, saved(now), counts_rows=True)
+def test_a_phase_that_counts_its_tokens_keeps_its_rows(dataset, tmp_path):
+    options = QUIET | {"length": 32, "save_every": 2}
+    phases = [{"steps": 1, "global_batch_size": 8}, {"tokens": "1K"}]
+    train(dataset.path, tmp_path / "run", phase=phases, **options)
+    remove_after(tmp_path / "run", 2)
+    known = {"kind": "other-settings", "option": "global_batch_size"}
+    refused_run(dataset.path, tmp_path / "run", phase=phases, **options, global_batch_size=3, **known)
+    train(dataset.path, tmp_path / "run", phase=phases, **options)
 
 
 def test_a_phase_that_has_begun_is_there(tmp_path):
     with refuses("other-settings", "phase", given=2):
-        check_begun(tmp_path, saved(FIRST), 2, saved(FIRST[:1]), counts_rows=False)
+        check_begun(tmp_path, saved(FIRST), 2, saved(FIRST[:1]))
 
 
 def test_a_phase_of_longer_rows_than_the_model_has_positions_for_does_not_follow(dataset, tmp_path):

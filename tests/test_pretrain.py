@@ -97,10 +97,11 @@ def test_stopped_after_any_step_and_resumed_the_losses_are_the_same_bits(finishe
     assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
 
 
-def test_a_shorter_run_than_was_made_is_done(dataset, copied, capsys):
-    train(dataset.path, copied, steps=5)
+def test_a_run_that_is_over_is_done_and_does_not_become_shorter(dataset, copied, capsys):
+    train(dataset.path, copied, steps=6)
     assert "done: " in capsys.readouterr().out
     assert names(copied)[-1] == "step-00000006"
+    refused_run(dataset.path, copied, steps=5, kind="other-settings", option="phase")
 
 
 def test_entries_over_several_steps_are_the_same_after_a_stop_between_them(dataset, tmp_path):
@@ -330,8 +331,21 @@ def test_a_run_that_counts_what_it_reads_is_not_resumed_with_another_batch_size(
     options = {**QUIET, "length": 32, "save_every": 2} | total
     train(dataset.path, tmp_path / "run", **options, global_batch_size=8)
     remove_after(tmp_path / "run", 2)
-    known = {"kind": "other-settings", "option": "phase", "given": "rows"}
+    known = {"kind": "other-settings", "option": "global_batch_size"}
     refused_run(dataset.path, tmp_path / "run", **options, global_batch_size=24, **known)
+    path = tmp_path / "run" / "step-00000002"
+    trainer = json.loads((path / "trainer.json").read_text())
+    (path / "trainer.json").write_text(json.dumps(trainer | {"phases": []}))  # as earlier versions
+    seal(path)
+    refused_run(dataset.path, tmp_path / "run", **options, global_batch_size=24, **known)
+    by_steps = {**QUIET, "length": 32, "save_every": 2, "steps": 4, "global_batch_size": 24}
+    layers = {"phase": [{"steps": 4, "layers": 1}]}
+    known = {"kind": "other-settings", "option": "phase"}
+    refused_run(dataset.path, tmp_path / "run", **{**QUIET, "length": 32} | layers, **known, given="layers")
+    train(dataset.path, tmp_path / "run", **by_steps)
+    options.pop("tokens", options.pop("epochs", None))
+    known = {"kind": "other-settings", "option": "global_batch_size"}
+    refused_run(dataset.path, tmp_path / "run", **options, tokens="40K", global_batch_size=24, **known)
 
 
 @pytest.mark.parametrize("change", ["version", "members"])
@@ -345,24 +359,30 @@ def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change)
 
 
 def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset, copied, tmp_path):
-    """In run.json, in a phase of it, and in a checkpoint, whose weights can still be read."""
+    """In run.json, in a phase of it, and in a checkpoint, whose weights can still be read.
+
+    A run with --branch resumes.
+    """
     file, path = copied / "run.json", copied / "step-00000006"
     about = json.loads(file.read_bytes())
     file.write_text(json.dumps(about | {"config": about["config"] | {"average": 0.0}}))
     assert "average" not in read_options(file)
-    for given in ({"average": 0.5}, {"phase": [{"average": 0.5}]}):
-        file.write_text(json.dumps(about | {"config": about["config"] | given}))
-        with refuses("other-version", "average", given=0.5, says="bertrain merge"):
-            Config.of(**read_options(file))
+    file.write_text(json.dumps(about | {"config": about["config"] | {"average": 0.5}}))
+    with refuses("other-version", "average", given=0.5, says="bertrain merge"):
+        Config.of(**read_options(file))
+    refused_run(dataset.path, copied, steps=9, kind="other-version", option="average", given=0.5)
+    file.unlink()
     (path / "average.pt").touch()
     seal(path)
     refused_run(dataset.path, copied, steps=9, kind="other-version", option="average")
     assert state.read(path).step == 6
     (path / "average.pt").unlink()
     seal(path)
-    for given in ({"budget": "9s"}, {"phase": [{"time": "9s"}]}):
+    for option, given in (("budget", {"budget": "9s"}), ("time", {"phase": [{"time": "9s"}]})):
         file.write_text(json.dumps(about | {"config": about["config"] | given}))
-        refused_run(dataset.path, copied, steps=9, kind="other-version", option="budget", given="9s")
+        refused_run(dataset.path, copied, steps=9, kind="other-version", option=option, given="9s")
+    file.write_text(json.dumps(about | {"config": about["config"] | {"branch": "base"}}))
+    train(dataset.path, copied, steps=9)
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):

@@ -228,7 +228,7 @@ REFUSED = [
     ("conflict", "phase", {"phase": [{"steps": 3}], "steps": 5}, {"phase": [{"steps": 3}, {"share": 0.5}]}),
     ("out-of-range", "share", {"phase": [{"share": 0.5}, {"share": 0.4}]}, {"phase": [{"share": 1.0}, {"share": 0.5}]}),
     ("malformed", "steps", *({"phase": [{"steps": steps}]} for steps in (0, 1.5, True, "many"))),
-    ("unknown", "time", {"phase": [{"time": "9s"}]}),
+    ("other-version", "time", {"phase": [{"time": "9s"}]}),
     ("out-of-range", "lr", {"phase": [{"steps": 3, "lr": -1}]}),
     ("needs-option", "decay_share", {"phase": [{"steps": 3, "decay_share": 0.5}]}),
     ("conflict", "rope_base", {"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}),

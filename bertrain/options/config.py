@@ -440,6 +440,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
     "side-channel": ("", "use examples/structured_embeddings.py"),
     "budget": ("", "give --steps, and bertrain doctor --hours prints how many fit into a time"),
+    "time": ("", "give each phase steps, tokens or epochs, and bertrain doctor --hours says how many fit into a time"),
 }
 """Options of earlier versions, as the command line had them → (default as in JSON, what to do instead)."""
 

@@ -181,9 +181,7 @@ class Batches:
         Raises UsageError if the options give another stream, or change what has begun of the phases.
         """
         out = directory.parent
-        unit = [part.unit for part in self.config.parts][saved.phase - 1 :][:1]
-        counts_rows = not self.config.steps and unit != ["steps"]
-        check_begun(out, saved.phases, saved.phase, self.saved_phases(), counts_rows=counts_rows)
+        check_begun(out, saved.phases, saved.phase, self.saved_phases())
         self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
         self.read, self.begun = dict(saved.streams), saved.step
         self.loader = self._loader(self.phase, starts=state.get("starts", ()))
@@ -198,9 +196,26 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
-        if self.phase.stop < saved.step and self.phase is not self.plan.phases[-1]:
-            sentence = f"{out} is at step {saved.step}, and phase {saved.phase} would now end before; make it longer"
+        self._check_rows(out, saved)
+        if self.phase.stop < saved.step:
+            sentence = (
+                f"{out} is at step {saved.step}, and phase {saved.phase} would end at step {self.phase.stop}; make it "
+                "longer"
+            )
             raise UsageError(sentence, "other-settings", option="phase", given=saved.phase)
+
+    def _check_rows(self, out: Path, saved: TrainState) -> None:
+        """Raises UsageError if the steps of the phase follow from its batch size, which was another one."""
+        rows = self.phase.rows
+        is_same = saved.phases[saved.phase - 1].get("rows") in (None, [*rows])
+        if saved.phase == 1 and rows.first == rows.last:
+            is_same = saved.tokens == saved.step * rows.first * self.phase.length
+        if not (is_same or self.config.steps or self.config.parts[saved.phase - 1].unit == "steps"):
+            sentence = (
+                f"phase {saved.phase} of {out} had another global_batch_size than {rows}, so its steps do not follow "
+                "from tokens or epochs; give the size that it had, or a number of steps"
+            )
+            raise UsageError(sentence, "other-settings", option="global_batch_size", given=str(rows))
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""

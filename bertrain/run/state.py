@@ -15,11 +15,10 @@ from typing import Any
 
 from bertdata.errors import DatasetError, UsageError
 from bertrain.options.config import without_removed
-from bertrain.options.fields import flag
 
 TRAINER = "trainer.json"
 VERSION = 1
-OF_BRANCH = f"that of {flag('branch')}"
+OF_BRANCH = "that of --branch"
 """The model in `made_with` of earlier versions, for a run that began from a checkpoint of another one."""
 OLD = ("read", "methods")  # members of earlier versions that nothing reads
 
@@ -89,21 +88,22 @@ def read(path: Path) -> TrainState:
 
 
 def read_to_resume(path: Path) -> TrainState:
-    """Return the state in a checkpoint without members of removed options.
+    """Return the state in a checkpoint of a run without removed options.
 
-    Raises the errors of `read`, and UsageError if the run used a removed option.
+    A state that earlier versions wrote without phases gets one. Raises the errors of `read`, and UsageError if the run
+    used a removed option.
     """
-    saved = read(path)
-    used = {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
+    saved, used = read(path), dict[str, Any]()
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # run.json may be damaged
+        config = json.loads((path.parent / "run.json").read_bytes())["config"]
+        for table in (config, *config["phase"], {"branch": ""}):  # a run with --branch may resume
+            used.update(table)
+    first = {"stop": saved.step, "methods": {"layers": used.get("layers")}}
+    used |= {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
     if (path / "average.pt").exists():
         used["average"] = "average.pt"
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # run.json may be damaged
-        config = json.loads((path.parent / "run.json").read_bytes())["config"]
-        times = [config.get("budget"), *(table.get("time") for table in config["phase"])]
-        used["budget"] = next(filter(None, times), "")
     without_removed(used, path)
-    phases = [without_removed(phase, path) for phase in saved.phases]
-    return replace(saved, phases=[phase | {"methods": without_removed(phase["methods"], path)} for phase in phases])
+    return replace(saved, phases=saved.phases or [first])
 
 
 def _is_sound(saved: Mapping[str, Any]) -> bool:
