@@ -188,12 +188,22 @@ def state(dataset, position, rows, **more):
     return {"stream": loader.state_dict() | {"position": position, "global_batch_size": rows} | more}
 
 
+DAMAGED = (
+    None,
+    {"position": 5, "dataset_id": "0"},
+    {"global_batch_size": 4, "dataset_id": "0"},
+    {"position": "x", "global_batch_size": 4, "dataset_id": "0"},
+    {"position": 5, "global_batch_size": 4},
+    {"position": 5, "global_batch_size": 4, "sources": 1},
+)
+
+
 def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path, dataset):
     run = log(
         tmp_path / "run",
         {"step": 0} | state(dataset, 0, 4),
         {"step": 5, "loss": 2.0},
-        *({"step": 5, "stream": damaged} for damaged in (None, {"position": 5}, {"global_batch_size": 4})),
+        *({"step": 5, "stream": damaged} for damaged in DAMAGED),
         {"step": 7} | state(dataset, 28, 6),
         {"step": 7} | state(dataset, 28, 8),  # the run was resumed here
         {"step": 10, "loss": 1.0},
@@ -217,11 +227,17 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
     arguments = [run, "--data", dataset.path, "--step", 1]
     refused(main, *arguments, kind="other-dataset", option="data")
     refused(main, *arguments, "--row", 4, kind="out-of-range", option="row")
+    for content in (None, "[1]", '{"resolved": {"phases": [{"sources": 1}]}}'):
+        if content:
+            (run / "run.json").write_text(content)
+        refused(main, run, "--step", 1, kind="not-a-run", option="data")
 
 
 def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 3})
-    shown = succeeds(main, run, "--data", dataset.path, "--step", 2, "--row", 1).stdout.splitlines()
+    phases = [{"sources": [[str(dataset.path), 1.0]]}]
+    (run / "run.json").write_text(json.dumps({"config": {"average": 0.5}, "resolved": {"phases": phases}}))
+    shown = succeeds(main, run, "--step", 2, "--row", 1).stdout.splitlines()
     loader = bertdata.Loader(dataset, length=16, masking=None)
     part = next(parts_of(loader, np.array([5])))
     name, place = origins_in(dataset)[part.document]

@@ -8,6 +8,7 @@ The texts are decoded from the ids of the dataset; no input is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -23,8 +24,6 @@ from bertdata.format.origins import Origins
 from bertdata.sources.inputs import Input
 from bertdata.sources.tables import TABLE_KINDS
 from bertdata.tokenize.load import load
-from bertrain.options.config import Config
-from bertrain.options.flags import read_options
 from bertrain.run.entries import entry_of
 
 
@@ -51,8 +50,8 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
         sentence = f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain"
         raise UsageError(sentence, "not-a-run", option="run", given=run) from None
     log = [entry for line in lines if (entry := entry_of(line))]
-    found = [(entry["step"], entry["stream"]) for entry in log if isinstance(entry.get("stream"), dict)]
-    streams = sorted((each for each in found if each[1].keys() >= {"position", "global_batch_size"}), key=itemgetter(0))
+    found = [(entry["step"], entry["stream"]) for entry in log if _is_sound(entry.get("stream"))]
+    streams = sorted(found, key=itemgetter(0))
     last = max((entry["step"] for entry in log), default=0)
     before = [each for each in streams if each[0] < step <= last]
     if not before:
@@ -61,6 +60,25 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
         raise UsageError(sentence, "out-of-range", option="step", given=step)
     after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
+
+
+def _is_sound(stream: Any) -> bool:
+    """Whether the log has a position, a batch size, and one dataset or several."""
+    return (
+        isinstance(stream, dict)
+        and all(type(stream.get(name)) is int for name in ("position", "global_batch_size"))
+        and isinstance(stream.get("sources") or stream.get("dataset_id"), (list, str))
+    )
+
+
+def _paths(run: Path) -> list[str]:
+    """Return where the datasets of a run were. Raises UsageError without a sound run.json."""
+    try:
+        phases = json.loads((run / "run.json").read_bytes())["resolved"]["phases"]
+        return sorted({str(path) for phase in phases for path, _ in phase["sources"]})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        sentence = f"{run / 'run.json'} cannot be read ({error!r:.80}); give the datasets of the run by --data"
+        raise UsageError(sentence, "not-a-run", option="data", given=run) from None
 
 
 def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loader:
@@ -114,7 +132,7 @@ def main(run: str, step: int, row: int | None, data: tuple[str, ...]) -> None:
     if row is not None and not 0 <= row < size:
         sentence = f"--row is {row}; give a row of the batch, from 0 to {size - 1}"
         raise UsageError(sentence, "out-of-range", option="row", given=row)
-    loader = loader_of(stream, data or Config.of(**read_options(Path(run) / "run.json")).paths)
+    loader = loader_of(stream, data or _paths(Path(run)))
     rows = np.arange(size) if row is None else np.array([row])
     datasets = [source.dataset for source in loader.sources]
     origins, tokenizer = [Origins.of(each.path, each.manifest) for each in datasets], load(str(datasets[0].path))
