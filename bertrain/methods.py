@@ -188,17 +188,16 @@ def known_methods() -> dict[str, type[Method]]:
 
 @cache
 def _installed() -> dict[str, type[Method]]:
-    entries = {name: EntryPoint(name, value, GROUP) for name, value in lab.METHODS.items()}
-    # An older installation of this package may still have entry points for its own methods.
-    entries |= {each.name: each for each in entry_points(group=GROUP) if not each.value.startswith("bertrain.")}
-    methods: dict[str, type[Method]] = {}
-    for name, entry in sorted(entries.items()):
+    methods = {name: EntryPoint(name, value, GROUP).load() for name, value in lab.METHODS.items()}
+    for entry in entry_points(group=GROUP):
+        if entry.value.startswith("bertrain."):  # of an older installation of this package
+            continue
         try:
-            methods[name] = entry.load()
+            methods[entry.name] = entry.load()
         except Exception as error:  # a package of somebody else must not stop every command
-            sentence = f"the method {name}, {entry.value}, cannot be imported ({error}); correct its package"
+            sentence = f"the method {entry.name}, {entry.value}, cannot be imported ({error}); correct its package"
             click.echo(f"warning: {sentence}", err=True)
-    return methods
+    return dict(sorted(methods.items()))
 
 
 def methods_of(config: Config) -> list[Method]:

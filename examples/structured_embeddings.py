@@ -55,6 +55,8 @@ class Structures(torch.nn.Module):
 
         @torch.no_grad()
         def before(*_):
+            if embeddings.grad is None:  # they are frozen
+                return
             self.weight.grad = torch.zeros_like(self.weight).index_add_(0, numbers, embeddings.grad[ids])
 
         @torch.no_grad()

@@ -230,6 +230,9 @@ def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkey
     METHODS["own"] = Noisy
     assert [*methods.known_methods()] == ["a", *lab.METHODS, "zoo", "own"]
     assert capsys.readouterr().err.startswith("warning: the method b, no_such_module:C, cannot be imported")
+    monkeypatch.setitem(lab.METHODS, "own", "bertrain.no_such_module:C")
+    with pytest.raises(ModuleNotFoundError):
+        methods._installed()
 
 
 def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tmp_path):
@@ -240,6 +243,9 @@ def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tm
     plain = losses(train(dataset.path, tmp_path / "plain", **options))
     assert losses(log)[0] == plain[0]
     assert losses(log)[2:] != plain[2:]
+    frozen = {"lr_scale": ["embeddings=0"]}
+    logs = (train(dataset.path, tmp_path / name, **options | frozen, structures=str(table)) for name in ("one", "two"))
+    assert losses(next(logs)) == losses(next(logs))
 
 
 class Halves(Objective):

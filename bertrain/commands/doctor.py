@@ -261,11 +261,12 @@ def _trial(config: Config, out: str, ranks: int) -> Config:
 
 
 def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
-    """Train for a few steps. Yield the time of the run and, if `hours` is given, the steps that fit into 95 % of it.
+    """Train for a few steps. Yield the time of the run and, if `hours` is given, what fits into 95 % of it.
 
-    Under torchrun all ranks must call it; only the first one yields.
+    Under torchrun all ranks must call it; only the first one yields. Yields nothing if a signal stops the steps.
     """
-    ranks = 1 if "WORLD_SIZE" in os.environ else nproc  # torchrun divides the rows of a step itself
+    is_alone = "WORLD_SIZE" not in os.environ  # torchrun divides the rows of a step itself
+    ranks = nproc if is_alone and torch.cuda.is_available() else 1  # one process uses all cores
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=_existing(Path(config.out))) as out:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             pretrain(_trial(config, out, ranks))
@@ -277,20 +278,25 @@ def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[
     evaluated = {entry["step"]: entry["validation_s"] for entry in log if "validation_s" in entry}
     plan = Batches(config, assemble.datasets(config), methods=methods_of(config)).plan
     shapes = list(dict.fromkeys(_shape(part, ranks) for part in config.parts))
+    if (WARMUP_STEPS + TIMED_STEPS) * len(shapes) not in trained:
+        return
     seconds = {"training": 0.0, "evaluations": 0.0}
     evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
     for phase, part in zip(plan.phases, config.parts, strict=True):
         last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
         seconds["training"] += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
         seconds["evaluations"] += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
-    seconds["checkpoints"] = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)
+    seconds["checkpoints at most"] = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)
     growing, compiling = sum(seconds.values()), clock["compiled_s"]
     parts = ", ".join(f"{name} {number:,.1f} s" for name, number in {**seconds, "compiling": compiling}.items())
-    left_out = f"; communication between the {nproc} ranks counts only under torchrun" if ranks > 1 else ""
+    left_out = f"; communication between the {nproc} ranks counts only under torchrun" if is_alone and nproc > 1 else ""
     yield "time", _less((PASS, f"about {timedelta(seconds=round(growing + compiling))}: {parts}"), left_out)
     if hours:
-        steps = max(0, int(plan.steps * (0.95 * 3600 * hours - compiling) / growing))
-        yield "hours", (PASS, f"--steps {steps} fit into 95 % of {hours:g} hours")
+        factor = max(0, (0.95 * 3600 * hours - compiling) / growing)
+        what = f"--steps {int(plan.steps * factor)}"
+        if config.parts[0].unit != "share":
+            what = f"durations of the phases times {factor:.3g}"
+        yield "hours", (PASS, f"{what} fit into 95 % of {hours:g} hours")
 
 
 def _is_first() -> bool:
@@ -312,7 +318,9 @@ RANKS = click.Option(
     ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
 )
 HOURS = click.Option(
-    ["--hours"], help="Print the --steps that fit into 95 % of so many hours.", type=click.FloatRange(0, min_open=True)
+    ["--hours"],
+    help="Print the number of steps that fits into 95 % of so many hours.",
+    type=click.FloatRange(0, min_open=True),
 )
 main = command(doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8", own=[RANKS, HOURS])
 

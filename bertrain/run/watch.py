@@ -272,7 +272,7 @@ class Watch(contextlib.ExitStack):
 
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers of an entry of the log: those of sources as sources/<name>/loss."""
+    """The numbers of an entry of the log: those of sources as sources/<name>/tokens."""
     for name, value in entry.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}/")
