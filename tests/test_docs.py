@@ -95,14 +95,14 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"(?<!\w)/shared/": "shared/",
     r"jieba:cut": "conftest:in_pairs",
     r"trained/ 200": "trained/ 3",
-    r"step-\d{8}": f"step-{STEPS:08d}",
+    r"step-(?!0000000)\d{8}": f"step-{STEPS:08d}",
     r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }
 SMALLER = f"--steps {STEPS} --length 48 --long-length 64 --global-batch-size 4 --max-samples 64 --latency 100s "
 SMALLER += "--trials 2 --step 1 --part 1/1 --vocab-size 1000 --seeds 1 --copies 2 --bytes 100000"
 REPLACED = {words.split()[0]: words for words in re.findall(r"--\S+ \S+", SMALLER)}  # option → the words in its place
-REPLACED |= {"--micro-batch-size": "", "--save-every": ""}
+REPLACED |= {"--micro-batch-size": "", "--save-every": "--save-every 2"}
 REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of options
     r"^steps = .*": "steps = 20",
     r"^tokens = .*": 'tokens = "2K"',
