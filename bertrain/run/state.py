@@ -18,8 +18,8 @@ from bertrain.options.config import without_removed
 
 TRAINER = "trainer.json"
 VERSION = 1
-OF_BRANCH = "that of --branch"
-"""The model in `made_with` of earlier versions, for a run that began from a checkpoint of another one."""
+OF_BRANCH = "that of "
+"""How the model in `made_with` of earlier versions begins, for a run that began from a checkpoint of another one."""
 OLD = ("read", "methods")  # members of earlier versions that nothing reads
 
 
@@ -50,7 +50,7 @@ class TrainState:
         """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
         for option, value in given.items():
             was = self.made_with.get(option)
-            if was not in (value, OF_BRANCH):
+            if was != value and not str(was).startswith(OF_BRANCH):
                 before = f"--{option} {was}" if was else f"no --{option}"
                 now = f"--{option} {value}" if value else "none"
                 sentence = f"{path} was trained with {before}, and this run has {now}; give the same, or another --out"
@@ -96,7 +96,7 @@ def read_to_resume(path: Path) -> TrainState:
     saved, used = read(path), dict[str, Any]()
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # run.json may be damaged
         config = json.loads((path.parent / "run.json").read_bytes())["config"]
-        for table in (config, *config["phase"], {"branch": ""}):  # a run with --branch may resume
+        for table in (config, *config["phase"], {"branch": ""}):  # branched runs may resume
             used.update(table)
     first = {"stop": saved.step, "methods": {"layers": used.get("layers")}}
     used |= {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
