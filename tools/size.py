@@ -69,7 +69,7 @@ def num_options(command: str) -> int:
 
 def num_lines(folder: str) -> int:
     """Return the number of lines of the source files in a folder."""
-    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".in")]
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".in", ".toml")]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
@@ -97,10 +97,10 @@ def sizes() -> dict[str, int]:
 def problems() -> Iterator[str]:
     """Yield a line for each size above its ceiling, and for each place that the formatter must skip."""
     ceilings = tomllib.loads((ROOT / "tools" / "ceilings.toml").read_text(encoding="utf-8"))
-    column = ceilings[ceilings["current"]]
+    largest = dict(zip(ceilings["sizes"], ceilings["stages"][ceilings["current"]], strict=True))
     for name, size in sizes().items():
-        if size > column.get(name, size):
-            yield f"{name}: {size:,}, and the ceiling of {ceilings['current']} is {column[name]:,}"
+        if size > (largest[name] or size):
+            yield f"{name}: {size:,}, and the ceiling of {ceilings['current']} is {largest[name]:,}"
     for folder in ("bertdata", "bertrain", "tests", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
