@@ -651,13 +651,7 @@ def prepare(inputs: Path) -> None:
 @click.option("--only", type=int, help="Make this run alone, and keep its directories.")
 def main(count: int, seed: int, out: Path, minutes: float | None, ranks: str, steps: int, only: int | None) -> None:
     """Training runs of options drawn at random, killed twice and resumed, compared with undisturbed ones to the bit."""
-    os.environ |= {
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    os.environ |= freeze.QUIET
     out = out.resolve()
     os.environ["BERTDATA_CACHE"] = str(out / "cache")
     out.mkdir(parents=True, exist_ok=True)

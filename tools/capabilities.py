@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import freeze
 import trials
 from trials import FORKS, LIMIT_S, ROOT, TRIALS
 
@@ -197,14 +198,7 @@ def main(only: str, jobs: int) -> None:
     if not lines.keys() >= set(numbers):
         raise click.UsageError(f"--only is {only}; give numbers of {TABLE.name}, from 1 to {max(lines)}, such as 7,12")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ |= {
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
+    os.environ |= freeze.QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory(prefix="capabilities-") as name:
         os.environ["BERTDATA_CACHE"] = f"{name}/cache"
         prepare(Path(name))

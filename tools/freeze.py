@@ -43,6 +43,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ROOT / "tests" / "golden" / "frozen.json"
+QUIET = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""The environment of commands: CPUs alone, one thread each, no network."""
 Result = dict[str, Any]  # of a scenario: "steps", a list of name → number; "files", name → SHA-256; or "error"
 
 PHASES = {
@@ -589,11 +597,7 @@ def results_of(root: Path, folder: Path, *options: str, **environment: str) -> d
         "PYTHONPATH": str(root),
         "BERTDATA_CACHE": f"{folder}/cache",
         "NUMBA_CACHE_DIR": f"{folder}/numba",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **QUIET,
     }
     folder.mkdir()
     try:

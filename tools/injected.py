@@ -157,7 +157,7 @@ states build: where a killed publication moved a file
 bertdata/write/publish.py
 - or (may_be_moved and exists(f"{directory}/{name}"))
 
-states build: a build that tidies up beside its manifest goes on
+states build: a build is not continued next to its manifest
 bertdata/write/staging.py
 -if not overwrite and not (staging / PLAN).exists():
 +if not overwrite:

@@ -21,7 +21,7 @@ class Items:
     """
 
     def __init__(self, items: Any, pieces_of: Callable[[Iterator[tuple[int, Any]]], Iterator[Any]]) -> None:
-        """pieces_of: (number, item) of all items → pieces. Raises UsageError if `items` is no iterable."""
+        """pieces_of: (number, item) of all items → pieces. Raises UsageError if `items` cannot be iterated over."""
         if not (hasattr(items, "__iter__") or hasattr(items, "__getitem__")):
             sentence = f"inputs is of type {type(items).__name__}; give names of files, or an iterable of documents"
             raise UsageError(sentence, "malformed", option="inputs", given=items)

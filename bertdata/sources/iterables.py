@@ -32,7 +32,7 @@ def names_of(inputs: Any) -> list[str] | None:
 
 
 def open_texts(texts: Any, *, strict: bool) -> Input:
-    """Return an input of an iterable of texts. Reading it raises InputError for an item that is no text.
+    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text.
 
     strict: also for an item that is not valid UTF-8.
     """

@@ -87,7 +87,7 @@ class Trackers:
     def __init__(
         self, names: Sequence[str], out: Path, options: dict[str, Any], *, step: int, warn: Callable[[str], None]
     ) -> None:
-        """step: after which the run goes on. A resumed run continues its record. warn: shows a line."""
+        """step: the last finished step. A resumed run continues its record. warn: shows a line."""
         self._records: dict[str, Record] = {}
         self._warn = warn
         if not names:
