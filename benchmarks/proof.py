@@ -56,7 +56,7 @@ def table(data: dict[str, Any], proofs: list[dict[str, Any]]) -> str:
         "use Hugging Face's collator, which limits them to 3.9 million tokens a second; Megatron masks in Python.",
         "[All rows](docs/benchmarks.md).",
         "",
-        "| asked | found here |",
+        "| question | result |",
         "|---|---|",
         *(f"| {said} | {found} |" for said, found in speeds(data)),
         *(f"| {one['asked']} | {one['found']} ([how]({one['page']})) |" for one in proofs),
