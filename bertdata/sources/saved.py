@@ -22,7 +22,7 @@ def files_of_saved(directory: Path) -> list[Path]:
         names = [entry["filename"] for entry in state["_data_files"]]
         if not all(name == Path(name).name and "\0" not in name for name in names):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         sentence = f"{directory / STATE} is not what save_to_disk writes, as it names no data files; save it again"
         raise InputError(sentence, "not-of-format", option="inputs", given=given) from None
     if state.get("_indices_data_files"):

@@ -42,7 +42,7 @@ class BuildPlan:
             return cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             sentence = (
                 f"{staging / PLAN} is damaged, or of another version of bertdata; finish the build with that version, "
                 "or use bertdata build --overwrite to discard it"
