@@ -39,6 +39,30 @@ class Refusal(NamedTuple):
     sentence: str
 
 
+class Touch:
+    """What a pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def damages(content, path):
+    """What a file may hold in place of its content. path: what a pickle would make."""
+    return {
+        "empty": b"",
+        "cut": content[: len(content) // 2],
+        "noise": bytes(range(255, 0, -1)) * 9,
+        "list": b"[1]",
+        "number": b"5",
+        "object": b"{}",
+        "deep": b"[" * 100_000,
+        "pickle": pickle.dumps(Touch(path)),
+    }
+
+
 def word_list(name, encoding=None):
     """The texts that tests/word_lists.json lists under a name, as bytes of an encoding if one is given."""
     found = json.loads((Path(__file__).parent / "word_lists.json").read_text(encoding="utf-8"))[name]

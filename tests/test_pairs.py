@@ -197,7 +197,6 @@ def test_what_is_no_pair_is_refused(bert_like, tmp_path):
     for kind, where, *contents in (
         ("empty", "", "", "\n \n"),
         ("not-of-format", ", line 3", f"{GOOD}\n\n{{oops\n"),
-        ("not-of-format", ", line 1", "[" * 100_000),
         ("not-text", ", line 2", f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n'),
         ("bad-row", ", line 2", f"{GOOD}\n7\n"),
         ("bad-row", ", line 1", *(f'{{"good": "the river"{bad}}}\n' for bad in ("", *(f', "bad": {x}' for x in BAD)))),

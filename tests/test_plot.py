@@ -209,26 +209,6 @@ def test_fine_tunings_have_no_page(tmp_path):
     refused(plot.main, tmp_path, tmp_path / "run", kind="conflict", option="runs")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        "{}",
-        '{"runs": [{"seed": 0}]}',
-        '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
-        '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}',
-        "[" * 100_000,
-        "5",
-        '{"runs": [5]}',
-        '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}',
-    ],
-)
-def test_a_damaged_result_is_one_sentence(tmp_path, content):
-    (tmp_path / "result.json").write_text(content)
-    refused(plot.main, tmp_path, "--out", tmp_path / "x.png", kind="not-a-run", option="runs")
-
-
 @pytest.mark.parametrize(("option", "name"), [("--html", "x.html"), ("--out", "x.png")])
 def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option, name):
     run = shutil.copytree(finished, tmp_path / "run")

@@ -92,17 +92,9 @@ def test_a_file_of_options_is_read_alone(options_of, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "kind", "option"),
     [
-        ("run.toml", b"lr = ", "malformed", "config"),
-        ("run.toml", b"lrr = 1", "other-version", "config"),
         ("run.toml", b'lr = "x"', "malformed", "lr"),
-        ("run.toml", b"\xff", "not-a-run", "config"),
         ("run.toml", None, "too-large", "config"),
         ("run.json", b'{"config": {"steps": "three"}}', "malformed", "steps"),
-        ("run.json", b'{"config": {"log": "tensorboard"}}', "other-version", "config"),
-        ("run.json", b"[]", "not-a-run", "config"),
-        ("run.json", b"\xff", "not-a-run", "config"),
-        ("run.json", b'{"config": null}', "not-a-run", "config"),
-        pytest.param("run.json", b"[" * 100_000, "not-a-run", "config", id="nested"),
         ("run.json", None, "too-large", "config"),
     ],
 )

@@ -1,0 +1,235 @@
+"""READERS: every kind of file that the product reads × what may be there in its place.
+
+Each damaged file is one error of a known kind, never a traceback, or it is read as it is.
+"""
+
+import json
+import shutil
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+from helpers import damages, invoke
+from training import QUIET, flags, seal, train
+
+import bertdata
+from bertdata.cli import main as data_main
+from bertdata.errors import BertdataError
+from bertdata.format.answers import TeacherCache
+from bertdata.format.records import read_record
+from bertrain.__main__ import main
+from bertrain.commands import pairs
+from bertrain.lab import tables
+from bertrain.lab.elastic import search
+from bertrain.lab.tasks import TASKS, Columns
+from bertrain.models import build
+from bertrain.options.flags import command
+
+SQUAD = {
+    "context": "A river.",
+    "qas": [{"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}],
+}
+RESULT = {"runs": [{"seed": 0, "dev": {"a": 1.0}, "curve": [{"epoch": 1, "train_loss": 2.0, "dev": {"a": 1.0}}]}]}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+TABLE = b"text,label\nriver,1\nsalt,0\n"
+
+
+def dumps(value):
+    return json.dumps(value).encode()
+
+
+class Reader(NamedTuple):
+    """name: of a file, in a directory of its own or below it. good: its bytes, or a function (folder, given) that makes
+    the directory, where given(name) is a fixture. read: (path, given) → raises, or a result of click. kinds: of errors
+    that may come. harmless: the damages that are none to it. more: other contents that are wrong.
+    """
+
+    name: str
+    good: object
+    read: object
+    kinds: str
+    harmless: str = ""
+    more: tuple = ()
+
+
+def as_parquet(folder, given):
+    pq.write_table(pa.table({"text": ["river", "salt"], "label": [1, 0]}), folder / "a.parquet")
+
+
+def shards(folder, given):
+    shutil.copytree(given("dataset").path, folder / "shards")
+
+
+def trained(folder, given):
+    """A run of two steps whose last checkpoint has all files that there can be."""
+    dataset = given("dataset")
+    made = given("once")("read", lambda place: train(dataset.path, place / "run", **QUIET | {"steps": 2}))
+    shutil.copytree(made / "run", folder / "run")
+
+
+def saved(folder, given):
+    (folder / "saved").mkdir()
+    (folder / "saved" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    (folder / "saved" / "dataset_info.json").write_text("{}")
+
+
+def unfinished(folder, given):
+    (folder / "out" / ".build").mkdir(parents=True)
+    (folder / "out" / ".build" / "plan.json").write_text('{"settings": {}, "published": {}, "inputs": []}')
+
+
+def answered(folder, given):
+    """A teacher's cache."""
+    model, dataset = given("bert_run") / "step-00000002", given("dataset").path
+    options = ["--max-samples", 6, "--length", 32, "--top-k", 4, "--variants", 1]
+    ask = ["teacher", "--model", model, "--data", dataset, *options]
+    shutil.copytree(
+        given("once")("teacher", lambda place: invoke(main, *ask, "--out", place / "logits")) / "logits",
+        folder / "logits",
+    )
+
+
+def record(path, given):
+    read_record(path)
+
+
+def table(path, given):
+    tables.read(str(path), text="text", other="", label="label")
+
+
+def task(name, path, given):
+    TASKS[name](Columns("0", "choices" if name == "choice" else "", "-1")).read(str(path))
+
+
+def dataset(path, given):
+    bertdata.open(path.parent)
+
+
+def decoded(path, given):
+    bertdata.open(path.parent).tokenizer_file(path.name)
+
+
+def build_of(inputs, out):
+    return invoke(data_main, "build", inputs, "--out", out, "--type", "bytes", "--workers", 1)
+
+
+def from_saved(path, given):
+    return build_of(path.parent, path.parent.parent / "out")
+
+
+def continued(path, given):
+    return build_of(given("corpus"), path.parent.parent)
+
+
+def answers_of(path, given):
+    TeacherCache(path.parent)
+
+
+def traced(path, given):
+    return invoke(main, "trace", path.parent, "--step", 1)
+
+
+def resumed(path, given):
+    """checkpoint.json states the damaged bytes, as a hostile checkpoint would."""
+    seal(path.parent)
+    return invoke(main, "pretrain", *flags(given("dataset").path, path.parent.parent, steps=3, **QUIET))
+
+
+def searched(path, given):
+    (path.parent / "trials.jsonl").write_text("{}\n")
+    search.Measurements(path.parent, {"length": 32}, *[None] * 3)
+
+
+def configured(path, given):
+    return invoke(command(print), "--data", "d", "--out", "o", "--config", path)
+
+
+def modelled(path, given):
+    build.build(str(path), given("dataset").special_tokens, length=32, seed=0)
+
+
+def plotted(path, given):
+    return invoke(main, "plot", path.parent, "--out", path.parent / "x.png")
+
+
+UNREADABLE, LINES = "model-unreadable unsupported", "not-of-format not-text bad-row empty no-column"
+NO_RESULTS = (
+    b'{"runs": [5]}',
+    b'{"runs": [{"seed": 0}]}',
+    b'{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
+    b'{"runs": [{"seed": 0, "dev": {}, "curve": []}]}',
+    b'{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}',
+)
+NO_RECORDS = b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'
+NO_BERT = [BERT | wrong for wrong in ({"num_attention_heads": 3}, {"hidden_act": "geluu"}, {"hidden_size": "wide"})]
+NO_OPTIONS = b'{"config": {"log": "tensorboard"}}', b'{"config": null}', b'{"config": {"steps": "three"}}'
+READERS = [
+    Reader("a.json", b'{"format_version": 1}', record, "damaged", "list number object", NO_RECORDS),
+    Reader("shards/manifest.json", shards, dataset, "damaged other-version"),
+    Reader("shards/tokenizer.json", shards, decoded, "damaged"),
+    Reader("shards/train-00000.tokens.npy", shards, dataset, "damaged"),
+    Reader("shards/train-00000.documents.npy", shards, dataset, "damaged"),
+    Reader("saved/state.json", saved, from_saved, "not-of-format"),
+    Reader("out/.build/plan.json", unfinished, continued, "other-version"),
+    Reader("logits/cache.json", answered, answers_of, "damaged other-version"),
+    Reader("config.json", dumps(BERT), modelled, UNREADABLE, more=(*map(dumps, NO_BERT), b'{"model_type": "berd"}')),
+    Reader("run.toml", b"lr = 0.5", configured, "malformed not-a-run other-version", "empty list", (b"lrr = 1",)),
+    Reader("run.json", b'{"config": {"lr": 0.5}}', configured, "not-a-run other-version malformed", more=NO_OPTIONS),
+    Reader("run/run.json", trained, traced, "not-a-run"),
+    Reader("run/step-00000002/trainer.json", trained, resumed, "damaged other-version"),
+    Reader("run/step-00000002/optimizer.pt", trained, resumed, "damaged"),
+    Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),
+    Reader(
+        "search.json", b'{"length": 32}', searched, "damaged other-settings", more=(b'{"length": 32, "colour": 1}',)
+    ),
+    Reader("pairs.jsonl", b'{"good": "a", "bad": "b"}\n', lambda path, given: pairs.read(path), LINES),
+    Reader("a.csv", TABLE, table, LINES),
+    Reader("a.tsv", TABLE.replace(b",", b"\t"), table, LINES),
+    Reader("a.jsonl", b'{"text": "river", "label": 1}\n', table, LINES),
+    Reader("a.json", b'{"text": "river", "label": 1}\n', table, LINES),
+    Reader("a.parquet", as_parquet, table, LINES),
+    Reader("squad.json", dumps({"data": [{"paragraphs": [SQUAD]}]}), partial(task, "qa"), LINES),
+    Reader("choices.json", b'[[["a"], []]]', partial(task, "choice"), LINES),
+    Reader("words.txt", b"river NN\nlight JJ\n", partial(task, "token"), LINES, "cut"),
+]
+
+
+def error_of(read, path, given):
+    """The error that reading ends in; None if there is none. Anything else than an error of ours is raised."""
+    try:
+        done = read(path, given)
+    except BertdataError as error:
+        return error
+    if not isinstance(done, Result) or not done.exit_code:
+        return None
+    error = done.exception.__context__
+    assert isinstance(error, BertdataError), done.output
+    assert done.stderr.splitlines()[-1] == f"Error: {error}"
+    return error
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_a_damaged_file_is_one_sentence(reader, tmp_path, request):
+    made = tmp_path / "made"  # by what a pickle would run
+    for what in [*damages(b"", made), *range(len(reader.more))]:
+        folder = tmp_path / str(what)
+        folder.mkdir()
+        path = folder / reader.name
+        if callable(reader.good):
+            reader.good(folder, request.getfixturevalue)
+        else:
+            path.write_bytes(reader.good)
+        path.write_bytes((damages(path.read_bytes(), made) | dict(enumerate(reader.more)))[what])
+        error = error_of(reader.read, path, request.getfixturevalue)
+        assert error.kind in reader.kinds.split() if error else what in reader.harmless.split(), (what, error)
+        shutil.rmtree(folder)
+    assert not made.exists()
