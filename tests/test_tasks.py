@@ -24,7 +24,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from bertdata.files import locked
 from bertrain.lab import finetune, seeds
 from bertrain.lab.seeds import Job, Settings
-from bertrain.lab.tasks import TASKS, Columns, metrics, spans
+from bertrain.lab.tasks import TASKS, Columns, metrics, spans, words
 from bertrain.lab.tasks.words import Sentence
 from bertrain.run import rundir
 
@@ -107,15 +107,6 @@ def test_entities_are_those_of_the_rules_of_conlleval(tags):
     assert metrics.entities(tags) == slow.entities(tags)
 
 
-def test_entities_are_counted_whole():
-    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "I-ORG"]]
-    mine = [["B-PER", "I-PER", "O", "B-PER"], ["O", "B-ORG", "O"]]
-    found = metrics.entity_f1(mine, gold)
-    assert found == {"entity_f1": pytest.approx(1 / 3), "precision": 1 / 3, "recall": 1 / 3}
-    assert metrics.entity_f1(gold, gold)["entity_f1"] == 1.0
-    assert metrics.entity_f1([["O"]], [["O"]])["entity_f1"] == 0.0
-
-
 def test_answers_are_compared_as_squad_does():
     for predicted, answers, exact, f1 in (
         ("The Norman  conquest!", ["norman conquest"], 1, 1),
@@ -185,24 +176,89 @@ salt NN B-THING
 """
 
 
-def test_files_of_words_and_tags(tmp_path):
-    path = write(tmp_path / "a.txt", CONLL)
-    expected = [
-        Sentence(["river", "light"], ["B-PLACE", "I-PLACE"], f"{path}, line 3"),
-        Sentence(["#", "salt"], ["O", "B-THING"], f"{path}, line 6"),
-    ]
-    assert task("token").read(str(path))[0] == expected
-    lists = write(tmp_path / "a.jsonl", *(json.dumps({"words": s.words, "tags": s.tags}) for s in expected))
-    assert [s[:2] for s in task("token").read(str(lists))[0]] == [s[:2] for s in expected]
-    universal = (
-        "# text = x\n1-2\tdon't\t_\t_\n1\tdo\tdo\tAUX\n2\tn't\tnot\tPART\n2.1\tgo\tgo\tVERB\n"
-        "3\tNew York\tNY\tPROPN\n\n# text = y\n1\t#\t#\tSYM\n"
-    )
-    (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbfriver NN\n")  # a byte order mark is no part of a word
-    assert task("token").read(str(tmp_path / "mark.txt"))[0][0].words == ["river"]
-    path = write(tmp_path / "a.conllu", universal)
-    found, _ = task("token", "1", label="3").read(str(path))
-    assert [s[:2] for s in found] == [(["do", "n't", "New York"], ["AUX", "PART", "PROPN"]), (["#"], ["SYM"])]
+UNIVERSAL = """# text = x
+1-2\tdon't\t_\t_
+1\tdo\tdo\tAUX
+2\tn't\tnot\tPART
+2.1\tgo\tgo\tVERB
+3\tNew York\tNY\tPROPN
+
+# text = y
+1\t#\t#\tSYM
+"""
+WORD_FILES = [  # end of the name, columns of words and tags, contents, sentences as word/tag
+    ("txt", 0, -1, CONLL, "river/B-PLACE light/I-PLACE", "#/O salt/B-THING"),
+    ("txt", 0, -1, "-DOCSTART- O\nriver X\n-DOCSTART-\nlight Y\n", "river/X", "light/Y"),  # no blank lines
+    ("tsv", 1, 2, "1\t-DOCSTART-\tO\n1\triver\tX\n \n1\tsalt \t Y\r\n", "river/X", "salt/Y"),
+    ("txt", 0, -1, "river X\rlight Y\r\rsalt Z\r", "river/X light/Y", "salt/Z"),
+    ("txt", 0, -1, b"\xef\xbb\xbfriver NN\n", "river/NN"),  # a byte order mark is not part of a word
+    ("conllu", 1, 3, UNIVERSAL, "do/AUX n't/PART New York/PROPN", "#/SYM"),
+    ("jsonl", 0, 1, '{"w": ["#", "salt"], "t": ["O", "B-THING"]}', "#/O salt/B-THING"),
+    *(
+        (
+            "txt",
+            0,
+            column,
+            f"10{space}000{by}CD{by}O\n{space}a{space}{by}NN{by}O",
+            f"10{space}000/{t} {space}a{space}/{u}",
+        )
+        for space in "\u00a0\u202f\u2009\u3000\u0085\u2028\x1c\x1f\x0b\x0c"
+        for by, column, t, u in ((" ", 1, "CD", "NN"), ("\t", -1, "O", "O"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("end", "text", "label", "content", "expected"), [(*row[:4], row[4:]) for row in WORD_FILES])
+def test_files_of_words_and_tags(tmp_path, end, text, label, content, expected):
+    path = tmp_path / f"a.{end}"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    sentences, _ = task("token", str(text), label=str(label)).read(str(path))
+    found = [" ".join(map("/".join, zip(words, tags, strict=True))) for words, tags, _ in sentences]
+    assert found == list(expected)
+    if content == CONLL:
+        assert [sentence.place for sentence in sentences] == [f"{path}, line {line}" for line in (3, 6)]
+
+
+SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entities by the rules of seqeval, or an error
+    ("B-X I-X O B-Y", "B-X I-X O B-X", 1, 2, 2),
+    ("I-X I-X B-X O I-Y", "I-X I-X I-X O I-Y", 1, 2, 3),  # IOB1
+    ("I-X I-Y O I-X", "I-X I-Y O O", 2, 2, 3),
+    ("B-X I-X E-X S-Y O", "B-X I-X E-X O S-Y", 1, 2, 2),
+    ("B-X I-X L-X U-Y U-Y O", "B-X I-X L-X U-Y O U-Y", 2, 3, 3),  # BILOU
+    ("B-X M-X E-X W-Y S-Y O", "B-X M-X E-X W-Y O S-Y", 2, 3, 3),
+    ("b-x i-x o B-x", "B-x i-x o b-x", 2, 2, 2),
+    ("X-B X-I O Y-B", "X-B X-I Y-B O", 1, 2, 2),
+    ("B_X I_X O B_X-Y", "B_X I_X B_X-Y O", 1, 2, 2),
+    ("B I O B", "B I B O", 1, 2, 2),
+    ("B M E S B E", "B M E S S S", 2, 4, 3),
+    ("LOC LOC O PER", "LOC LOC O LOC", 1, 2, 2),
+    ("O O", "O O", 0, 0, 0),
+    ("NN VB DT", "NN VB DT", None),
+    ("0 1 2 10", "0 1 2 10", None),
+    ("B-X LOC O O", "", "'LOC'"),
+    ("b-x i-x B- O", "", "'B-'"),
+]
+
+
+@pytest.mark.parametrize(("gold", "mine", "expected"), [(gold, mine, more) for gold, mine, *more in SEQEVAL])
+def test_entities_are_measured_as_seqeval_does(gold, mine, expected):
+    tags, (true, found) = task("token"), (side.split() for side in (gold, mine))
+    sentence = Sentence(true, true, "a.txt, line 7")
+    if isinstance(expected[0], str):
+        with refuses("bad-row", says="a.txt, line 7") as caught:
+            tags.learn([sentence])
+        assert expected[0] in str(caught.value)
+        return
+    said = " ".join(tags.learn([sentence]))
+    answer = torch.tensor([tags.names.index(tag) for tag in found])
+    scores = tags.score([answer], words.Gold([sentence], [{i: i for i in range(len(true))}]))
+    assert scores.pop("accuracy") == sum(a == b for a, b in zip(true, found, strict=True)) / len(true)
+    assert ("only accuracy" in said, "no B-" in said) == (not scores, "LOC" in true)
+    if scores:
+        right, predicted, num_true = expected
+        precision, recall = right / max(1, predicted), right / max(1, num_true)
+        f1 = 2 * right / max(1, predicted + num_true)
+        assert scores == pytest.approx({"entity_f1": f1, "precision": precision, "recall": recall})
 
 
 @pytest.mark.parametrize("tag", [None, ""])
@@ -225,7 +281,7 @@ def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong
     tags = task("token")
     path = write(tmp_path / "a.txt", "rivers A", "x-ray B", "\u200b A", "salt B", "stone A")
     examples, _ = tags.read(str(path))
-    assert tags.learn(examples) == []
+    assert "only accuracy" in tags.learn(examples)[0]
     data, warned = tags.encode(tokenizer, examples, 64)
     tokens = tokenizer.convert_ids_to_tokens(data.rows[0]["input_ids"])
     labelled = {tokens[i]: tags.names[n] for i, n in enumerate(data.labels[0].tolist()) if n >= 0}
@@ -247,8 +303,8 @@ def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, t
 
 
 def test_the_tags_choose_the_measure_of_a_seed(bert_run, tmp_path):
-    for number, (tag, measure) in enumerate((("B-X", "entity_f1"), ("NOUN", "accuracy"))):
-        data, out = write(tmp_path / "a.txt", f"river {tag}", "the O", "", f"salt {tag}"), tmp_path / f"{number}"
+    for number, (tag, other, measure) in enumerate((("B-X", "O", "entity_f1"), ("NOUN", "DET", "accuracy"))):
+        data, out = write(tmp_path / "a.txt", f"river {tag}", f"the {other}", "", f"salt {tag}"), tmp_path / f"{number}"
         tuned(*tuning(bert_run, data, out, "--task", "token", "--text", 0))
         assert json.loads((out / "seed-0" / "seed.json").read_bytes())["of"]["the measure"] == measure
 

@@ -21,7 +21,22 @@ from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Task, rows_of
 
-_OUTSIDE = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
+SHOWN = 5  # tags that a message lists
+_MARKER = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
+
+
+_FORMS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<letter>[BIESLUMW])[-_](?P<kind>.+)",  # B-LOC
+        r"(?P<kind>.+)[-_](?P<letter>[BIESLUMW])",  # LOC-B
+        r"(?P<letter>[BIESLUMW])(?P<kind>)",  # B
+        r"(?P<letter>)(?P<kind>.+)",  # LOC
+    )
+)
+"""How the tags of entities may be written. A file has one of these forms."""
+_LETTERS = {"": "I", "L": "E", "U": "S", "M": "I", "W": "S"}
+"""A letter of BILOU or BMEW → the letter of BIOES with the same meaning."""
 
 
 class Sentence(NamedTuple):
@@ -54,8 +69,14 @@ class Words(Task):
 
     def learn(self, train: list[Sentence]) -> list[str]:
         self.names = sorted({tag for sentence in train for tag in sentence.tags})
-        self.are_entities = all(tag == "O" or tag[:2] in ("B-", "I-", "E-", "S-") for tag in self.names)
-        self.main = "entity_f1" if self.are_entities else "accuracy"
+        self.form = _form_of(train, self.names)
+        self.main = "entity_f1" if self.form else "accuracy"
+        path = train[0].place.rpartition(", ")[0]
+        if self.form is None:
+            listed = ", ".join(self.names[:SHOWN])
+            return [f"{path}: the tags ({listed}) are not entity tags such as B-LOC, so only accuracy is measured"]
+        if self.form is _FORMS[-1] and self.names != ["O"]:
+            return [f"{path}: the tags have no B- or I-, so neighbouring words with the same tag count as one entity"]
         return []
 
     def encode(self, tokenizer: Any, examples: list[Sentence], length: int) -> tuple[Data, list[str]]:
@@ -109,7 +130,37 @@ class Words(Task):
             num_right, num_words = num_right + sum(theirs[w] == tag for w, tag in mine.items()), num_words + len(theirs)
             predicted.append([mine.get(word, "O") for word in range(len(theirs))])
         accuracy = {"accuracy": num_right / num_words}
-        return metrics.entity_f1(predicted, tags) | accuracy if self.are_entities else accuracy
+        if form := self.form:
+            sides = ([[_bioes(tag, form) for tag in each] for each in side] for side in (predicted, tags))
+            return metrics.entity_f1(*sides) | accuracy
+        return accuracy
+
+
+def _form_of(train: list[Sentence], names: list[str]) -> re.Pattern[str] | None:
+    """How tags of entities are written; None if they are not tags of entities.
+
+    Raises UsageError, which names the sentence, for a tag without a letter among tags with one.
+    """
+    inside = [name for name in names if name.upper() != "O"]
+    for form in _FORMS[:-1] if inside else ():
+        if all(form.fullmatch(name) for name in inside):
+            return form
+    if len(inside) < len(names) and any(name[:2].upper() in ("B-", "I-") for name in inside):
+        wrong = {name for name in inside if not _FORMS[0].fullmatch(name)}
+        tag, place = next((tag, s.place) for s in train for tag in s.tags if tag in wrong)
+        sentence = f"{place}: the sentence has the tag {tag!r}, and others are like {min(set(inside) - wrong)}"
+        raise UsageError(f"{sentence}; write it as O, or as a letter of BIOES or BILOU and a kind", "bad-row")
+    return _FORMS[-1] if "O" in names else None
+
+
+def _bioes(tag: str, form: re.Pattern[str]) -> str:
+    """A tag of an entity as `metrics.entities` reads it; one of another form as it is."""
+    if tag.upper() == "O":
+        return "O"
+    if not (match := form.fullmatch(tag)):
+        return tag
+    letter = match["letter"].upper()
+    return f"{_LETTERS.get(letter, letter)}-{match['kind']}"
 
 
 def _first_tokens(words: list[str], offsets: list[tuple[int, int]]) -> dict[int, int]:
@@ -151,19 +202,20 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
         if not tables.is_number(column):
             sentence = f"--{option} {column}: the columns of {path} have no names; give the number, from 0"
             raise UsageError(sentence, "malformed", option=option, given=column)
-    lines = reading.text(path).split("\n")
+    lines = re.split("\r\n|[\r\n]", reading.text(path))
     is_universal = ".conllu" in Path(path).name.lower()
     sentences: list[Sentence] = []
     inside = False
     for number, line in enumerate([*lines, ""], 1):
-        cells = line.rstrip("\r").split("\t") if "\t" in line else line.split()
-        if is_universal and (line.startswith("#") or (cells and not cells[0].isdigit() and line.strip())):
+        cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
+        cells = [cell.strip(" ") for cell in cells]  # any other space is part of a word
+        if is_universal and (line.startswith("#") or (any(cells) and not cells[0].isdigit())):
             continue
-        if not any(cells):
+        if not any(cells) or _MARKER in cells:
             inside = False
             continue
         try:
-            word, tag = cells[int(text)].strip(), cells[int(label)].strip()
+            word, tag = cells[int(text)], cells[int(label)]
         except IndexError:
             raise UsageError(
                 f"{path}, line {number} has {len(cells)} columns, so no column {text} for --text or {label} for "
@@ -179,4 +231,4 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
             inside = True
         sentences[-1].words.append(word)
         sentences[-1].tags.append(tag)
-    return [sentence for sentence in sentences if sentence.words[0] != _OUTSIDE]
+    return sentences
