@@ -133,7 +133,11 @@ def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path,
 @pytest.mark.parametrize(
     ("samples", "shuffle"), [("windows", "full"), ("documents", "blocks"), ("packed", "full"), ("pairs", "blocks")]
 )
-def test_batches_are_those_of_the_listed_dataset(listed, kept, samples, shuffle):
+def test_batches_are_those_of_the_listed_dataset(listed, kept, tmp_path, monkeypatch, samples, shuffle):
+    """Also where the path is relative to a directory that the process has left."""
+    monkeypatch.chdir(kept.path.parent)
+    opened = bertdata.open(kept.path.name)
+    monkeypatch.chdir(tmp_path)
     options = {
         "length": 40,
         "samples": samples,
@@ -141,7 +145,7 @@ def test_batches_are_those_of_the_listed_dataset(listed, kept, samples, shuffle)
         "global_batch_size": 5,
         "masking": bertdata.Masking(policy="whole_word"),
     }
-    ours, theirs = Loader(bertdata.open(kept.path), **options), Loader(listed, **options)
+    ours, theirs = Loader(opened, **options), Loader(listed, **options)
     for _ in range(2 * theirs.num_samples // 5):
         assert_same(next(ours), next(theirs))
     again = Loader(bertdata.open(kept.path), **options)

@@ -7,6 +7,7 @@ docs/format.md defines it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,7 +221,7 @@ class TeacherCache:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.header = Path(path), read_header(Path(path))
+        self.path, self.header = Path(os.path.abspath(path)), read_header(Path(path))
         self._unit, self._arrays = -1, dict[str, Any]()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -39,12 +40,15 @@ class Dataset:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._manifest_path = self.path / MANIFEST
+        self._directory = Path(
+            os.path.abspath(path)
+        )  # files are opened later, and the process may change its directory
+        self._manifest_path = self._directory / MANIFEST
         self._manifest, self._arrays, self._opened_at = _opened(self.path)
         self.dataset_id: str = self._manifest.dataset_id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.path), self.dataset_id)
+        return _reopen, (str(self._directory), self.dataset_id)
 
     def __repr__(self) -> str:
         size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')}"
@@ -110,7 +114,7 @@ class Dataset:
             shard = self.splits[split].shards[number]
             if self.opens_at_once or (shard.name, name) in arrays:
                 return arrays[shard.name, name]
-            array = open_one(self.path, shard, name)
+            array = open_one(self._directory, shard, name)
         except DatasetError as error:
             fault = error
         if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
@@ -179,7 +183,7 @@ class Dataset:
 
         Raises DatasetError if it cannot be read, or is not the file of this dataset.
         """
-        path = self.path / name
+        path = self._directory / name
         try:
             with open_plain(path, "rb") as file:
                 content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest

@@ -6,6 +6,7 @@ It is written last: a directory without a manifest is not a dataset.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -176,7 +177,9 @@ def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
             raise DatasetError(sentence, "unfinished", given=directory)
         raise not_a_dataset(directory)
     content = read_content(path)
-    manifest = parse_manifest(content, path, lambda name, dtype, length: open_array(directory / name, dtype, length))
+    # Absolute, as the last ones are opened when they are needed, and the process may change its directory until then.
+    absolute = Path(os.path.abspath(directory))
+    manifest = parse_manifest(content, path, lambda name, dtype, length: open_array(absolute / name, dtype, length))
     return manifest, content
 
 

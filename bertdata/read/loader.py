@@ -10,6 +10,7 @@ Without a mix there is one source, and its positions are those of the stream.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -101,7 +102,8 @@ class Loader:
         self.global_batch_size = require_integer("global_batch_size", global_batch_size)
         self.rank, self.world_size = require_integer("rank", rank), require_integer("world_size", world_size)
         self.split, self.samples, self.short_seq_prob = split, samples, require_share("short_seq_prob", short_seq_prob)
-        self.shuffle, self.masking, self.teacher_cache = shuffle, masking, teacher_cache
+        self.shuffle, self.masking = shuffle, masking
+        self.teacher_cache = teacher_cache and os.path.abspath(teacher_cache)  # also after a change of directory
         self.epochs = None if epochs is None else require_positive("epochs", epochs)
         self.variants = None if variants is None else require_positive("variants", variants, most=(1 << 32) - 1)
         starts = starts if isinstance(starts, Iterable) else (starts,)
