@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from bertdata.errors import StateError, UsageError, counted
 from bertdata.read.loader import Loader
@@ -19,21 +22,38 @@ Tensors = dict[str, torch.Tensor]
 def tensors(batch: Batch) -> Tensors:
     """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
 
-    The weights of uniform masking and a teacher's answers, which no model takes, are left out.
+    The weights of uniform masking and a teacher's answers, which no model takes, are left out. Raises UsageError for
+    packed rows.
     """
+    if batch.position_ids is not None:
+        raise _packed()
     arrays = {
         "input_ids": batch.input_ids,
         "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
         "labels": batch.labels,
         "token_type_ids": batch.token_type_ids,
-        "position_ids": batch.position_ids,
         "next_sentence_label": batch.next_sentence_label,
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
+def _packed() -> UsageError:
+    """The error for packed rows.
+
+    BERT needs a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
+    differently; RoBERTa's positions begin at 2.
+    """
+    sentence = (
+        "packed rows need a mask that keeps their documents apart, and not all models of transformers take one; give "
+        "samples='documents', or read the Loader and make the mask of your model from batch.cu_seqlens"
+    )
+    return UsageError(sentence, "unsupported", option="samples", given="packed")
+
+
 def _require_plain(loader: Loader) -> None:
     """Raises UsageError for a loader whose batches have what `tensors` leaves out: the loss would be another one."""
+    if loader.samples == "packed":
+        raise _packed()
     if loader.masking and loader.masking.policy == "uniform":
         sentence = "uniform masking weights the loss of each row, which models of transformers do not; read the Loader"
         raise UsageError(sentence, "unsupported", option="masking", given="uniform")
@@ -47,7 +67,8 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
 
     Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
     default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
-    of epoch e, also in persistent workers of a DataLoader: they share the number. Pickles in under 4 KB.
+    of epoch e, also in persistent workers of a DataLoader: they share the number. Where a sampler has an epoch, as that
+    of accelerate and a DistributedSampler, the dataset follows it when the sampler starts. Pickles in under 4 KB.
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
@@ -66,7 +87,20 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
+        self._follow(sys._getframe(1))  # noqa: SLF001
         return self.loader.num_samples
+
+    def _follow(self, caller: FrameType) -> None:
+        """Takes the epoch of a sampler that starts, which asks for the length first.
+
+        accelerate tells the epoch to its sampler alone, not to the dataset, on several processes and after
+        skip_first_batches. A DistributedSampler at epoch 0 may not have been told of any.
+        """
+        sampler = caller.f_locals.get("self") if caller.f_code.co_name == "__iter__" else None
+        if isinstance(sampler, RandomSampler | DistributedSampler):
+            epoch = getattr(sampler, "epoch", None)
+            if epoch is not None and (epoch or isinstance(sampler, RandomSampler)):
+                self.set_epoch(epoch)
 
     def __getitem__(self, index: int) -> Tensors:
         return self.__getitems__([index])[0]

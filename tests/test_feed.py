@@ -6,12 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from helpers import refuses
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
+import bertdata
 from bertdata import Loader, Masking
 from bertdata.errors import StateError
 from bertdata.torch import BatchDataset, SampleDataset, tensors
@@ -40,12 +41,12 @@ def assert_same(one, other):
             assert torch.equal(a[name], b[name]), name
 
 
-@pytest.mark.parametrize("samples", ["windows", "documents", "packed", "pairs"])
+@pytest.mark.parametrize("samples", ["windows", "documents", "pairs"])
 def test_tensors_are_what_models_take(dataset, samples):
     batch = next(loader_of(dataset, samples=samples))
     arguments = tensors(batch)
     expected = {"input_ids", "attention_mask", "labels"}
-    expected |= {"packed": {"position_ids"}, "pairs": {"token_type_ids", "next_sentence_label"}}.get(samples, set())
+    expected |= {"token_type_ids", "next_sentence_label"} if samples == "pairs" else set()
     assert arguments.keys() == expected
     for name, tensor in arguments.items():
         assert tensor.dtype == torch.int64
@@ -57,9 +58,9 @@ def test_tensors_are_what_models_take(dataset, samples):
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_batches_are_the_same_for_any_workers(dataset, workers):
-    stream = BatchDataset(loader_of(dataset, samples="packed"))
+    stream = BatchDataset(loader_of(dataset, samples="documents"))
     batches = list(DataLoader(stream, batch_size=None, num_workers=workers))
-    assert_same(batches, expected_batches(dataset, samples="packed"))
+    assert_same(batches, expected_batches(dataset, samples="documents"))
 
 
 @pytest.mark.slow
@@ -176,8 +177,12 @@ def test_samples_by_number(dataset):
             samples.__getitems__([0, wrong])  # as DataLoader asks
 
 
-def test_pickled_datasets_are_small(dataset):
-    samples, batches = SampleDataset(loader_of(dataset, samples="packed")), BatchDataset(loader_of(dataset))
+def test_pickled_datasets_are_small(dataset, tmp_path, monkeypatch):
+    """They are also read after a change of directory."""
+    monkeypatch.chdir(dataset.path.parent)
+    dataset = bertdata.open(dataset.path.name)
+    monkeypatch.chdir(tmp_path)
+    samples, batches = SampleDataset(loader_of(dataset, samples="documents")), BatchDataset(loader_of(dataset))
     for data, first in ((samples, lambda data: data[3]), (batches, lambda data: next(iter(data)))):
         pickled = pickle.dumps(data)
         assert len(pickled) < 4096
@@ -260,6 +265,28 @@ def test_accelerate_shards_samples(dataset):
                 assert_same([halves[rank][step]], [tensors(plain.read(np.arange(first, first + 7)))])
 
 
+@pytest.mark.parametrize(("num_processes", "skipped"), [(1, 0), (1, 2), (2, 0), (2, 2)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_follow_the_epoch_of_the_sampler_of_accelerate(dataset, num_processes, skipped, workers):
+    """It tells the dataset of no epoch where processes share the batches, or where it skips the first ones."""
+    samples = SampleDataset(Loader(dataset, **OPTIONS))
+    batches = DataLoader(samples, 7, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    prepared = prepare_data_loader(batches, num_processes=num_processes, process_index=0, use_seedable_sampler=True)
+    expected = {bytes(row) for batch in samples_of(dataset, 2) for row in batch["input_ids"].numpy()}
+    resumed = skip_first_batches(prepared, skipped) if skipped else prepared
+    resumed.set_epoch(2)
+    assert {bytes(row) for batch in resumed for row in batch["input_ids"].numpy()} <= expected
+
+
+@pytest.mark.parametrize("told", ["sampler", "dataset"])
+def test_samples_follow_a_distributed_sampler(dataset, told):
+    samples = SampleDataset(Loader(dataset, **OPTIONS))
+    sampler = DistributedSampler(samples, num_replicas=2, rank=1)
+    (sampler if told == "sampler" else samples).set_epoch(2)
+    assert len(list(DataLoader(samples, 7, sampler=sampler))) > 1
+    assert samples.epoch == 2
+
+
 def test_accelerate_leaves_batches_as_they_are(dataset):
     batches = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
     assert_same(list(prepare_data_loader(batches, num_processes=1, process_index=0)), expected_batches(dataset))
@@ -273,6 +300,10 @@ def test_a_dataset_says_what_it_reads(dataset, kind):
 
 
 @pytest.mark.parametrize("kind", [SampleDataset, BatchDataset])
-def test_weights_of_rows_are_not_dropped(dataset, kind):
+def test_what_models_do_not_take_is_refused(dataset, kind):
     with refuses("unsupported", "masking"):
         kind(loader_of(dataset, masking=Masking(policy="uniform")))
+    packed = loader_of(dataset, samples="packed")
+    for read in (kind, lambda loader: tensors(next(loader))):
+        with refuses("unsupported", "samples"):
+            read(packed)
