@@ -219,7 +219,8 @@ _format = click.option(
 _text_key = click.option(
     "--text-key",
     default="text",
-    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a.",
+    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a. For a CSV "
+    "or TSV without a header: the number of the column, from 0.",
 )
 _encoding = click.option(
     "--encoding",

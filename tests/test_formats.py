@@ -64,28 +64,6 @@ def test_rows_are_those_of_csv(folder, content, block_bytes):
             ]
 
 
-def test_columns_of_a_header(folder):
-    path = write(folder / "a.csv", b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n')
-    assert read([path], text_key="body, of it") == [(0, b"a\r\nb", 0), (0, b"c", 0)]
-    assert read([path], text_key="n") == [(0, b"1", 0), (0, b"2", 0)]
-    with refuses("no-column", "text_key", given="text", says=f"{path} "):
-        read([path])
-    with refuses("not-of-format", "inputs", given=str(path)):
-        read([write(path, b"text,text\na,b\n")])
-    for content in (b"", b"\n\r\n\n", b'text,"a"b\n', b'text,"a'):
-        with refuses("not-of-format", "inputs", given=str(path)):
-            read([write(path, content)])
-
-
-@pytest.mark.parametrize("bad", [b"1", b"1,b,c", b'1,"b"c'])
-def test_a_bad_row_is_named_by_its_number(folder, bad):
-    path = write(folder / "bad.csv", b'n,text\n1,"a\n\nb"\n\n' + bad + b"\n2,c\n")
-    with refuses("bad-row", "inputs", says=f"{path}, row 2: "):
-        read([path])
-    assert read([path], on_error="skip") == [(0, b"a\n\nb", 0), (0, b"c", 0)]
-    assert read([path], max_documents=1) == [(0, b"a\n\nb", 0)]  # what comes after is not judged
-
-
 def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
     path = write(folder / "open.csv", b'n,text\n1,a\n2,"b\n3,c\n4,d\n')
     for on_error in ("fail", "skip"):
@@ -126,15 +104,6 @@ def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
         assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
         with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
             read([folder / f"a.{kind}"])
-
-
-def test_bytes_of_a_table_that_are_not_text(folder):
-    path = write(folder / "bytes.csv", b"text\na\n\xe2\x82b\xff\n")
-    assert read([path]) == [(0, b"a", 0), (0, "\ufffdb\ufffd".encode(), 2)]
-    with refuses("not-text", "inputs", says=f"{path}, row 2 "):
-        read([path], strict=True)
-    western = write(folder / "western.tsv", "n\ttext\n1\tnaïve\n".encode("cp1252"))
-    assert read([western], encoding="cp1252") == [(0, "naïve".encode(), 0)]
 
 
 # -------------------------------------------------------------------------------------------------------------- FASTA
@@ -196,32 +165,6 @@ def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folde
 
 
 # ------------------------------------------------------------------------------------------------- columns of structs
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_a_key_with_a_point_names_a_field_of_a_column(folder, name):
-    """Unless a column has this name. A row whose struct is null has no text."""
-    strings, ones = pa.array(["x", "y", None, "w"]), pa.array([1] * 4)
-    inner = pa.StructArray.from_arrays([ones, strings], ["c", "b"], mask=pa.array([False] * 3 + [True]))
-    columns = {"a": pa.StructArray.from_arrays([inner, ones], ["m", "k"]), "a.m.c": pa.array(["literal"] * 4)}
-    path, table = folder / name, pa.table(columns)
-    if name == "a.parquet":
-        pq.write_table(table, path, row_group_size=3)
-    else:
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=3)
-    assert read([path], text_key="a.m.b", on_error="skip") == [(0, b"x", 0), (0, b"y", 0)]
-    assert [text for _, text, _ in read([path], text_key="a.m.c")] == [b"literal"] * 4
-    with refuses("bad-row", "inputs", says=f"{path}, row 3: "):
-        read([path], text_key="a.m.b")
-    for key, kind in (
-        ("a.m.z", "no-column"),
-        ("a.k.b", "no-column"),
-        ("a.k", "wrong-column-type"),
-        ("a.m", "wrong-column-type"),
-    ):
-        with refuses(kind, "text_key", given=key):
-            read([path], text_key=key)
 
 
 def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):

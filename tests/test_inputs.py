@@ -35,7 +35,6 @@ from sources import (
     MAKE,
     PACK,
     ROWS,
-    TABLES,
     as_arrow,
     as_arrow_file,
     as_csv,
@@ -219,22 +218,6 @@ def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
         assert build("-", tmp_path / "out", **options).reused_units == 0
     build(path, tmp_path / "straight", **options)
     assert published(tmp_path / "out") == published(tmp_path / "straight")
-
-
-def test_empty_standard_input_is_one_sentence(tmp_path, vocab):
-    with standard_input(write(tmp_path / "empty", b"")), refuses("empty", "inputs"):
-        build("-", tmp_path / "out", tokenizer=vocab)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_bad_row_of_standard_input_is_named(tmp_path, vocab):
-    content = b'{"text": "a"}\n{"body": "a"}\n{"text": "b"}\n'
-    with standard_input(write(tmp_path / "rows", content)), refuses("bad-row", "inputs") as caught:
-        build("-", tmp_path / "out", tokenizer=vocab, format="jsonl")
-    assert str(caught.value).startswith("-, byte 14: ")
-    with standard_input(write(tmp_path / "rows", gzip.compress(content))):
-        report = build("-", tmp_path / "out", tokenizer=vocab, format="jsonl", on_error="skip")
-    assert report.first_skipped.startswith("-, byte 14: ")
 
 
 # ------------------------------------------------------------------------------------------------ finding the inputs
@@ -462,28 +445,6 @@ def test_an_encoding_is_one_by_any_name_and_utf8_the_default():
     assert TextFormat(encoding="latin-1") == TextFormat(encoding="iso-8859-1") != TextFormat()
 
 
-def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, vocab):
-    path = write(tmp_path / "text", b"the st\x81ne\n\nriver \x8d\x8f\n")
-    report = build(path, tmp_path / "out", tokenizer=vocab, encoding="cp1252", validation=0)
-    assert report.dataset.manifest.counts["replaced_characters"] == 3
-    assert report.first_replaced == f"{path}, line 1"
-    with refuses("not-text", "inputs") as caught:
-        build(path, tmp_path / "strict", tokenizer=vocab, encoding="cp1252", strict=True)
-    assert str(caught.value).startswith(f"{path}, line 1 ")
-
-
-def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
-    write(tmp_path / "german", "Häuser und Bäume\n".encode("latin-1") * 100)
-    write(tmp_path / "english", b"the stone\n" * 5000 + b"\xff\n")
-    write(tmp_path / "western", b"the st\x81ne\n")
-    for name, count, options in (("german", 200, []), ("english", 1, []), ("western", 1, ["--encoding", "cp1252"])):
-        arguments = ["--out", tmp_path / f"{name}.out", "--tokenizer", vocab, "--validation", 0, *options]
-        stderr = succeeds(main, "build", tmp_path / name, *arguments).stderr
-        assert f" {count} " in stderr
-        assert ("--encoding" in stderr) == (name == "german")
-        assert "--strict" in stderr
-
-
 # ------------------------------------------------------------------------------------------- damaged compressed files
 
 
@@ -568,44 +529,6 @@ def bad_jsonl(bad):
     return b"\n".join(lines) + b"\n", len(lines) - len(ROWS)
 
 
-@pytest.mark.parametrize(("bad", "ending"), [*zip(BAD, ["", ".zst"] * 3, strict=True)])
-def test_bad_json_lines_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, plain, bad, ending):
-    content, count = bad_jsonl([bad, b"{"])
-    path = write(tmp_path / f"rows.jsonl{ending}", PACK[ending](content))
-    arguments = ["build", path, "--out", tmp_path / "out", "--tokenizer", vocab, *FLAGS]
-    assert refused(main, *arguments, kind="bad-row", option="inputs").sentence.startswith(f"{path}, line 4: ")
-    assert not (tmp_path / "out").exists()
-    assert f" {path}, line 4: " in succeeds(main, *arguments, "--on-error", "skip").stderr
-    dataset = bertdata.open(tmp_path / "out")
-    assert dataset.manifest.counts["skipped_rows"] == count
-    assert verify(tmp_path / "out") == []
-    assert without_manifest(published(dataset.path)) == without_manifest(published(plain.path))
-    assert dataset.dataset_id == plain.dataset_id
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_null_rows_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, plain, name):
-    kind = pa.dictionary(pa.int8(), pa.string()) if name == "a.arrow" else None
-    rows = [*ROWS[:24], None, *ROWS[24:30], None, None, *ROWS[30:], None]
-    path = write(tmp_path / name, TABLES[name](rows, kind))
-    options = SPLIT | {"tokenizer": vocab}
-    with refuses("bad-row", "inputs") as caught:
-        build(path, tmp_path / "out", **options)
-    assert str(caught.value).startswith(f"{path}, row 25: ")
-    report = build(path, tmp_path / "out", on_error="skip", **options)
-    assert report.first_skipped.startswith(f"{path}, row 25: ")
-    assert report.dataset.manifest.counts["skipped_rows"] == 4
-    assert report.dataset.dataset_id == plain.dataset_id
-
-
-def test_the_first_bad_row_of_a_later_file_is_named(tmp_path, vocab):
-    good = write(tmp_path / "a.jsonl", as_jsonl(ROWS))
-    bad = write(tmp_path / "b.jsonl", b'\n\n{"text": "a"}\r\n \n7\n8\n')
-    report = build([good, bad], tmp_path / "out", tokenizer=vocab, on_error="skip")
-    assert report.first_skipped.startswith(f"{bad}, line 5: ")
-    assert report.dataset.manifest.counts["skipped_rows"] == 2
-
-
 def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vocab):
     """In small units, of which some are complete units of bad rows."""
     content, count = bad_jsonl(BAD)
@@ -629,16 +552,6 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
         assert (report.reused_units > 1) == (report.dataset.path == tmp_path / "out")
         assert published(report.dataset.path) == published(expected.dataset.path)
         assert report.first_skipped == expected.first_skipped
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
-def test_nothing_but_bad_rows_is_one_sentence(tmp_path, vocab, name):
-    content = {"a.jsonl": b"{\n7\n", "a.parquet": as_parquet([None] * 9), "a.arrow": as_arrow([None] * 9)}[name]
-    path = write(tmp_path / name, content)
-    for size in (1, 1 << 30):
-        with refuses("empty", "inputs"):
-            build(path, tmp_path / "out", tokenizer=vocab, on_error="skip", shard_size=size)
-        assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------- units, and seeking over them
@@ -962,44 +875,6 @@ def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(t
 
 
 # ------------------------------------------------------------------------------------------------------ columns
-
-KINDS = [
-    pa.large_string(),
-    pa.string_view(),
-    pa.dictionary(pa.int8(), pa.string()),
-    pa.dictionary(pa.int32(), pa.large_string()),
-]
-
-
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_kind_of_string_column_is_read(folder, kind, name):
-    assert texts_of(write(folder / name, TABLES[name](ROWS, kind))) == [row.encode() for row in ROWS]
-
-
-def test_parquet_is_read_from_plain_files_only(tmp_path, vocab):
-    path = write(tmp_path / "a.parquet.gz", gzip.compress(as_parquet(ROWS)))
-    with refuses("unsupported", "inputs"):
-        build(path, tmp_path / "out", tokenizer=vocab)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_arrow_file_that_cannot_be_read_in_order_is_refused(folder):
-    path = write(folder / "file.arrow.gz", gzip.compress(as_arrow_file(ROWS)))
-    with standard_input(write(folder / "file", as_arrow_file(ROWS))):
-        for name in (path, Path("-")):
-            with refuses("not-of-format", "inputs", given=str(name)):
-                read([name], kind="arrow")
-
-
-def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(folder):
-    """pyarrow believes what such a file says, and the kernel would write outside its array."""
-    content = as_arrow_file(["abcd", "efgh", "ijkl"])
-    offsets = np.array([0, 4, 8, 12], np.int32).tobytes()
-    assert content.count(offsets) == 1
-    wrong = np.array([0, 1_000_000, 8, 12], np.int32).tobytes()
-    with refuses("not-of-format", "inputs"):
-        read([write(folder / "outside.arrow", content.replace(offsets, wrong))])
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.jsonl", as_jsonl(ROWS)), ("a.fasta", b">a\nACGT\n" * 40)])

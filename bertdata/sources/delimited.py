@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from bertdata.errors import InputError
 from bertdata.sources import formats
-from bertdata.sources.formats import TextFormat, require_text
+from bertdata.sources.formats import TextFormat, require_text, skipped
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK, InputStream
 from bertdata.sources.texts import BadRow
@@ -41,17 +41,22 @@ def texts_of_column(
         if header is None:
             sentence = f"{file} has no header; give one whose first line names its columns, or --format text for prose"
             raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
-        column = _column_in(file, header, form.text_key)
+        column, is_header = _column_in(file, header, form)
         texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
         while True:
             lines.row = number + 1
-            row, why = _next_row(rows, lines)
+            row, why = _next_row(rows, lines) if is_header else (header, None)
+            is_header = True
             if row is None and why is None:
                 break
             number += 1
-            if row is not None and len(row) != len(header):
-                why = BadRow(f"the row has another number of fields, {len(row)}, than the header, {len(header)}")
-            text = None if row is None or why else row[column].encode("utf-8", "surrogateescape")
+            text = None
+            if isinstance(column, BadRow):
+                why = column
+            elif row is not None and len(row) != len(header):
+                why = BadRow(f"the row has another number of fields, {len(row)}, than the first line, {len(header)}")
+            elif row is not None:
+                text = row[column].encode("utf-8", "surrogateescape")
             texts.append(text)
             reasons |= {number: why} if why else {}
             size += len(text or b"") + 1
@@ -81,20 +86,30 @@ def _next_row(rows: Iterator[list[str]], lines: _Lines) -> tuple[list[str] | Non
         return None, BadRow(f"quotation marks are not where CSV has them ({error})")
 
 
-def _column_in(file: Input, header: list[str], key: str) -> int:
-    """The number of a column. Raises InputError unless the header has just one of this name."""
-    if header.count(key) > 1:
-        sentence = f"{file} has {header.count(key)} columns {key!r}; rename all but one of them in its first line"
-        raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
-    if key not in header:
-        columns = ", ".join(header)
-        columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
+def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | BadRow, bool]:
+    """The number of the text's column, or why there is none, and whether the first row is a header.
+
+    It is none if the key is the number of a column and not all fields are numbers: a label of the first row may be one.
+    Raises InputError if there is no such column, unless bad rows are skipped.
+    """
+    key, columns = form.text_key, ", ".join(header)
+    is_number = key.removeprefix("-").isdecimal() and -len(header) <= int(key) < len(header)
+    if is_number and not (key in header and all(name.isdecimal() for name in header if name)):
+        return int(key), False
+    if header.count(key) == 1:
+        return header.index(key), True
+    if key in header:
         sentence = (
-            f"{file} has no column {key!r} in its first line, only {columns}; name the column with --text-key, "
-            "write the names of the columns into the first line, or give --format text if the file is prose"
+            f"{file} has {header.count(key)} columns {key!r}; rename all but one of them in its first line, or use "
+            "--on-error skip"
         )
-        raise InputError(sentence, "no-column", option="text_key", given=key)
-    return header.index(key)
+        return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key)), True
+    columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
+    sentence = (
+        f"{file} has no column {key!r} in its first line, only {columns}; name one with --text-key, or give its "
+        "number, from 0, if the file has no header, or use --on-error skip"
+    )
+    return skipped(form, InputError(sentence, "no-column", option="text_key", given=key)), True
 
 
 class _Lines:

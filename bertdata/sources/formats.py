@@ -10,7 +10,7 @@ from bertdata.errors import InputError, UsageError, require_known, require_posit
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import valid_utf8
+from bertdata.sources.texts import BadRow, valid_utf8
 
 BLOCK_BYTES = 1 << 22  # that are read at a time
 LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
@@ -57,15 +57,26 @@ def _canonical(encoding: str) -> str:
         raise UsageError(sentence, "unknown", option="encoding", given=encoding) from None
 
 
+def num_not_text(first: bytes) -> int:
+    """Return how many of the first bytes of an input are invalid or NUL if they are too many for text, else 0."""
+    num_bad = valid_utf8(first)[1] + first.count(0)
+    return num_bad if len(first) >= _FEWEST_JUDGED and num_bad > JUNK_SHARE * len(first) else 0
+
+
 def require_text(file: Input, first: bytes, encoding: str) -> None:
     """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
-    if len(first) < _FEWEST_JUDGED:
-        return
-    num_bad = valid_utf8(first)[1] + first.count(0)
-    if num_bad > JUNK_SHARE * len(first):
+    if num_bad := num_not_text(first):
         sentence = (
             f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "
             "leave the file out, or name its encoding with --encoding (Parquet, Arrow and compressed files must have "
             "their usual ending: .parquet, .arrow, .gz, .zst, ...)"
         )
         raise InputError(sentence, "not-text", option="inputs", given=file.name)
+
+
+def skipped(form: TextFormat, error: InputError) -> BadRow:
+    """Return why no row of a table has a text, if bad rows are skipped. Raises the error if they are not."""
+    if form.on_error == "fail":
+        raise error
+    sentence = str(error).rpartition("; ")[0]
+    return BadRow(f"no row of this file has a text: {sentence}")

@@ -88,6 +88,9 @@ def _check_column(file: Input, schema: Any) -> None:
         columns = ", ".join(schema.names)
         sentence = f"{file} has no column {COLUMN!r}, only {columns}; rename the one of ids"
         raise InputError(sentence, "no-column", option="inputs", given=file.name)
+    if schema.names.count(COLUMN) > 1:
+        sentence = f"{file} has {schema.names.count(COLUMN)} columns {COLUMN!r}; rename all but one of them"
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
     kind, types = schema.field(COLUMN).type, pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not (is_list and types.is_integer(kind.value_type)):

@@ -1,4 +1,4 @@
-"""A Parquet, Arrow, CSV or TSV file → its documents: the rows of one column of strings."""
+"""A Parquet, Arrow, CSV or TSV file → its documents: the rows of one column of strings, or of bytes in UTF-8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from bertdata.errors import InputError
 from bertdata.sources import formats
 from bertdata.sources.delimited import SEPARATORS, texts_of_column
-from bertdata.sources.formats import TextFormat
+from bertdata.sources.formats import TextFormat, skipped
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
@@ -47,8 +47,14 @@ class TableFile:
 
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
-        with _open_table(self.file, self.form.text_key) as table:
-            units, num_rows = _group_units(table.metadata, self.form), table.metadata.num_rows
+        import pyarrow as pa
+
+        with _open_table(self.file, self.form) as (table, why):
+            units, num_rows = _group_units(table.metadata, self.form, why), table.metadata.num_rows
+            if why:
+                rows = pa.nulls(num_rows if is_wanted(0) else 0, pa.large_binary())
+                yield from _cut(self.file, rows, 1, 0, self.file.size or 0, {0: why})
+                return
             for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
                 bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows
                 yield from _cut(self.file, column, first, units[group], bytes_read, {})
@@ -74,7 +80,7 @@ class TableFile:
         if min(rows, meta.num_rows) > 1:
             rows = max(1, min(rows, _DECODED_BYTES // max(1, self._longest_repeated(table.metadata, group))))
         for batch in table.iter_batches(rows, row_groups=[group], columns=[key]):
-            for column in _decoded(_text_column(batch, key)):
+            for column in self._texts(batch):
                 pieces.append(column)
                 num_bytes += column.nbytes
                 if rows == planned or num_bytes >= formats.BLOCK_BYTES:
@@ -104,8 +110,7 @@ class TableFile:
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""
         row, offset = 0, 0
-        pieces = ((column, why, read) for batch, why, read in self._batches() for column in _decoded(batch))
-        for column, reasons, bytes_read in pieces:
+        for column, reasons, bytes_read in self._batches():
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
             ends = offset + np.cumsum(lengths + 1)
@@ -119,23 +124,38 @@ class TableFile:
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
     def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow], int]]:
-        """Pieces of the text's column, the reasons for nulls in them, and bytes read so far: of Arrow the batches."""
+        """Texts as pyarrow.LargeBinaryArrays, the reasons for nulls in them, and bytes read so far."""
         import pyarrow as pa
 
-        key = self.form.text_key
         if self.kind in SEPARATORS:
             with opened(self.file, self.form.encoding) as stream:
                 for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
                     yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
             return
         with opened(self.file) as stream:
-            check = partial(_check_column, self.file, key)
-            for batch, _ in record_batches(stream.file, check, is_seekable=stream.is_seekable):
-                yield _text_column(batch, key), {}, stream.bytes_read
+            why_none = partial(_why_none, self.file, self.form)
+            for batch, _ in record_batches(stream.file, why_none, is_seekable=stream.is_seekable):
+                if why := why_none(batch.schema):
+                    yield pa.nulls(batch.num_rows, pa.large_binary()), {0: why}, stream.bytes_read
+                else:
+                    yield from ((column, {}, stream.bytes_read) for column in self._texts(batch))
+
+    def _texts(self, batch: Any) -> Iterator[Any]:
+        """The texts of a batch, as `_decoded` gives them. Raises InputError for bytes that cannot be text."""
+        key = self.form.text_key
+        column = _text_column(batch, key)
+        for texts in _decoded(column):
+            if "binary" in str(column.type):
+                begin = int(offsets_of(texts)[0])
+                data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+                if formats.num_not_text(data[begin : begin + formats.JUDGED_BYTES].tobytes()):
+                    sentence = f"{self.file}: the bytes in column {key!r} are not UTF-8; name another with --text-key"
+                    raise InputError(sentence, "wrong-column-type", option="text_key", given=key)
+            yield texts
 
 
 def record_batches(
-    file: Any, check: Callable[[Any], None], *, is_seekable: bool = True
+    file: Any, check: Callable[[Any], object], *, is_seekable: bool = True
 ) -> Iterator[tuple[Any, float | None]]:
     """The record batches of an open Arrow file or stream, and the share of them that is read; None: not known.
 
@@ -164,12 +184,17 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     if file.compression:
         sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"), _open_table(file, form.text_key) as table:
-        return _group_units(table.metadata, form)
+    with readable(file, "parquet"), _open_table(file, form) as (table, why):
+        return _group_units(table.metadata, form, why)
 
 
-def _group_units(meta: Any, form: TextFormat) -> list[int]:
-    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit."""
+def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
+    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit.
+
+    why: there is no such column, so all groups are in one unit.
+    """
+    if why:
+        return [0] * meta.num_row_groups
     passed, done, column = list[int](), 0, _leaf(meta, form.text_key)
     for number in range(meta.num_row_groups):
         passed.append(done // form.shard_size)
@@ -196,11 +221,10 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _open_table(file: Input, key: str) -> Iterator[Any]:
-    """`open_parquet`. Raises InputError if the file has no column of strings for the text."""
+def _open_table(file: Input, form: TextFormat) -> Iterator[tuple[Any, BadRow | None]]:
+    """`open_parquet`, and what `_why_none` gives for the file."""
     with open_parquet(file) as table:
-        _check_column(file, key, table.metadata.schema.to_arrow_schema())
-        yield table
+        yield table, _why_none(file, form, table.metadata.schema.to_arrow_schema())
 
 
 def open_by_pyarrow(file: Input) -> Any:
@@ -211,45 +235,56 @@ def open_by_pyarrow(file: Input) -> Any:
 
 
 def _text_column(batch: Any, key: str) -> Any:
-    """The column with this name, or, if there is none, a field of a column of structs: "a.b" is field b of column a."""
-    if key in batch.schema.names:
-        return batch.column(key)
+    """The column of the text, which is the only one of this name."""
+    _, (root, *fields) = _named(batch.schema, key)[0]
+    if not fields:
+        return batch.column(root)
     from pyarrow import compute  # takes 0.03 s
 
+    return compute.struct_field(batch.column(root), fields)
+
+
+def _named(schema: Any, key: str) -> list[tuple[Any, list[int]]]:
+    """The columns with this name, or, if there is none, fields of columns of structs: "a.b" is field b of column a.
+
+    Returns the type of each, and its number, followed by those of the fields in it.
+    """
+    import pyarrow as pa
+
+    def of(fields: Any, name: str) -> list[tuple[Any, list[int]]]:
+        return [(field.type, [number]) for number, field in enumerate(fields) if field.name == name]
+
     root, *names = key.split(".")
-    return compute.struct_field(batch.column(root), names)
+    if names and (columns := of(schema, key)):
+        return columns
+    found = of(schema, root)
+    for name in names:
+        structs = [(kind, path) for kind, path in found if pa.types.is_struct(kind)]
+        found = [(inner, path + number) for kind, path in structs for inner, number in of(kind, name)]
+    return found
 
 
-def _field(schema: Any, key: str) -> Any:
-    """The field of `_text_column`, or None."""
+def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
+    """Return why no row of a table can have a text. Raises InputError unless such rows are skipped."""
     import pyarrow as pa
 
-    if key in schema.names:
-        return schema.field(key)
-    fields, field = schema, None
-    for name in key.split("."):
-        names = [each.name for each in fields]
-        if name not in names:
-            return None
-        field = fields[names.index(name)]
-        fields = field.type if pa.types.is_struct(field.type) else ()
-    return field
-
-
-def _check_column(file: Input, key: str, schema: Any) -> None:
-    """Raises InputError if there is no column of strings with this name."""
-    import pyarrow as pa
-
-    field = _field(schema, key)
-    if field is None:
+    key, found = form.text_key, _named(schema, form.text_key)
+    if not found:
         columns = ", ".join(schema.names)
-        sentence = f"{file} has no column {key!r}, only {columns}; name the column with --text-key"
-        raise InputError(sentence, "no-column", option="text_key", given=key)
-    kind = field.type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        sentence = f"{file}: column {key!r} is {kind}, not a string; name another with --text-key"
-        raise InputError(sentence, "wrong-column-type", option="text_key", given=key)
+        sentence = f"{file} has no column {key!r}, only {columns}; name one with --text-key, or use --on-error skip"
+        return skipped(form, InputError(sentence, "no-column", option="text_key", given=key))
+    if len(found) > 1:
+        sentence = f"{file} has {len(found)} columns {key!r}; rename all but one of them, or use --on-error skip"
+        return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key))
+    kind, types = found[0][0], pa.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    strings = types.is_string, types.is_large_string, types.is_string_view, types.is_null
+    if not any(fits(kind) for fits in (*strings, types.is_binary, types.is_large_binary, types.is_binary_view)):
+        sentence = (
+            f"{file}: column {key!r} is {kind}, not a string; name another with --text-key, or use --on-error skip"
+        )
+        return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
+    return None
 
 
 @contextmanager
@@ -271,7 +306,7 @@ def _binary(column: Any) -> Any:
 
     if pa.types.is_dictionary(column.type):
         column = pa.DictionaryArray.from_arrays(column.indices, _binary(column.dictionary)).dictionary_decode()
-    elif pa.types.is_string_view(column.type):
+    elif pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
         column = column.cast(pa.binary_view())
         column.validate(full=True)
     column = column.cast(pa.large_binary())
@@ -303,11 +338,15 @@ def _decoded(column: Any) -> Iterator[Any]:
 
 
 def _documents(column: Any, first: int, reasons: Mapping[int, BadRow]) -> Documents:
-    """The texts of a pyarrow.LargeBinaryArray. first: number of the first row. reasons: row → why its text is null."""
+    """The texts of a pyarrow.LargeBinaryArray. first: number of the first row.
+
+    reasons: row → why its text is null; 0 → why that of any other row is.
+    """
     rows, bad = np.arange(first, first + len(column)), list[Skipped]()
     if column.null_count:
         is_null = column.is_null().to_numpy(zero_copy_only=False)
-        bad = [Skipped(0, row, reasons.get(row) or BadRow("the text is null")) for row in rows[is_null].tolist()]
+        otherwise = reasons.get(0) or BadRow("the text is null")
+        bad = [Skipped(0, row, reasons.get(row, otherwise)) for row in rows[is_null].tolist()]
         column, rows = column.drop_null(), rows[~is_null]
     return replace(Documents.of_column(column, rows).repaired(), bad=bad)
 

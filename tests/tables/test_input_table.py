@@ -6,12 +6,16 @@ them expects that the build prints nothing there. The command gets the files in 
 directory "d", and "-" is standard input.
 """
 
+import gzip
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import refused, succeeds
-from sources import COMPRESSED, ENDING, MAKE, PACK, as_parquet, write
+from sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, write
 
 import bertdata
 from bertdata.cli import main
@@ -28,6 +32,106 @@ class Refused(NamedTuple):
 EVERY = MAKE | {"parquet": as_parquet, "fasta": lambda rows: "".join(f">a\n{row}\n" for row in rows).encode()}
 NAME = {kind: f"a{ENDING.get(kind, f'.{kind}')}" for kind in EVERY}
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
+
+
+def stored(rows):
+    """A table as a file of Parquet, as a file of Arrow, and as a stream of Arrow: name → content."""
+    sinks = {name: pa.BufferOutputStream() for name in ("a.parquet", "a.arrow", "stream.arrow")}
+    pq.write_table(rows, sinks["a.parquet"], row_group_size=2)
+    for name, new in (("a.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
+        with new(sinks[name], rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=2)
+    return {name: sink.getvalue().to_pybytes() for name, sink in sinks.items()}
+
+
+ABC = pa.array(["a", "b", "c"])
+BYTES = ABC.cast(pa.binary())
+
+
+def of(*names, column=ABC):
+    return pa.table([column] * len(names), names)
+
+
+def struct(*names, column=ABC):
+    return pa.StructArray.from_arrays([column] * len(names), names)
+
+
+ARROW = stored(of("text"))["a.arrow"]
+TWICE, NULL = ("not-of-format", " has 2 columns "), ("bad-row", "the text is null")
+PICTURE = bytes(range(256)) * 8
+COLUMNS = [  # key, what is special, the table, and the error, or nothing where "a", "b" and "c" are read
+    ("text", "twice", of("text", "text"), TWICE),
+    ("text", "another twice", of("n", "text", "n")),
+    ("text", "no column", of("n"), ("no-column", " has no column 'text', only n")),
+    ("text", "numbers", of("text", column=pa.array([1, 2, 3])), ("wrong-column-type", ": column 'text' is int64, ")),
+    ("text", "null type", of("text", column=pa.nulls(3)), NULL),
+    ("text", "large strings", of("text", column=ABC.cast(pa.large_string()))),
+    ("text", "view of strings", of("text", column=ABC.cast(pa.string_view()))),
+    ("text", "dictionary", of("text", column=ABC.cast(pa.dictionary(pa.int8(), pa.string())))),
+    ("text", "dictionary of large strings", of("text", column=ABC.cast(pa.large_string()).dictionary_encode())),
+    ("text", "bytes", of("text", column=BYTES)),
+    ("text", "large bytes", of("text", column=BYTES.cast(pa.large_binary()))),
+    ("text", "view of bytes", of("text", column=BYTES.cast(pa.binary_view()))),
+    ("text", "dictionary of bytes", of("text", column=BYTES.dictionary_encode())),
+    ("d.t", "struct twice", of("d", "d", column=struct("t")), TWICE),
+    ("d.t", "struct and another", pa.table([ABC, struct("t")], ["d", "d"])),
+    ("d.t", "field twice", of("d", column=struct("t", "t")), TWICE),
+    ("d.t", "another field twice", of("d", column=struct("n", "t", "n"))),
+    ("d.t", "null type in a struct", of("d", column=struct("t", column=pa.nulls(3))), NULL),
+    ("d.t", "bytes in a struct", of("d", column=struct("t", column=BYTES))),
+]
+INNER = pa.StructArray.from_arrays([pa.array(["x", None, "z"])], ["b"], mask=pa.array([False, False, True]))
+NESTED = pa.table([struct("m", column=INNER), struct("k", column=ABC), ABC], ["a", "b", "a.m.c"])
+OUTSIDE = as_arrow_file(["abcd", "efgh"]).replace(b"\4\0\0\0\x08\0\0\0", b"\4\0\0\1\x08\0\0\0")
+NAMED = b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n'
+BAD_JSON = {
+    b'{"text": "a"': "not JSON",
+    b"plain words": "not JSON",
+    b"{": "not JSON",
+    b'{"body": "a"}': "no key 'text' in this row",
+    b'["text"]': "no key 'text' in this row",
+    b'{"text": 7}': "the value of key 'text' is not a string",
+    b'{"text": null}': "the value of key 'text' is not a string",
+}
+BAD_CSV = {b"1": "the row has another number", b"1,b,c": "the row has another number", b'1,"b"c': "quotation marks"}
+
+
+def rows_of_columns():
+    """Rows for each of COLUMNS: as a table of each format, and with --on-error skip before another file."""
+    for key, what, table, *error in COLUMNS:
+        for name, content in stored(table).items():
+            options, files = f"--text-key {key}", {name: content}
+            if not error:
+                yield f"{name}: {what}", files, options, ["a", "b", "c"]
+                continue
+            [(kind, says)] = error
+            option = "inputs" if kind == "bad-row" else "text_key"
+            yield f"{name}: {what}", files, options, Refused(kind, says, option)
+            why = says if kind == "bad-row" else f"no row of this file has a text: {name}{says}"
+            skipped = f"skipped: 3 rows that cannot be used, the first: {name}, row 1: {why}"
+            files = files | {"x.jsonl": b'{"text": "x", "d": {"t": "x"}}'}
+            yield f"{name}: {what}, skipped", files, f"{options} --on-error skip", ["x"], skipped
+
+
+def bad_rows():
+    """Rows for bad rows of every format: refused, and with --on-error skip."""
+    nulls = stored(of("text", column=pa.array(["a", None, "c", None])))
+    coded = stored(of("text", column=pa.array(["a", None, "c", None]).dictionary_encode()))
+    files = [
+        *(
+            (f"a.jsonl{end}", PACK[end](b'{"text": "a"}\n\n%b\n{"text": "c"}\n7\n' % bad), "line 3: " + why)
+            for (bad, why), end in zip(BAD_JSON.items(), ["", ".zst"] * 4, strict=False)
+        ),
+        *((name, content, "row 2: the text is null") for each in (nulls, coded) for name, content in each.items()),
+        *(("a.csv", b"n,text\n1,a\n\n%b\n2,c\n1\n" % bad, "row 2: " + why) for bad, why in BAD_CSV.items()),
+    ]
+    for name, content, place in files:
+        yield f"{place} in {name}", {name: content}, "", Refused("bad-row", f"{name}, {place}")
+        skipped = f"skipped: 2 rows that cannot be used, the first: {name}, {place}"
+        yield f"{place} in {name}, skipped", {name: content}, "--on-error skip", ["a", "c"], skipped
+        yield f"{place} in {name}, not reached", {name: content}, "--max-documents 1", ["a"]
+
+
 INPUTS = [
     *[(f"{kind}: one row", {NAME[kind]: make(["stone"])}, "", ["stone"]) for kind, make in EVERY.items()],
     *[(f"{kind}: some rows", {NAME[kind]: make(TEXTS)}, "", TEXTS) for kind, make in EVERY.items() if kind != "fasta"],
@@ -61,6 +165,114 @@ INPUTS = [
     ("text: standard input", {"-": b"a\n\nb"}, "", ["a", "b"]),
     ("text: a directory", {"d/b.txt": b"b", "d/a.txt": b"a"}, "", ["a", "b"], "2 files: 2 text; 2 bytes"),
     # -------------------------------------------------------------------------------------------- tables and surrogates
+    *rows_of_columns(),
+    *bad_rows(),
+    *[
+        (f"{name}: nothing but bad rows", {name: content}, f"--on-error skip --shard-size {size}", Refused("empty", ""))
+        for name, content in {"a.jsonl": b"{\n7\n", **stored(of("text", column=pa.nulls(9, pa.string())))}.items()
+        for size in (1, 1 << 30)
+    ],
+    *[
+        (f"{name}: {key}", {name: content}, f"--text-key {key} --on-error skip", *expected)
+        for name, content in stored(NESTED).items()
+        for key, *expected in (
+            ("a.m.b", ["x"], f"skipped: 2 rows that cannot be used, the first: {name}, row 2: the text is null"),
+            ("a.m.c", ["a", "b", "c"]),
+            ("a.m.z", Refused("empty", "3 of the documents had no text")),
+            ("b.k.b", Refused("empty", "3 of the documents had no text")),
+            ("b", Refused("empty", "3 of the documents had no text")),
+        )
+    ],
+    ("arrow: an offset outside of its data", {"a.arrow": OUTSIDE}, "", Refused("not-of-format", "a.arrow is not ")),
+    ("arrow: a compressed file", {"a.arrow.gz": gzip.compress(ARROW)}, "", Refused("not-of-format", "a.arrow.gz is ")),
+    ("arrow: a file that is piped", {"-": ARROW}, "--format arrow", Refused("not-of-format", "- is ")),
+    ("parquet: compressed", {"a.parquet.gz": gzip.compress(as_parquet("a"))}, "", Refused("unsupported", "compressed")),
+    (
+        "jsonl: a bad row that is piped",
+        {"-": gzip.compress(b'{"text": "a"}\n{"body": "a"}\n')},
+        "--format jsonl --on-error skip",
+        ["a"],
+        "skipped: 1 row that cannot be used, the first: -, byte 14: no key",
+    ),
+    (
+        "jsonl: a bad row of a later file",
+        {"a.jsonl": b'{"text": "a"}\n', "b.jsonl": b'\n\n{"text": "b"}\r\n \n7\n8\n'},
+        "--on-error skip",
+        ["a", "b"],
+        "skipped: 2 rows that cannot be used, the first: b.jsonl, line 5: ",
+    ),
+    ("csv: a long name", {"a.csv": NAMED}, "--text-key 'body, of it'", ["a\r\nb", "c"]),
+    ("csv: a second column", {"a.csv": NAMED}, "--text-key n", ["1", "2"]),
+    *[
+        (f"csv: {content}", {"a.csv": content}, "", Refused("not-of-format", "a.csv"))
+        for content in (b"\n\r\n\n", b'text,"a"b\n', b'text,"a')
+    ],
+    (
+        "csv: invalid bytes",
+        {"a.csv": b"text\na\n\xe2\x82b\xff\n"},
+        "",
+        ["a", "\ufffdb\ufffd"],
+        "not UTF-8, the first at a.csv, row 2; ",
+    ),
+    ("csv: invalid bytes, strict", {"a.csv": b"text\na\n\xff\n"}, "--strict", Refused("not-text", "a.csv, row 2 ")),
+    ("tsv: cp1252", {"a.tsv": "n\ttext\n1\tnaïve\n".encode("cp1252")}, "--encoding cp1252", ["naïve"]),
+    (
+        "text: cp1252",
+        {"a.txt": b"a\x8d\x8f\n"},
+        "--encoding cp1252",
+        ["a\ufffd\ufffd"],
+        "2 sequences of bytes that are not cp1252, the first at a.txt, line 1; --strict fails instead",
+    ),
+    (
+        "text: cp1252, strict",
+        {"a.txt": b"a\n\nthe st\x81ne\n"},
+        "--encoding cp1252 --strict",
+        Refused("not-text", "a.txt, line 3 "),
+    ),
+    (
+        "text: many invalid bytes",
+        {"a.txt": b"H\xe4user\n" * 100},
+        "",
+        ["\n".join(["H\ufffduser"] * 100)],
+        "100 sequences of bytes that are not UTF-8, the first at a.txt, byte 1; --strict fails instead; if the text is",
+    ),
+    (
+        "text: few invalid bytes",
+        {"a.txt": b"stone\n" * 5000 + b"\xff\n"},
+        "",
+        ["stone\n" * 5000 + "\ufffd"],
+        "byte 30000; --strict fails instead\n",
+    ),
+    *[
+        (f"{name}: a picture", {name: content}, "", Refused("wrong-column-type", f"{name}: the bytes in ", "text_key"))
+        for name, content in stored(of("text", column=pa.array([PICTURE] * 3))).items()
+    ],
+    ("csv: twice", {"a.csv": b"text,text\na,b\n"}, "", Refused("not-of-format", "a.csv has 2 columns ", "text_key")),
+    ("csv: another twice", {"a.csv": b"n,text,n\n1,a,2\n"}, "", ["a"]),
+    (
+        "csv: no column, skipped",
+        {"a.csv": b"n\na\n", "b.csv": b"text,text\na,b\n", "c.csv": b"text\nx\n"},
+        "--on-error skip",
+        ["x"],
+        "skipped: 2 rows that cannot be used, the first: a.csv, row 1: no row of this file has a text: a.csv has no ",
+    ),
+    ("tsv: no header", {"a.tsv": b"it 's\t0\nb\t1\n"}, "--text-key 0", ["it 's", "b"]),
+    ("tsv: no header, last column", {"a.tsv": b"0\ta\n0\tb\n"}, "--text-key=-1", ["a", "b"]),
+    ("csv: a header of numbers", {"a.csv": b"1,0\na,b\n"}, "--text-key 0", ["b"]),
+    ("csv: a header of numbers, index", {"a.csv": b",0\n0,b\n"}, "--text-key 0", ["b"]),
+    ("csv: a name that is a number", {"a.csv": b"2024,n\na,b\n"}, "--text-key 2024", ["a"]),
+    (
+        "csv: no such number",
+        {"a.csv": b"a,b\n"},
+        "--text-key 2",
+        Refused("no-column", "a.csv has no column '2' in its first line, only a, b; name ", "text_key"),
+    ),
+    (
+        "csv: no header, a short row",
+        {"a.csv": b"a,b\nc\n"},
+        "--text-key 0",
+        Refused("bad-row", "a.csv, row 2: the row "),
+    ),
     # ------------------------------------------------------------- compression, byte order marks, keys and file names
 ]
 
@@ -77,9 +289,10 @@ def test_files_give_these_documents(tmp_path, monkeypatch, files, options, expec
     arguments, piped = ["build", *inputs, "--out", "out", *options], {"input": files.get("-")}
     if isinstance(expected, Refused):
         refused(main, *arguments, kind=expected.kind, option=expected.option, says=expected.says, **piped)
+        assert not Path("out").exists()
         return
     lines = succeeds(main, *arguments, **piped).stderr.splitlines()
     assert len(lines) == len(said), lines
-    assert all(part in line for part, line in zip(said, lines, strict=True)), lines
+    assert all(part in f"{line}\n" for part, line in zip(said, lines, strict=True)), lines
     dataset = bertdata.open("out")
     assert [bytes(id - 5 for id in dataset.document(n)).decode() for n in range(len(dataset))] == expected
