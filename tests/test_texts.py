@@ -13,6 +13,7 @@ from conftest import make_text
 from helpers import refuses, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import invalid_column
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
@@ -99,6 +100,7 @@ BAD_TEXTS = {
     "half of a pair": (["a", "\ud800"], "not-text"),
     "not UTF-8": ([b"a", b"\xff"], "not-text"),
     "a character in two texts": (["é".encode()[:1], "é".encode()[1:]], "not-text"),
+    "invalid bytes in pyarrow": (invalid_column(), "not-text"),
     "a null": (pa.array(["a", None]), "wrong-column-type"),
     "numbers": (pa.array([1, 2]), "wrong-column-type"),
 }

@@ -203,6 +203,10 @@ def test_text_that_a_tokenizer_fails_on_is_named_or_skipped(tmp_path):
     report = build(tmp_path / "text", tmp_path / "skipped", **options)
     assert [document.tolist() for document in report.dataset] == [[5], [5]]
     assert report.dataset.manifest.counts["skipped_rows"] == 2
+    (tmp_path / "text").write_text("hello\n\n" + "nobody\n\n" * 1500 + "hello\n")  # more than Python may recurse
+    report = build(tmp_path / "text", tmp_path / "skipped", **options, overwrite=True)
+    assert report.first_skipped.startswith(f"{tmp_path / 'text'}, line 3: ")
+    assert (len(report.dataset), report.dataset.manifest.counts["skipped_rows"]) == (2, 1500)
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is_not(monkeypatch):

@@ -91,9 +91,10 @@ class Documents:
 
     def without(self, gone: NDArray[np.bool_]) -> Documents:
         """The same without some documents. gone: bool [n]."""
-        if not gone.any():
-            return self
-        kept = np.flatnonzero(~gone)
+        return self.chosen(np.flatnonzero(~gone)) if gone.any() else self
+
+    def chosen(self, kept: NDArray[np.int64]) -> Documents:
+        """The documents with these numbers, ascending."""
         bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
         texts = [self.text[:0], *(self.text[start:stop] for start, stop in bounds)]
         return self._chosen(kept, texts, np.append(0, np.cumsum(np.diff(self.offsets)[kept])))

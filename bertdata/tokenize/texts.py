@@ -215,4 +215,9 @@ def _of_arrow(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if len(array) == 0 or values is None:
         return np.zeros(PADDING, np.uint8), np.zeros(len(array) + 1, np.int64)
     offsets = np.frombuffer(bounds, kind, len(array) + 1, array.offset * np.dtype(kind).itemsize).astype(np.int64)
+    try:
+        array.validate(full=True)
+    except ValueError:  # of pyarrow, for invalid UTF-8 or offsets
+        _require_text(np.frombuffer(values, np.uint8), offsets)
+        raise
     return np.frombuffer(values, np.uint8), offsets

@@ -129,28 +129,44 @@ class TextEncoder:
 
         With --on-error skip, documents that the tokenizer cannot store become bad rows.
         """
+        while True:
+            try:
+                return some, *self._ids(some)
+            except TextError:
+                if self.recipe.form.on_error == "fail":
+                    raise
+            some = self._without_refused(some)
 
+    def _ids(self, some: Documents) -> tuple[Encoded, NDArray[np.bool_] | None]:
         def place(number: int) -> str:
+            if self.recipe.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
+                return ""
             return source_of(self.plan.files[some.inputs[number]], self.recipe.form).place(int(some.starts[number]))
 
-        try:
-            encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
-            if not self.word_splitter:
-                return some, encoded, None
-            given = some.text, some.offsets, encoded.documents, self.word_splitter
-            return some, encoded, self.tokenizer.word_starts(*given, name=place)
-        except TextError as error:
-            if self.recipe.form.on_error == "fail":
-                raise
-            if isinstance(error, LongTextError):
-                why = BadRow(f"{error.given:,} bytes of its text, such as one word, reach `tokenizers` in one piece")
-            elif isinstance(error, FailedTextError):
-                why = BadRow(f"`tokenizers` fails on its text: {error.given}")
-            else:
-                why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
-            gone = np.isin(np.arange(some.starts.size), error.documents)
-            bad = map(Skipped, some.inputs[gone].tolist(), some.starts[gone].tolist(), repeat(why))
-            return self._tokenized(replace(some.without(gone), bad=[*some.bad, *bad]))
+        encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
+        if not self.word_splitter:
+            return encoded, None
+        given = some.text, some.offsets, encoded.documents, self.word_splitter
+        return encoded, self.tokenizer.word_starts(*given, name=place)
+
+    def _without_refused(self, some: Documents) -> Documents:
+        """The documents that the tokenizer can store; the others are bad rows.
+
+        An error names at least one document. The rest is encoded in two halves, so that many of them take no longer
+        than n log n.
+        """
+        kept, bad, left = list[NDArray[np.int64]](), [*some.bad], [np.arange(some.starts.size)]
+        while left:
+            numbers = left.pop()
+            part = some.chosen(numbers)
+            try:
+                self._ids(part)
+                kept.append(numbers)
+            except TextError as error:
+                gone, why = np.isin(np.arange(numbers.size), error.documents), _reason(error)
+                bad += map(Skipped, part.inputs[gone].tolist(), part.starts[gone].tolist(), repeat(why))
+                left += [half for half in np.array_split(numbers[~gone], 2) if half.size]
+        return replace(some.chosen(np.sort(np.concatenate([np.zeros(0, np.int64), *kept]))), bad=bad)
 
     @property
     def why_slow(self) -> str | None:
@@ -163,6 +179,14 @@ class TextEncoder:
         if self.sentences and not tokenizer.engine_gives_lines:
             return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
         return None
+
+
+def _reason(error: TextError) -> BadRow:
+    if isinstance(error, LongTextError):
+        return BadRow(f"{error.given:,} bytes of its text, such as one word, reach `tokenizers` in one piece")
+    if isinstance(error, FailedTextError):
+        return BadRow(f"`tokenizers` fails on its text: {error.given}")
+    return BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
 
 
 @contextmanager
