@@ -8,10 +8,16 @@ Where torch is not installed, `bertrain COMMAND` says what to install; `bertrain
 ImportError that says so.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import bertdata
+
+# libgomp reads it when torch is imported. A thread of torch that waits for others spins for a while, and takes the core
+# from other programs, by default for 30 times as long.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if "Loader" not in getattr(bertdata, "__all__", ()):
     _place = getattr(bertdata, "__file__", None) or [*bertdata.__path__][0]  # a directory without __init__.py

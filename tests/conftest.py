@@ -50,6 +50,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "NUMBA_CACHE_DIR" not in os.envir
 os.environ["BERTDATA_CACHE"] = tempfile.mkdtemp(prefix="bertdata-cache-")
 atexit.register(shutil.rmtree, os.environ["BERTDATA_CACHE"], ignore_errors=True)
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run two at a time, and some start ranks
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as bertrain sets it; here torch may be imported first
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -165,6 +165,19 @@ def names(requirements):
     return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")],
+)
+def test_threads_that_wait_do_not_keep_their_core(given, count):
+    """libgomp prints what it has read."""
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | given
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+    command = [sys.executable, "-c", "import bertrain, torch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert f"GOMP_SPINCOUNT = '{count}'" in done.stderr
+
+
 def test_the_version_is_stated_once():
     """The archives get it from bertdata/__init__.py, and nothing else of the project states one."""
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
