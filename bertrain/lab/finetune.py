@@ -17,6 +17,7 @@ import copy
 import functools
 import json
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -253,7 +254,7 @@ def _trained(
     hidden = None if work.ranks.rank == 0 else True
     step, bar = 0, tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=hidden)
     for epoch in range(settings.epochs):
-        total, draw = 0.0, np.random.default_rng(bertdata.key(seed, "order", epoch))
+        losses, sizes, draw = [], [], np.random.default_rng(bertdata.key(seed, "order", epoch))
         for chosen in _batches(data.rows, settings.batch_size, draw):
             with autocast:
                 logits = reader.logits([data.rows[i] for i in chosen])
@@ -267,8 +268,10 @@ def _trained(
             optimizer.step()
             bar.update()
             optimizer.zero_grad()
-            step, total = step + 1, total + loss.item() * chosen.size
-        train_loss = total / len(data.rows)
+            step += 1
+            losses.append(loss.detach())  # read at the end of the epoch: a GPU does not wait for each
+            sizes.append(chosen.size)
+        train_loss = sum(map(operator.mul, torch.stack(losses).tolist(), sizes)) / len(data.rows)
         if not math.isfinite(train_loss):
             raise _diverged(f"seed {seed}: the loss is {train_loss}", epoch, settings.lr)
         with autocast:
