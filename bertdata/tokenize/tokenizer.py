@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import processors
+from tokenizers import models, processors
 
 from bertdata.errors import FailedTextError, LongTextError, SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
@@ -114,6 +114,9 @@ class LoadedTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         self._roles = _roles_in(vocabulary, roles or {}, unk=getattr(self._tokenizer.model, "unk_token", None))
+        if lacks_template(content, self._roles):
+            content["post_processor"] = _with_template(content.get("post_processor"), self._tokenizer, self._roles)
+            tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
         spelled |= {vocabulary[name]: name for name in self._roles.values()}
         self.special = SpecialTokens(
             vocab_size=max(vocabulary.values()) + 1,
@@ -181,16 +184,7 @@ class LoadedTokenizer:
         library.add_special_tokens(list(missing.values()))
         roles = self._roles | missing
         if missing.keys() & {"cls", "sep"}:
-            cls, sep = roles["cls"], roles["sep"]
-            library.post_processor = processors.TemplateProcessing(
-                single=[cls, "$A", sep],
-                pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
-                special_tokens=[(token, library.token_to_id(token)) for token in (cls, sep)],
-            )
-            old = content.get("post_processor") or {}
-            byte_level = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
-            template = json.loads(library.to_str())["post_processor"]
-            content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
+            content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
         return LoadedTokenizer(json.dumps(content), roles, self._given_names)
 
@@ -365,6 +359,42 @@ def naming_texts(offsets: NDArray[np.int64], name: Callable[[int], str], advice:
         error.documents = tuple(np.unique(numbers).tolist())
         error.args = (f"{name(error.documents[0])}: {error}{advice}", *error.args[1:])
         raise
+
+
+def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
+    """Whether a tokenizer has [CLS] and [SEP], and no post-processor that puts special tokens around a pair of texts.
+
+    content: of tokenizer.json. roles: role → token. A template for a single text may be there, if it is that of rows.
+    """
+
+    def adds_tokens(post_processor: dict[str, Any]) -> bool:
+        kind = post_processor.get("type")
+        if kind == "Sequence":
+            return any(map(adds_tokens, post_processor["processors"]))
+        pair, single = (
+            [piece.get("SpecialToken", {}).get("id") for piece in post_processor.get(name, [])]
+            for name in ("pair", "single")
+        )
+        return kind in ("BertProcessing", "RobertaProcessing") or any(pair) or (any(single) and single != of_rows)
+
+    of_rows = [roles.get("cls"), None, roles.get("sep")]
+    return {"cls", "sep"} <= roles.keys() and not adds_tokens(content.get("post_processor") or {})
+
+
+def _with_template(
+    old: dict[str, Any] | None, library: tokenizers.Tokenizer, roles: Mapping[str, str]
+) -> dict[str, Any]:
+    """A post-processor, as JSON, that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
+    cls, sep = roles["cls"], roles["sep"]
+    with_template = tokenizers.Tokenizer(models.BPE())
+    with_template.post_processor = processors.TemplateProcessing(
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+        special_tokens=[(token, library.token_to_id(token)) for token in (cls, sep)],
+    )
+    byte_level = [each for each in (old or {}).get("processors", [old or {}]) if each.get("type") == "ByteLevel"]
+    template = json.loads(with_template.to_str())["post_processor"]
+    return {"type": "Sequence", "processors": [*byte_level, template]}
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:

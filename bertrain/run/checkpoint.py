@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from bertdata.errors import BuildError, DatasetError
 from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.format.arrays import digest
-from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer, lacks_template
 from bertrain.methods import Method
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
@@ -207,9 +207,14 @@ def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max
     """What a checkpoint holds of a tokenizer. file_of: the contents of its files by name.
 
     tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
-    model's inputs: token_type_ids only if it has them.
+    model's inputs: token_type_ids only if it has them. A tokenizer.json that adds no [CLS] and [SEP], as in older
+    datasets, adds them here.
     """
     config = json.loads(file_of(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
     config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]
     content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
-    return {TOKENIZER: file_of(TOKENIZER), TOKENIZER_CONFIG: content}
+    tokenizer = file_of(TOKENIZER)
+    roles = {role: config[f"{role}_token"] for role in ROLE_SPELLINGS if f"{role}_token" in config}
+    if lacks_template(json.loads(tokenizer), roles):
+        tokenizer = LoadedTokenizer(tokenizer.decode(), roles).files[TOKENIZER]
+    return {TOKENIZER: tokenizer, TOKENIZER_CONFIG: content}
