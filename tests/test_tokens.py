@@ -264,43 +264,6 @@ def test_a_text_that_is_too_long_for_the_library_is_named_or_skipped(byte_level,
     assert report.dataset.tokens("train", 0).tolist() == expected
 
 
-def test_the_same_tokenizer_by_every_way(bert, vocab, tmp_path):
-    content = json.loads(load(vocab).files["tokenizer.json"])
-    del content["model"]["type"]
-    (tmp_path / "untyped").write_text(json.dumps(content))
-    (tmp_path / "words").write_bytes(Path(vocab).read_bytes().replace(b"\n", b"\r\n"))
-    texts = ["Unaffable Häuser, don't [MASK] 水", "x" * 101]
-    large, small = load(str(bert)), load(vocab)
-    assert large.special.roles() == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-    assert large.special.vocab_size == 30522
-    assert large.token_dtype == "<u2"
-    for path, expected in ((bert / "vocab.txt", large), (tmp_path / "untyped", small), (tmp_path / "words", small)):
-        tokenizer = load(str(path))
-        assert ids_of(tokenizer, texts) == ids_of(expected, texts), path
-        assert tokenizer.special == expected.special, path
-
-
-def test_case_of_a_vocabulary(tmp_path):
-    """Capitals in it mean that case is kept, unless a config beside it says otherwise."""
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "Hello", "hello"]))
-    assert ids_of(load(str(tmp_path)), ["Hello hello"]) == [[5, 6]]
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    assert ids_of(load(str(tmp_path)), ["Hello hello"]) == [[6, 6]]
-    (tmp_path / "lower").write_text("\n".join([*SPECIALS, "hello"]))
-    assert ids_of(load(str(tmp_path / "lower")), ["Hello hello"]) == [[5, 5]]
-
-
-def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
-    vocabulary = {word: number for number, word in enumerate(["[X]", "<gap>", "word", "##s", "[UNK]"])}
-    (tmp_path / "tokenizer.json").write_text(tokenizers.Tokenizer(models.WordPiece(vocabulary)).to_str())
-    assert load(str(tmp_path)).special.roles() == {"unk": 4}
-    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "<gap>", "sep_token": {"content": "[X]"}}')
-    special = load(str(tmp_path)).special
-    assert special.roles() == {"unk": 4, "sep": 0, "mask": 1}
-    assert special.special_ids == (0, 1, 4)
-    assert special.separator == 0
-
-
 def roles_of(*vocabulary, **named):
     words = {token: number for number, token in enumerate(vocabulary)}
     return Tokenizer(tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>")).to_str(), named).special.roles()
@@ -314,43 +277,6 @@ def test_the_special_tokens_of_esm_have_roles_where_nothing_else_has_them():
     assert roles_of(*some, "<cls>", "<bos>") == common
     assert roles_of(*some, "<cls>", "<eos>", "</s>") == common | {"sep": 6, "eos": 6}
     assert roles_of(*some, "<cls>", "<eos>", cls="A") == common | {"cls": 3}
-
-
-JUNK = [
-    b"\xff\xfe",
-    b"",
-    b"just\nwords",
-    b"[UNK]\nsame\nsame",
-    b"[1, 2]",
-    b"{}",
-    b'{"model": {"type": "Magic"}}',
-    b'{"normalizer": {"type": "Precompiled", "precompiled_charsmap": null}}',
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        *(("t", content, "tokenizer-unreadable") for content in JUNK),
-        ("special_tokens_map.json", b"[1]", "tokenizer-unreadable"),
-        ("tokenizer_config.json", b"{", "tokenizer-unreadable"),
-        ("readme", b"x", "tokenizer-not-found"),
-    ],
-)
-def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
-    (tmp_path / name).write_bytes(content)
-    path = tmp_path / name if name == "t" else tmp_path
-    with refuses(kind, "tokenizer", error=TokenizerError, says=str(tmp_path)) as refused:
-        load(str(path))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("names", [5, "input_ids", [None]])
-def test_names_of_inputs_that_are_no_list_are_refused(vocab, tmp_path, names):
-    (tmp_path / "vocab.txt").write_bytes(Path(vocab).read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names}))
-    with refuses("tokenizer-unreadable", "tokenizer", says=str(tmp_path)):
-        load(str(tmp_path))
 
 
 @pytest.mark.parametrize("vocabulary", [{}, {"[UNK]": 0, "a": 1 << 24}, {"[UNK]": 0, "a": (1 << 32) - 1}])
@@ -531,21 +457,6 @@ def test_a_tokenizer_without_any_special_token(tmp_path):
     assert [document.tolist() for document in dataset] == [[0, 1, 0], [1, 1, 1]]
     assert dataset.num_tokens == 6
     assert dataset.array("train-00000", "sentences").tolist() == [0, 2, 3, 6]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_transformers_reads_the_tokenizer_of_a_dataset(dataset):
-    from transformers import AutoTokenizer
-
-    theirs, ours = AutoTokenizer.from_pretrained(dataset.path), load(str(dataset.path))
-    text = "Naïve rivers of\nstone, under 12 x-rays."
-    assert theirs(text, add_special_tokens=False)["input_ids"] == ids_of(ours, [text])[0]
-    assert theirs("light")["input_ids"] == [2, *ids_of(ours, ["light"])[0], 3]
-    pair = theirs("stone", "river")
-    assert list(pair) == ["input_ids", "token_type_ids", "attention_mask"]
-    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
-    for role, token_id in dataset.special_tokens.roles().items():
-        assert getattr(theirs, f"{role}_token_id") == token_id
 
 
 # ----------------------------------------------------------------------------------------------------------- training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertdata.errors import TokenizerError, UsageError, install
-from bertdata.tokenize.tokenizer import ESM_ROLES, ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
+from bertdata.tokenize.beside import BESIDE, Beside
+from bertdata.tokenize.tokenizer import (
+    ESM_ROLES,
+    ROLE_SPELLINGS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    LoadedTokenizer,
+    template,
+)
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
@@ -19,6 +28,8 @@ SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, *SENTENCEPIECE)
 """Those that make a directory one of a tokenizer."""
 MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
+_WHITE_SPACE = " \t\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+"""What `tokenizers` leaves out at the end of a line of vocab.txt."""
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
@@ -31,30 +42,22 @@ def load(spec: str) -> LoadedTokenizer:
     """
     path = Path(spec)
     if not spec:
-        raise UsageError(
-            "--tokenizer is empty; give a path or a hub name, or leave --tokenizer out to train one",
-            "missing",
-            option="tokenizer",
-            given=spec,
-        )
+        sentence = "--tokenizer is empty; give a path or a hub name, or leave --tokenizer out to train one"
+        raise UsageError(sentence, "missing", option="tokenizer", given=spec)
     try:
         if path.is_dir():
             return _load_directory(path)
         if path.name in SENTENCEPIECE and path.exists():
             return _convert(str(path.parent))
         if path.exists():
-            return _load_file(path, {})
+            return _load_file(path, Beside())
     except OSError as error:
         raise TokenizerError(
             f"{spec} cannot be read: {error.strerror}", "unreadable", option="tokenizer", given=spec
         ) from None
     if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt", ".model", "/")) or spec.count("/") > 1:
-        raise TokenizerError(
-            f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory",
-            "tokenizer-not-found",
-            option="tokenizer",
-            given=spec,
-        )
+        sentence = f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory"
+        raise TokenizerError(sentence, "tokenizer-not-found", option="tokenizer", given=spec)
     return _load_hub(spec)
 
 
@@ -69,81 +72,79 @@ def name_of(spec: str) -> str | None:
 
 
 def _load_directory(path: Path) -> LoadedTokenizer:
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
-        if (path / name).is_file():
-            try:
-                config |= json.loads((path / name).read_bytes())
-            except (ValueError, TypeError, RecursionError):
-                raise TokenizerError(
-                    f"{path / name} is not a JSON object; correct it or remove it",
-                    "tokenizer-unreadable",
-                    option="tokenizer",
-                    given=path,
-                ) from None
-    for name in (TOKENIZER, VOCABULARY):
-        if (path / name).is_file():
-            return _load_file(path / name, config)
-    if any((path / name).is_file() for name in SENTENCEPIECE):
+    beside = Beside(path)
+    if (path / TOKENIZER).is_file():
+        return _load_file(path / TOKENIZER, beside)
+    if (path / VOCABULARY).is_file() and (beside.is_bert or beside.kind == "esm"):
+        return _load_file(path / VOCABULARY, beside)
+    if any((path / name).is_file() for name in (VOCABULARY, *SENTENCEPIECE, "merges.txt")):
         return _convert(str(path))
-    raise TokenizerError(
-        f"directory {path} has neither a {TOKENIZER} nor a vocab.txt; give one that has",
-        "tokenizer-not-found",
-        option="tokenizer",
-        given=path,
-    )
+    sentence = f"directory {path} has neither a {TOKENIZER} nor a vocab.txt; give one that has"
+    raise TokenizerError(sentence, "tokenizer-not-found", option="tokenizer", given=path)
 
 
-def _load_file(path: Path, config: dict[str, Any]) -> LoadedTokenizer:
-    """config: the content of tokenizer_config.json, if there is one."""
+def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
+    """beside: the settings in the directory of the file, if they count."""
     if path.stat().st_size > MOST_BYTES:
-        raise TokenizerError(
-            f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file",
-            "too-large",
-            option="tokenizer",
-            given=path,
-        )
+        sentence = f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file"
+        raise TokenizerError(sentence, "too-large", option="tokenizer", given=path)
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise TokenizerError(
-            f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text",
-            "tokenizer-unreadable",
-            option="tokenizer",
-            given=path,
-        ) from None
-    roles = {}
-    for role in ROLE_SPELLINGS:
-        token = config.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            roles[role] = token
+        sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
     try:
-        is_json = isinstance(json.loads(text), dict)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        is_json = False
+        content = None
+    roles, input_names = beside.roles, beside.values.get("model_input_names")
     try:
-        if is_json:
-            return LoadedTokenizer(text, roles, config.get("model_input_names"))
-        lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
-        if "[UNK]" in lines and len(set(lines)) == len(lines):
-            lower = config.get("do_lower_case")
-            if lower is None:  # a cased vocabulary has capital letters in tokens that are not special
-                lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
-            wordpiece = {token: number for number, token in enumerate(lines)}
-            tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
-            return LoadedTokenizer(tokenizer.to_str(), roles, config.get("model_input_names"))
+        if isinstance(content, dict):
+            loaded = LoadedTokenizer(text, roles, input_names)
+            if differing := beside.differences(content, loaded.library):
+                loaded.notes.append(
+                    f"warning: settings beside {path} ({', '.join(differing)}) make AutoTokenizer give other ids; "
+                    f"these are the ids of {TOKENIZER}"
+                )
+            return loaded
+        lines = [line.rstrip(_WHITE_SPACE) or line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         if lines == RESIDUES:
-            return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, config.get("model_input_names"))
+            return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, input_names)
+        if roles.get("unk", "[UNK]") in lines:
+            return LoadedTokenizer(_bert_of(lines, beside).to_str(), roles, input_names)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
-    raise TokenizerError(
-        f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, all different, [UNK] "
-        "among them; or that of ESM-2)",
-        "tokenizer-unreadable",
-        option="tokenizer",
-        given=path,
+    sentence = (
+        f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them; or that "
+        "of ESM-2)"
     )
+    raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path)
+
+
+def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
+    """The tokenizer of a vocab.txt of BERT's kind. Raises TokenizerError for a token or a setting that cannot be."""
+    vocabulary = dict[str, int]()
+    for number, token in enumerate(lines):
+        if (first := vocabulary.setdefault(token, number)) != number:
+            sentence = f"line {number + 1} has the token {token!r} of line {first + 1}; give every line another token"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
+    lower = beside.flag("do_lower_case")
+    if lower is None:  # a cased vocabulary has capital letters in tokens that are not special
+        lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
+        if not lower and beside.is_known:
+            sentence = (
+                f"it has capital letters, and no {TOKENIZER_CONFIG} beside it says do_lower_case, which is true for "
+                "AutoTokenizer; set it there to false to keep case"
+            )
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
+    chinese = beside.flag("tokenize_chinese_chars") is not False
+    flags = {"strip_accents": beside.flag("strip_accents"), "handle_chinese_chars": chinese}
+    if not beside.values and not beside.is_known:
+        return bert_tokenizer(vocabulary, lowercase=lower)
+    roles = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"} | beside.roles
+    tokenizer = bert_tokenizer(vocabulary, lowercase=lower, unk=roles["unk"], added=beside.tokens(), **flags)
+    add_template(tokenizer, roles["cls"], roles["sep"])
+    return tokenizer
 
 
 def _load_hub(name: str) -> LoadedTokenizer:
@@ -152,7 +153,7 @@ def _load_hub(name: str) -> LoadedTokenizer:
     The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
     """
     path = _from_hub(name, only_cache=True)
-    if path is None or not _knows_all(name):
+    if path is None or not _knows_all(name, path.name):
         try:
             _require_on_hub(name)
             path = _from_hub(name, only_cache=False)
@@ -162,11 +163,16 @@ def _load_hub(name: str) -> LoadedTokenizer:
     return _load_directory(path.parent) if path else _convert(name)
 
 
-def _knows_all(name: str) -> bool:
-    """Whether the cache has both files of a tokenizer, or knows of each that it lacks that the hub has none."""
+def _knows_all(name: str, vocabulary: str) -> bool:
+    """Whether the cache has all files of a tokenizer, or knows of each that it lacks that the hub has none."""
     from huggingface_hub import try_to_load_from_cache
 
-    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, TOKENIZER_CONFIG))
+    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *_beside(vocabulary)))
+
+
+def _beside(vocabulary: str) -> tuple[str, ...]:
+    """The files that count beside a file of a repository."""
+    return BESIDE if vocabulary == VOCABULARY else (TOKENIZER_CONFIG,)
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
@@ -181,8 +187,8 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
             return None
 
     path = download(TOKENIZER) or download(VOCABULARY)
-    if path:
-        download(TOKENIZER_CONFIG)
+    for file in _beside(path.name) if path else ():
+        download(file)
     return path
 
 
@@ -191,30 +197,25 @@ def _convert(name: str) -> LoadedTokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise TokenizerError(
+        sentence = (
             f"tokenizer {name} has no {TOKENIZER}, and transformers, which could convert it, is not installed; "
-            f"{install('train')}",
-            "not-installed",
-            option="tokenizer",
-            given=name,
-        ) from None
+            f"{install('train')}"
+        )
+        raise TokenizerError(sentence, "not-installed", option="tokenizer", given=name) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
-        raise TokenizerError(
-            f"transformers cannot convert the tokenizer {name}: {_first(error)}; a SentencePiece model needs the "
-            "packages sentencepiece and protobuf",
-            "tokenizer-unreadable",
-            option="tokenizer",
-            given=name,
-        ) from None
-    if not getattr(tokenizer, "backend_tokenizer", None):
-        raise TokenizerError(
-            f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one; give another tokenizer",
-            "tokenizer-unreadable",
-            option="tokenizer",
-            given=name,
+        sentence = (
+            f"transformers cannot convert the tokenizer {name}: {_first(error)}; its tokenizer_config.json must say a "
+            "tokenizer_class, and a SentencePiece model needs the packages sentencepiece and protobuf"
         )
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name) from None
+    if not getattr(tokenizer, "backend_tokenizer", None):
+        sentence = (
+            f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one of its {type(tokenizer).__name__}; "
+            "give another tokenizer"
+        )
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name)
     roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
     present = {role: token for role, token in roles.items() if token}
     return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names)
@@ -274,16 +275,30 @@ def _require_on_hub(name: str) -> None:
 
 def _first(error: Exception) -> str:
     """The first line of an error's message, or its class."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
 
 
-def bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
-    """A tokenizer like BERT's, with the vocabulary token → id."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+def bert_tokenizer(
+    vocabulary: dict[str, int],
+    *,
+    lowercase: bool,
+    unk: str = "[UNK]",
+    added: Sequence[AddedToken] | None = None,
+    **flags: Any,
+) -> tokenizers.Tokenizer:
+    """A tokenizer like BERT's, with the vocabulary token → id.
+
+    added: tokens that it takes as a whole; None: those of SPECIALS that are in the vocabulary, with [CLS] and [SEP]
+    around a text. flags: of the normalizer.
+    """
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **flags)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    add_roles(tokenizer)
+    if added is None:
+        add_roles(tokenizer)
+    else:
+        tokenizer.add_tokens([*added])
     return tokenizer
 
 
@@ -316,8 +331,10 @@ def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False
             for token in present
         ]
     )
-    if "[CLS]" in present and "[SEP]" in present:
-        ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-        )
+    add_template(tokenizer, "[CLS]", "[SEP]")
+
+
+def add_template(tokenizer: tokenizers.Tokenizer, cls: str, sep: str) -> None:
+    """Puts two tokens around a text where special tokens are asked for, if the vocabulary has both."""
+    if None not in map(tokenizer.token_to_id, (cls, sep)):
+        tokenizer.post_processor = template(tokenizer, cls, sep)

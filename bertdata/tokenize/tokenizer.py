@@ -85,6 +85,8 @@ class LoadedTokenizer:
     special: SpecialTokens
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
+    notes: list[str]
+    """Lines that a build prints about it."""
 
     def __init__(
         self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
@@ -139,12 +141,18 @@ class LoadedTokenizer:
             TOKENIZER: tokenizer_json.encode() + b"\n",
             TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n",
         }
+        self.notes = []
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LoadedTokenizer, (self.files[TOKENIZER].decode(), self._roles, self._given_names)
+
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The tokenizer of `tokenizers`."""
+        return self._tokenizer
 
     @property
     def _engine(self) -> Engine | None:
@@ -186,7 +194,9 @@ class LoadedTokenizer:
         if missing.keys() & {"cls", "sep"}:
             content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        return LoadedTokenizer(json.dumps(content), roles, self._given_names)
+        made = LoadedTokenizer(json.dumps(content), roles, self._given_names)
+        made.notes = self.notes
+        return made
 
     @property
     def token_dtype(self) -> str:
@@ -384,17 +394,19 @@ def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
 def _with_template(
     old: dict[str, Any] | None, library: tokenizers.Tokenizer, roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A post-processor, as JSON, that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
-    cls, sep = roles["cls"], roles["sep"]
+    """A post-processor, as JSON, that is a template of the roles, and keeps what `old` does to bytes."""
     with_template = tokenizers.Tokenizer(models.BPE())
-    with_template.post_processor = processors.TemplateProcessing(
-        single=[cls, "$A", sep],
-        pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
-        special_tokens=[(token, library.token_to_id(token)) for token in (cls, sep)],
-    )
+    with_template.post_processor = template(library, roles["cls"], roles["sep"])
     byte_level = [each for each in (old or {}).get("processors", [old or {}]) if each.get("type") == "ByteLevel"]
-    template = json.loads(with_template.to_str())["post_processor"]
-    return {"type": "Sequence", "processors": [*byte_level, template]}
+    return {"type": "Sequence", "processors": [*byte_level, json.loads(with_template.to_str())["post_processor"]]}
+
+
+def template(library: tokenizers.Tokenizer, cls: str, sep: str) -> processors.TemplateProcessing:
+    """A post-processor that makes [CLS] text [SEP] and [CLS] text [SEP] text [SEP], as rows are."""
+    ends = [(token, library.token_to_id(token)) for token in (cls, sep)]
+    return processors.TemplateProcessing(
+        single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=ends
+    )
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:

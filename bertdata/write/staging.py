@@ -171,13 +171,15 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part:
 
 
 def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, spec: str | None, say: Callable[[str], None]) -> None:
-    """Writes the files of a tokenizer and its name, and says which roles no token has.
+    """Writes the files of a tokenizer and its name, and says its notes and which roles no token has.
 
     spec: as `load` takes it; None: the build trained it.
     """
     for name, content in tokenizer.files.items():
         write_file(staging / name, content)
     write_file(staging / TOKENIZER_NAME, json.dumps(name_of(spec) if spec is not None else None).encode())
+    for note in tokenizer.notes:
+        say(note)
     if tokenizer.missing_roles:
         say(missing_roles_warning(tokenizer.missing_roles))
 

@@ -1,0 +1,130 @@
+"""What the files beside a vocabulary say: flags, special tokens and added tokens, as AutoTokenizer reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from bertdata.errors import TokenizerError
+from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER_CONFIG
+
+_MAP, _ADDED, _MODEL = "special_tokens_map.json", "added_tokens.json", "config.json"
+BESIDE = (TOKENIZER_CONFIG, _MAP, _ADDED, _MODEL)
+_NAMED = {"bos": None, "eos": None, "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+"""Role → the token that BERT's tokenizer has for it by default, in the order in which AutoTokenizer adds them."""
+_ANY = {"", "pretrained", "tokenizersbackend"}  # kinds whose flags transformers does not know
+_LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "ernie", "layoutlm", "lxmert", "megatronbert", "mobilebert"}
+_LIKE_BERT |= {"squeezebert", "retribert", "dpr", "dprreader", "dprcontextencoder", "dprquestionencoder"}
+_LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "roberta"}
+
+
+class Beside:
+    """The settings beside a vocabulary.
+
+    values: the members of tokenizer_config.json and special_tokens_map.json.
+    kind: the class of the tokenizer, or else the type of the model, such as "bert"; "": not known.
+    is_bert: whether a vocab.txt is that of a tokenizer like BERT's, as far as is known.
+    is_known: whether transformers has a value for every setting.
+    roles: role → token, of the roles that are named.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """directory: which holds the files; None: there are none. Raises TokenizerError for a file that is no JSON."""
+        found = {name: _object(directory / name) for name in BESIDE if directory and (directory / name).is_file()}
+        config, names, model = (found.get(name, {}) for name in (TOKENIZER_CONFIG, _MAP, _MODEL))
+        own_code = "AutoTokenizer" in (config.get("auto_map") or ())
+        kind = config.get("tokenizer_class") or model.get("tokenizer_class") or ("its own code" if own_code else None)
+        kind = str(kind or model.get("model_type") or "").lower().replace("-", "").replace("_", "")
+        self.kind = kind.removesuffix("fast").removesuffix("tokenizer")
+        self.is_known, self.is_bert = self.kind not in _ANY, self.kind in _ANY | _LIKE_BERT
+        has_decoder = "added_tokens_decoder" in config
+        self.values = ({} if self.is_known else names) | config if has_decoder else config | names
+        tokens = {role: self.values.get(f"{role}_token") for role in ROLE_SPELLINGS}
+        contents = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+        self.roles = {role: content for role, content in contents.items() if isinstance(content, str)}
+        if _ADDED in found and not has_decoder:
+            extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+            named = {*self.roles.values(), *(token for token in extra if isinstance(token, str))}
+            self.values["added_tokens_decoder"] = {
+                number: {"content": token, "normalized": token not in named, "special": token in named}
+                for token, number in found[_ADDED].items()
+            }
+
+    def flag(self, name: str) -> bool | None:
+        """A setting that is true or false; None if it is not given. Raises TokenizerError for another value."""
+        value = self.values.get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        sentence = f"the settings beside it have {name}: {value!r}; correct it to true or false"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
+
+    def tokens(self) -> list[AddedToken]:
+        """The tokens that AutoTokenizer adds, in its order. Raises TokenizerError for what is no token."""
+        try:
+            special = {token.content: token for token in self._special_tokens()}
+            decoder = self.values.get("added_tokens_decoder") or {}
+            given = [_token(decoder[number]) for number in sorted(decoder, key=int)]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            sentence = f"the settings beside it have a token that cannot be read ({error}); correct it"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer") from None
+        for token in given:
+            token.special = special.pop(token.content, token).special or token.special
+        return [*given, *special.values()]
+
+    def _special_tokens(self) -> Iterator[AddedToken]:
+        """The tokens of roles, then other tokens that are named, then those without a name."""
+        defaults = _NAMED if self.kind in _LIKE_BERT else dict.fromkeys(_NAMED)
+        values = {f"{role}_token": token for role, token in defaults.items()} | self.values
+        others = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+        if isinstance(others, dict):
+            values, others = values | others, []
+        for token in (*(values[name] for name in values if name.endswith("_token")), *others):
+            if isinstance(token, str | dict):
+                yield _token(token, special=True)
+
+    def differences(self, content: dict[str, Any], library: tokenizers.Tokenizer) -> list[str]:
+        """The settings with which AutoTokenizer makes another tokenizer of a tokenizer.json that they are beside.
+
+        content: of tokenizer.json. library: that tokenizer.
+        """
+        normalizer, pre_tokenizer = library.normalizer, content.get("pre_tokenizer") or {}
+        a, e, chinese = ((normalizer.normalize_str(text) if normalizer else text) for text in "Aé东")
+        is_so = {"do_lower_case": a == "a", "strip_accents": e == "e", "tokenize_chinese_chars": chinese == " 东 "}
+        if pre_tokenizer.get("type") == "ByteLevel":
+            is_so["add_prefix_space"] = pre_tokenizer.get("add_prefix_space")
+        wanted = {name: self.values.get(name) for name in is_so if self.is_known}
+        if self.kind in _LIKE_BERT:
+            lower = wanted["do_lower_case"] is not False
+            defaults = {"do_lower_case": True, "strip_accents": lower, "tokenize_chinese_chars": True}
+        else:
+            defaults = {"add_prefix_space": False} if self.kind in _LIKE_GPT2 else {}
+        wanted = {name: defaults.get(name) if value is None else value for name, value in wanted.items()}
+        added = {token.content for token in library.get_added_tokens_decoder().values()}
+        try:
+            names = [f"the token {token.content!r}" for token in self.tokens() if token.content not in added]
+        except TokenizerError:
+            names = ["a token that cannot be read"]
+        return [*(name for name, value in wanted.items() if value not in (None, is_so[name])), *names]
+
+
+def _token(token: str | dict[str, Any], **special: bool) -> AddedToken:
+    """A token as settings spell it."""
+    given: dict[str, Any] = {"content": token, "normalized": False} if isinstance(token, str) else token
+    flags = {name: value for name, value in given.items() if name not in ("content", "__type", "id")}
+    return AddedToken(given["content"], **flags | special)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} for a configuration of something else. Raises TokenizerError if there is none."""
+    try:
+        return {} | json.loads(path.read_bytes())
+    except (ValueError, TypeError, RecursionError):
+        if path.name == _MODEL:
+            return {}
+        sentence = f"{path} is not a JSON object; correct it or remove it"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path.parent) from None
