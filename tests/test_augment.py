@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.sources.streams import InputStream
 from bertrain.commands import reading
-from bertrain.lab import augment, finetune, tables
+from bertrain.lab import augment, finetune, heads, tables
 from bertrain.run.rundir import resolved
 
 ROLES = {"text": "0", "other": "", "label": "-1"}
@@ -451,6 +451,10 @@ def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, t
     result = json_of(finetune.main, *tuning(checkpoint, data, tmp_path / "out", *more, *TUNING))
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)
+    task, said = finetune.TASKS["classification"](finetune.Columns("0", "", "-1")), []
+    for task.names in (["0", "1"], ["1", "0"]):  # the labels may have another order than those of the teacher
+        said.append(heads.teacher(str(teacher), task, "classification").logits([{"input_ids": [7, 8, 9]}]))
+    assert torch.equal(said[0], said[1].flip(-1))
 
 
 @pytest.mark.parametrize("name", ["classification", "regression", "multilabel"])

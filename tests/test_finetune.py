@@ -190,7 +190,20 @@ def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name)
     model, _ = heads.load(source, several, from_scratch=False)
     model.save_pretrained(tmp_path / "several")
     assert model.config.problem_type == "multi_label_classification"
-    assert heads.load(tmp_path / "several", other, from_scratch=False)[0].config.problem_type is None
+    config = heads.load(tmp_path / "several", other, from_scratch=False)[0].config
+    kinds = {"classification": "single_label_classification", "regression": "regression", "qa": None}
+    assert config.problem_type == kinds[name]
+    assert list(config.id2label.values()) == (other.names or ["LABEL_0", "LABEL_1"][: config.num_labels])
+
+
+HEADS = [  # labels of a head, labels to train on, and the order that the kept head gives them; None: it is new
+    ("ba", "ab", "ba"),
+    (["NOT", "Yes"], ["not", "yes"], ["not", "yes"]),
+    (["LABEL_0", "LABEL_1"], "01", "01"),
+    ("01", ["0.0", "1.0"], ["0.0", "1.0"]),
+    ("ab", "ac", None),
+    (["LABEL_0", "LABEL_1"], "ab", None),
+]
 
 
 def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
@@ -198,9 +211,20 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     data, tuned = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned"
     succeeds(finetune.main, *tuning(bert_run, data, tuned))
     saved = weights_in(tuned / "seed-0")
-    same, _ = heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
+    config = json.loads((tuned / "seed-0" / "config.json").read_text())
+    for known, wanted, order in HEADS:
+        known = dict(enumerate(known))
+        (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"id2label": known, "label2id": {}}))
+        model, loaded = heads.load(tuned / "seed-0", classes(*wanted), from_scratch=False)
+        assert torch.equal(model.classifier.weight, saved["classifier.weight"]) == (order is not None)
+        assert (loaded, [*model.config.id2label.values()]) == (39, [*(order or wanted)])
+        assert len(heads.take_order(tuned / "seed-0", classes(*wanted))) == (order is None)
+    assert heads.take_order(bert_run / "step-00000002", classes("a", "b")) == []  # without a head
+    (tags := TASKS["token"](Columns("0", "", "-1"))).names = [*known.values()]
+    other, _ = heads.load(tuned / "seed-0", tags, from_scratch=False)  # its head has the same names and sizes
+    assert not torch.equal(other.classifier.weight, saved["classifier.weight"])
+    assert heads.take_order(tuned / "seed-0", tags) == []
     other, loaded = heads.load(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
-    assert torch.equal(same.classifier.weight, saved["classifier.weight"])
     assert other.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
     assert loaded == 39  # the pooler too
     names = [name for name in saved if name.startswith("bert.")]
@@ -208,7 +232,6 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     assert all(torch.equal(other.state_dict()[name], saved[name]) for name in names)
     with refuses("weights-missing"):
         pretrained.load(tuned / "seed-0")
-    config = json.loads((tuned / "seed-0" / "config.json").read_text())
     (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     with refuses("weights-missing", "checkpoint"):
         heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)

@@ -22,7 +22,7 @@ from training import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertdata.files import locked
-from bertrain.lab import finetune, seeds
+from bertrain.lab import finetune, seeds, tables
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, metrics, spans, words
 from bertrain.lab.tasks.words import Sentence
@@ -68,7 +68,7 @@ def test_classification_is_measured_as_scikit_learn_does(num_labels, data):
     predicted, labels = (np.array(side) for side in zip(*data.draw(rows(label, label)), strict=True))
     found = metrics.classification(predicted, labels, num_labels)
     assert found["accuracy"] == pytest.approx((predicted == labels).mean())
-    average = {"average": "binary"} if num_labels == 2 else {"average": "macro", "labels": range(4)}
+    average = {"average": "binary" if num_labels == 2 else "macro"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a single label
         assert found["mcc"] == pytest.approx(matthews_corrcoef(labels, predicted))
@@ -143,6 +143,26 @@ def test_several_labels_are_learned(bert_run, tmp_path):
     read, _ = task("multilabel", separator=";").read(str(tsv))
     assert read.labels == list(texts.values())
     assert task("multilabel").read(str(jsonl))[0].labels == list(texts.values())
+
+
+ORDERS = [  # labels to train on, their names in order, and the number of each
+    ([*range(11)], "0 1 2 3 4 5 6 7 8 9 10", [*range(11)]),
+    (["10", "9", "-1", "1e1", "0.5"], "-1 0.5 9 10 1e1", [3, 2, 0, 4, 1]),
+    ([1.0, "1", "0.0", 2], "0.0 1 2", [1, 1, 0, 2]),
+    (["b", "10", "9", "a"], "9 10 a b", [3, 1, 0, 2]),
+    (["1.10", "1.1", "01", "1"], "01 1 1.1 1.10", [3, 2, 0, 1]),
+    ([True, False], "False True", [1, 0]),
+]
+
+
+@pytest.mark.parametrize(("labels", "names", "numbers"), ORDERS)
+def test_numbers_are_sorted_as_numbers(labels, names, numbers):
+    kinds, places = [task(kind) for kind in ("classification", "multilabel", "token")], ["a.tsv, line 1"] * len(labels)
+    kinds[0].learn(tables.Examples(labels, None, labels, places))
+    kinds[1].learn(tables.Examples(labels, None, [[label] for label in labels], places))
+    kinds[2].learn([Sentence(labels, [*map(str, labels)], places[0])])
+    assert [kind.names for kind in kinds] == [names.split()] * 3
+    assert kinds[0].numbers(tables.Examples(labels, None, labels, places)) == numbers
 
 
 def test_labels_that_do_not_fit_are_named_by_line(tmp_path):

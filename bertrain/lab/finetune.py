@@ -135,6 +135,7 @@ def _read(ranks: World, job: Job) -> tuple[Work, list[str]]:
         examples[split], more = task.read(path)
         warnings += more
     warnings += task.learn(examples["train"])  # which may choose the measure, too
+    warnings += heads.take_order(job.start, task)
     task.main = job.main or task.main
     made_of = seeds.made_of(job, task)
     seeds.refuse_others(job.out, made_of)

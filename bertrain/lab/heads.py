@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
+from bertrain.lab.transplant import growing
 from bertrain.models.checks import check_length, max_length
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
@@ -21,6 +22,7 @@ from bertrain.models.pretrained import HARMLESS, needed
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
+SHOWN = 5  # labels that a message lists
 ROWS = 64  # of a batch that is scored, at most
 HEAD_DROPOUTS = (
     "classifier_dropout",
@@ -39,11 +41,12 @@ class Reader(NamedTuple):
     model: Any
     tokenizer: Any
     task: Task
+    order: list[int] | slice = slice(None)  # of the model's logits, for each label of the task
 
     def logits(self, rows: Sequence[dict[str, list[int]]]) -> torch.Tensor:
         """What the model says of rows, which it reads as one batch."""
         inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.model.device)
-        return self.task.logits(self.model(**inputs))
+        return self.task.logits(self.model(**inputs))[..., self.order]
 
     def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
         """What the model says of any number of rows, batch by batch."""
@@ -61,11 +64,12 @@ def rows_at_once(rows: Sequence[dict[str, list[int]]]) -> int:
 def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> tuple[PreTrainedModel, int]:
     """The checkpoint with a head for the task, and how many tensors of its encoder came from there.
 
-    A head that was trained for another number of labels is replaced by a new one. Raises UsageError if anything but
-    heads was not in it.
+    A head that was trained for the same labels is kept, with their order; one for others is replaced by a new one.
+    Raises UsageError if anything but heads was not in it.
     """
-    labels, config = task.config(), _config(directory)
-    labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
+    config = _config(directory)
+    is_same = task.keeps(_labels(config, task))
+    labels = task.config() | {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
         model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
     except MemoryError:
@@ -83,7 +87,36 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
         raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
     if from_scratch:
         return task.head.from_config(copy.deepcopy(model.config)), 0
+    if not is_same and all(name.startswith(encoder) for name in missing):  # a complete head for other labels
+        model = _with_new_head(model)
     return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
+
+
+def _with_new_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model whose weights for labels are new, as if its checkpoint did not have them."""
+    of_labels, name = growing(model, "num_labels"), model.name_or_path
+    weights = {key: weight for key, weight in model.state_dict().items() if key not in of_labels}
+    model = type(model).from_pretrained(None, config=model.config, state_dict=weights, trust_remote_code=False)
+    model.name_or_path = name
+    return model
+
+
+def _labels(config: Any, task: Task) -> list[str]:
+    """Return the labels of the head for such a task that a checkpoint has, in their order; none if it has no such head.
+
+    The class of a model, such as BertForTokenClassification, says which head it has.
+    """
+    kind, classes = task.head.__name__.removeprefix("AutoModel"), config.architectures or [task.head.__name__]
+    return [*(config.id2label or {}).values()] if any(kind in name for name in classes) else []
+
+
+def take_order(directory: str, task: Task) -> list[str]:
+    """Give a task the order of the labels that a checkpoint has. Return a line if its head is for others."""
+    known = _labels(_config(directory), task)
+    if not known or task.keeps(known):
+        return []
+    listed = ", ".join([*known[:SHOWN], *["..."] * (len(known) > SHOWN)])
+    return [f"{directory} has a head for other labels ({listed}); a new head replaces it"]
 
 
 def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -180,7 +213,7 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
         )
         raise UsageError(sentence, "model-unreadable", option="teacher", given=directory) from None
     known, wanted = [*(model.config.id2label or {}).values()], task.names or ["LABEL_0"]
-    if info["missing_keys"] or known != wanted:
+    if info["missing_keys"] or sorted(known) != sorted(wanted):
         what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
         sentence = (
             f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
@@ -188,4 +221,4 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
         )
         raise UsageError(sentence, "unsupported", option="teacher", given=directory)
     _refuse_other_kind(directory, model.config.problem_type, task, name)
-    return Reader(model, padding_tokenizer(directory, "teacher"), task)
+    return Reader(model, padding_tokenizer(directory, "teacher"), task, [known.index(name) for name in wanted])

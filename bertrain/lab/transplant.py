@@ -102,9 +102,9 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
         config.vocab_size = new.special.vocab_size
 
     model, _ = build.build(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
-    of_vocabulary, of_positions = _growing(old, "vocab_size"), set[str]()
+    of_vocabulary, of_positions = growing(old, "vocab_size"), set[str]()
     if family_of(old).positions_after_padding:
-        of_positions = _growing(old, "max_position_embeddings")
+        of_positions = growing(old, "max_position_embeddings")
     weights = model.state_dict()
     for name, tensor in old.state_dict().items():
         if name in of_vocabulary:
@@ -118,7 +118,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
     return model
 
 
-def _growing(model: PreTrainedModel, size: str) -> set[str]:
+def growing(model: PreTrainedModel, size: str) -> set[str]:
     """The names of the weights that have a row for each of a size of the configuration: those that grow with it."""
     config = copy.deepcopy(model.config)
     setattr(config, size, getattr(config, size) + 1)

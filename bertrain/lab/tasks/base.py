@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +41,22 @@ def whole(value: Any) -> int:
     return number
 
 
+def same_label(label: Any) -> str:
+    """Return the text of a label, without the zeros of a whole number: "1" for 1.0."""
+    return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(label))
+
+
+def ordered(labels: Iterable[Any]) -> list[str]:
+    """Return the different labels as texts: numbers by their value, then the others. 1 and 1.0 are one label."""
+
+    def place(name: str) -> tuple[bool, Decimal, str]:
+        is_number = re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", name)
+        return not is_number, Decimal(name if is_number else 0), name
+
+    longest_first = sorted({str(label) for label in labels}, key=len, reverse=True)
+    return sorted({same_label(name): name for name in longest_first}.values(), key=place)
+
+
 def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
     """What a tokenizer gave for several texts, a row for each."""
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
@@ -70,12 +88,18 @@ def examples_of(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, sk
     return examples, num_left
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"^label_(?=\d+$)", "", same_label(name).casefold())
+
+
 class Task:
     """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it."""
 
     head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
     main: str  # the measure on dev that chooses the best epoch
     names: list[str] | None = None  # of the labels, once `learn` has seen them; None: there are none
+    num_labels = 1  # without names
+    problem_type: str | None = None  # as transformers calls a kind of labels of texts
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
     """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
@@ -96,11 +120,22 @@ class Task:
 
     def config(self) -> dict[str, Any]:
         """What the configuration of the model says of the labels."""
-        if self.names is None:
-            return {"num_labels": 1, "problem_type": None}
-        numbered = dict(enumerate(self.names))
+        numbered = dict(enumerate(self.names or [f"LABEL_{number}" for number in range(self.num_labels)]))
         names = {"id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
-        return {"num_labels": len(self.names), "problem_type": None, **names}
+        return {"num_labels": len(numbered), "problem_type": self.problem_type, **names}
+
+    def keeps(self, known: Sequence[str]) -> bool:
+        """Return whether a head for these labels is one for the labels of this task, and take their order if it is.
+
+        Capital and small letters are not told apart, and LABEL_0, the name by default, is the label 0.
+        """
+        if self.names is None:
+            return len(known) == self.num_labels
+        own = {_plain(name): name for name in self.names}
+        plain = [_plain(name) for name in known]
+        is_same = sorted(plain) == sorted(own) and len(own) == len(self.names)
+        self.names = [own[name] for name in plain] if is_same else self.names
+        return is_same
 
     def encode(self, tokenizer: Any, examples: Any, length: int) -> tuple[Data, list[str]]:
         """Rows of at most `length` tokens, and warnings."""

@@ -34,6 +34,7 @@ class Choices(Task):
     """One of the choices of a question."""
 
     head, main = AutoModelForSequenceClassification, "accuracy"
+    problem_type = "multi_label_classification"  # each score is a probability of its own
 
     def files(self, path: str) -> list[str]:
         """Of C3, the name of the dialogues (d-train.json) stands for the other texts (m-train.json), too."""

@@ -14,18 +14,22 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\s\u3400-\u9fff\uf900-\ufaff]+")
 
 
-def classification(predicted: np.ndarray, labels: np.ndarray, num_labels: int) -> dict[str, float]:
-    """accuracy, f1, mcc. F1 of a label nobody has is 0, and so is Matthews' of a constant (Gorodkin, 2004)."""
+def classification(predicted: np.ndarray, labels: np.ndarray, num_labels: int, positive: int = 1) -> dict[str, float]:
+    """Return accuracy, f1 and mcc. f1: of the positive label of two, else the mean over labels that occur on a side.
+
+    F1 of a label that does not occur is 0, and so is Matthews' correlation of a constant (Gorodkin, 2004).
+    """
     table = np.zeros((num_labels, num_labels))
     np.add.at(table, (labels, predicted), 1)
     right, of_label, of_prediction = np.diag(table), table.sum(1), table.sum(0)
-    f1 = 2 * right / np.maximum(of_label + of_prediction, 1)
+    either = of_label + of_prediction
+    f1 = 2 * right / np.maximum(either, 1)
     n, trace = table.sum(), right.sum()
     covariance = trace * n - of_label @ of_prediction
     spread = (n**2 - of_label @ of_label) * (n**2 - of_prediction @ of_prediction)
     return {
         "accuracy": float(trace / n),
-        "f1": float(f1[1] if num_labels == 2 else f1.mean()),
+        "f1": float(f1[positive] if num_labels == 2 else f1[either > 0].mean()),
         "mcc": float(covariance / spread**0.5) if spread else 0.0,
     }
 

@@ -53,6 +53,7 @@ class Spans(Task):
     """The first and the last token of an answer."""
 
     head, main = AutoModelForQuestionAnswering, "f1"
+    num_labels = 2  # a start and an end
     may_be_none = False  # whether a question may have no answer
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
@@ -64,9 +65,6 @@ class Spans(Task):
     def learn(self, train: list[Question]) -> list[str]:
         self.may_be_none = any(not question.answers for question in train)
         return []
-
-    def config(self) -> dict[str, Any]:
-        return {"num_labels": 2, "problem_type": None}
 
     def encode(self, tokenizer: Any, examples: list[Question], length: int) -> tuple[Data, list[str]]:
         if length < SHORTEST_ROW:

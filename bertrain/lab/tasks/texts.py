@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, rows_of, whole
+from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, ordered, rows_of, same_label, whole
 
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
@@ -43,7 +43,7 @@ class _Texts(Task):
 
 def _number(names: list[str], label: str, place: str) -> int:
     try:
-        return names.index(label)
+        return names.index(label) if label in names else [*map(same_label, names)].index(same_label(label))
     except ValueError:
         raise UsageError(
             f"{place}: label {label!r} is not in --train, which has {', '.join(names)}; correct it, or add rows that "
@@ -55,10 +55,10 @@ def _number(names: list[str], label: str, place: str) -> int:
 class Classification(_Texts):
     """One of several classes."""
 
-    main = "accuracy"
+    main, problem_type = "accuracy", "single_label_classification"
 
     def learn(self, train: tables.Examples) -> list[str]:
-        self.names = sorted({str(label) for label in train.labels})
+        self.names = ordered(train.labels)
         num_labels, num_rows = len(self.names), len(train.labels)
         if num_labels <= MANY_LABELS or num_labels <= num_rows / 2:
             return []
@@ -81,7 +81,9 @@ class Classification(_Texts):
 
     def score(self, answers: list[torch.Tensor], gold: torch.Tensor) -> dict[str, float]:
         logits = torch.stack(answers)
-        return metrics.classification(logits.argmax(-1).numpy(), gold.numpy(), logits.shape[1])
+        names = self.names or []
+        second = names.index(ordered(names)[1]) if len(names) == 2 else 1  # whatever the order of a kept head
+        return metrics.classification(logits.argmax(-1).numpy(), gold.numpy(), logits.shape[1], second)
 
 
 class Pairs(Classification):
@@ -149,7 +151,7 @@ def _are_at(text: str, starts: list[int], spans: list[tuple[str, int]]) -> bool:
 class Regression(_Texts):
     """A number."""
 
-    main = "pearson"
+    main, problem_type = "pearson", "regression"
 
     def learn(self, train: tables.Examples) -> list[str]:
         return []
@@ -182,7 +184,7 @@ class Regression(_Texts):
 class Multilabel(_Texts):
     """Any number of labels, also none. A label is predicted where its probability is above one half."""
 
-    main, unlabelled = "micro_f1", True
+    main, problem_type, unlabelled = "micro_f1", "multi_label_classification", True
 
     def read(self, path: str) -> tuple[tables.Examples, list[str]]:
         examples, warnings = super().read(path)
@@ -191,15 +193,12 @@ class Multilabel(_Texts):
         return examples, warnings
 
     def learn(self, train: tables.Examples) -> list[str]:
-        self.names = sorted({label for labels in train.labels for label in labels})
+        self.names = ordered(label for labels in train.labels for label in labels)
         if not self.names:
             raise UsageError(
                 f"{train.places[0]}, and all lines after it, have no label; give rows that have some", "empty"
             )
         return []
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"problem_type": "multi_label_classification"}
 
     def numbers(self, examples: tables.Examples) -> list[list[float]]:
         assert self.names is not None  # noqa: S101  (learn came before)

@@ -19,7 +19,7 @@ from bertdata.errors import UsageError
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Data, Task, rows_of
+from bertrain.lab.tasks.base import Data, Task, ordered, rows_of
 
 SHOWN = 5  # tags that a message lists
 _MARKER = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
@@ -68,7 +68,7 @@ class Words(Task):
         return sentences, []
 
     def learn(self, train: list[Sentence]) -> list[str]:
-        self.names = sorted({tag for sentence in train for tag in sentence.tags})
+        self.names = ordered({tag for sentence in train for tag in sentence.tags})
         self.form = _form_of(train, self.names)
         self.main = "entity_f1" if self.form else "accuracy"
         path = train[0].place.rpartition(", ")[0]
