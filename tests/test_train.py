@@ -138,12 +138,22 @@ def test_a_vocabulary_without_room_is_refused(kind, least, tmp_path, corpus):
     assert not (tmp_path / "t").exists()
 
 
-def test_rare_characters_are_left_out_where_there_is_no_room_for_them():
-    """The trainer for unigrams would keep all of them, and give a larger vocabulary than was asked for."""
-    many = ["".join(chr(0x4E00 + number + k) for k in range(40)) for number in range(0, 4000, 40)]
-    trained = TRAINERS["unigram"]([*texts(), *many], 300)
-    assert trained.special.vocab_size <= 300
-    assert any(trained.spell(number) == "▁the" for number in range(300))
+@pytest.mark.parametrize(
+    ("kind", "size", "left_out"), [("wordpiece", 2500, 0), ("wordpiece", 1000, 1025), ("unigram", 300, 1864)]
+)
+@pytest.mark.parametrize("command", ["train-tokenizer", "build"])
+def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_out, command):
+    """A letter takes two tokens of a WordPiece vocabulary. The command says how many are left out."""
+    chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
+    (tmp_path / "text").write_text("the stone of rivers " * 9 + " ".join(chinese))
+    done = succeeds(main, command, tmp_path / "text", "--out", tmp_path / "t", "--vocab-size", size, "--type", kind)
+    trained = load(str(tmp_path / "t"))
+    assert trained.special.vocab_size <= size
+    known = {trained.spell(number).lstrip("#▁") for number in range(trained.special.vocab_size)}
+    assert {*"thesonfriv"} <= known
+    assert len({*chinese} - known) == left_out
+    assert done.stderr.count(f"warning: {left_out:,} of the 2,010 characters ") == (left_out > 0)
+    assert done.stderr.count("gives no more") == (left_out == 0)
 
 
 def test_a_text_that_gives_few_tokens_gives_a_smaller_vocabulary():

@@ -89,7 +89,11 @@ class LoadedTokenizer:
     """Lines that a build prints about it."""
 
     def __init__(
-        self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
+        self,
+        tokenizer_json: str,
+        roles: dict[str, str] | None = None,
+        input_names: Sequence[str] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """roles: role → special token, such as {"mask": "[MASK]"}; roles that are not given are looked up.
 
@@ -141,7 +145,7 @@ class LoadedTokenizer:
             TOKENIZER: tokenizer_json.encode() + b"\n",
             TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n",
         }
-        self.notes = []
+        self.notes = [*notes]
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
@@ -194,9 +198,7 @@ class LoadedTokenizer:
         if missing.keys() & {"cls", "sep"}:
             content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        made = LoadedTokenizer(json.dumps(content), roles, self._given_names)
-        made.notes = self.notes
-        return made
+        return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.notes)
 
     @property
     def token_dtype(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import tokenizers
@@ -22,20 +23,23 @@ _DIGITS = 3  # of a unigram score, after the point
 def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
     """A tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
-    cased: keep case and accents. The first ids are those of the five special tokens; the other tokens follow in the
-    order of their UTF-8 bytes. Reads about 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+    cased: keep case and accents. Frequent characters come first and get their tokens as long as they fit. The first ids
+    are those of the five special tokens; the other tokens follow in the order of their UTF-8 bytes. Reads about 2 MB/s.
+    Raises UsageError if vocab_size leaves no room for letters.
     """
     _require(vocab_size, 2 * len(SPECIALS), "words")
     blank = bert_tokenizer({"[UNK]": 0}, lowercase=not cased)
     # The trainer breaks ties by the numbers of symbols, and it numbers "##x" symbols in the order of a hash table. So
     # that the result is always the same, we number them first: frequent characters, then "##x" for those inside words.
-    alphabet = _alphabet(texts, blank.normalizer, min(1000, max(1, (vocab_size - len(SPECIALS)) // 2)))
-    joins = [
-        c for c in alphabet if len(blank.pre_tokenizer.pre_tokenize_str(blank.normalizer.normalize_str("a" + c))) == 1
-    ]
+
+    def joins(c: str) -> bool:
+        return len(blank.pre_tokenizer.pre_tokenize_str(blank.normalizer.normalize_str("a" + c))) == 1
+
+    room = vocab_size - len(SPECIALS)
+    alphabet, notes = _alphabet(texts, blank.normalizer, room, tokens_of=lambda c: 1 + joins(c))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*SPECIALS, *alphabet, *("##" + c for c in joins)],
+        special_tokens=[*SPECIALS, *alphabet, *("##" + c for c in alphabet if joins(c))],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -43,7 +47,7 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
     blank.train_from_iterator(texts, trainer)
     learned = sorted(blank.get_vocab(with_added_tokens=False).keys() - set(SPECIALS), key=lambda token: token.encode())
     vocabulary = {token: number for number, token in enumerate([*SPECIALS, *learned])}
-    return LoadedTokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str())
+    return LoadedTokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str(), notes=notes)
 
 
 def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
@@ -87,11 +91,10 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
     # The trainer keeps every character that it meets, so it may meet only as many as there is room for.
-    alphabet = {
-        ord(c): c for c in _alphabet(texts, tokenizer.normalizer, max(1, (vocab_size - len(SPECIALS)) // 2 - 1))
-    }
-    if len(alphabet) >= (vocab_size - len(SPECIALS)) // 2 - 1:
-        kept = _OnlyThese(alphabet)
+    room = max(1, (vocab_size - len(SPECIALS)) // 2 - 1)
+    alphabet, notes = _alphabet(texts, tokenizer.normalizer, room)
+    if len(alphabet) >= room:
+        kept = _OnlyThese({ord(c): c for c in alphabet})
         texts = [tokenizer.normalizer.normalize_str(text).translate(kept) for text in texts]
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIALS), unk_token="[UNK]", show_progress=False
@@ -110,7 +113,7 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     content["added_tokens"] = []
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     add_roles(tokenizer, mask_takes_space=True)
-    return LoadedTokenizer(tokenizer.to_str())
+    return LoadedTokenizer(tokenizer.to_str(), notes=notes)
 
 
 TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
@@ -131,13 +134,26 @@ def _require(vocab_size: int, least: int, what: str) -> None:
         )
 
 
-def _alphabet(texts: list[str], normalizer: Any, limit: int) -> list[str]:
-    """The most frequent characters of the normalized texts, `limit` at most, in ascending order."""
+def _alphabet(
+    texts: list[str], normalizer: Any, room: int, tokens_of: Callable[[str], int] = lambda c: 1
+) -> tuple[list[str], list[str]]:
+    """The most frequent characters of the normalized texts that fit, in ascending order, and a note about the others.
+
+    room: for how many tokens there is room. tokens_of: a character → how many tokens it takes.
+    """
     characters: Counter[str] = Counter()
     for text in texts:
         characters.update(normalizer.normalize_str(text))
     ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
-    return sorted(ranked[:limit])
+    num_kept = sum(end <= room for end in accumulate(map(tokens_of, ranked)))
+    notes, lost = [], sum(characters[c] for c in ranked[num_kept:])
+    if lost:
+        share = lost / sum(characters[c] for c in ranked)
+        notes.append(
+            f"warning: {len(ranked) - num_kept:,} of the {len(ranked):,} characters of the text do not fit into the "
+            f"vocabulary and become [UNK], {share:.2%} of the text; a larger --vocab-size keeps them"
+        )
+    return sorted(ranked[:num_kept]), notes
 
 
 class _OnlyThese(dict[int, str]):

@@ -79,8 +79,15 @@ class Vocabulary:
         name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[self.type]
         return f"{'cased' if self.cased else 'lower-casing'} {name}"
 
-    def trained(self, sample: list[str]) -> LoadedTokenizer:
-        return TRAINERS[self.type](sample, self.size, cased=self.cased)
+    def trained(self, sample: list[str], say: Say) -> LoadedTokenizer:
+        """A tokenizer that is trained on texts. Says how many tokens it has."""
+        trained = TRAINERS[self.type](sample, self.size, cased=self.cased)
+        num_tokens = trained.special.vocab_size
+        has_less = f"; the text gives no more, of the {self.size:,} asked for" * (
+            num_tokens < self.size and not trained.notes
+        )
+        say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
+        return trained
 
     def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
         """The tokenizer of a build: the loaded one, that of an earlier, interrupted run, or one that is trained now."""
@@ -90,11 +97,7 @@ class Vocabulary:
             return load(str(staging))
         sample = _sample(files, form)
         say(f"no --tokenizer given: training a {self.kind} vocabulary on {_megabytes(sample)} MB of the text")
-        trained = self.trained(sample)
-        num_tokens = trained.special.vocab_size
-        has_less = f"; the text has not enough words for {self.size:,}" * (num_tokens < self.size)
-        say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
-        return trained
+        return self.trained(sample, say)
 
 
 def train_tokenizer(
@@ -132,7 +135,9 @@ def train_tokenizer(
             say(line)
         sample = _sample(selected.files, form, progress)
         say(f"training a {vocabulary.kind} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
-        made = vocabulary.trained(sample)
+        made = vocabulary.trained(sample, say)
+        for note in made.notes:
+            say(note)
     make_directory(directory)
     for name, content in made.files.items():
         write_file(directory / name, content)
