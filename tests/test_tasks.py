@@ -391,12 +391,25 @@ def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
     assert answers.score(nothing, data.gold)["exact_match"] == 0.0
 
 
-def test_an_answer_has_no_token_that_touches_it(tokenizer, tmp_path):
+ENDS = ("", " ", "\n", "\t", "\u00a0", "\u3000", "\u200b", "\u00ad", "\ufe0f", " \u200b\n")
+ANSWERED = [  # text, answer, its tokens in the first row and in the last one; "[CLS]": a row that does not hold it
+    ("salt.river.light", "river", "river", "river"),  # no token that only touches it
+    *((f"salt {end}river{end} light", f"{end}river{end}", "river", "river") for end in ENDS),
+    *((f"{end}river{end}", f"{end}river{end}", "river", "river") for end in ENDS),
+    ("salt " * 60 + " \u200briver \u00ad", " \u200briver \u00ad", "[CLS]", "river"),
+    ("salt \u200b light", " \u200b ", "[CLS]", "[CLS]"),  # no token
+    ("river " * 60, "river " * 60, "[CLS]", "[CLS]"),  # longer than a row
+]
+
+
+@pytest.mark.parametrize(("text", "answer", "in_first", "in_last"), ANSWERED)
+def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in_last):
     answers = task("qa")
-    examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", "salt.river.light", "river"))))
-    data, _ = answers.encode(tokenizer, examples, 32)
-    ((first, last),) = data.labels.tolist()
-    assert tokenizer.decode(data.rows[0]["input_ids"][first : last + 1]) == "river"
+    examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", text, answer))))
+    data, warned = answers.encode(tokenizer, examples, 32)
+    rows = [row["input_ids"][a : b + 1] for row, (a, b) in zip(data.rows, data.labels.tolist(), strict=True)]
+    assert [tokenizer.decode(rows[0]), tokenizer.decode(rows[-1])] == [in_first, in_last]
+    assert [f"{tmp_path / 'a.json'}, question '0'" in line for line in warned] == [True] * (in_last == "[CLS]")
 
 
 def test_losses_of_tags_and_answers_are_means():

@@ -33,6 +33,7 @@ class Question(NamedTuple):
     text: str
     context: str
     answers: list[tuple[int, str]]  # each with its first character in the context; none: there is no answer
+    place: str  # "file, question id"
 
 
 class Window(NamedTuple):
@@ -91,8 +92,8 @@ class Spans(Task):
             Window(n, np.where(np.array(inside)[:, None], np.array(spans), 0))
             for n, spans, inside in zip(numbers, offsets, in_context, strict=True)
         ]
-        labels = torch.tensor([_label(window, examples[window.question]) for window in windows])
-        return Data(rows, labels, Gold(examples, windows)), []
+        labels = _labels(windows, examples)
+        return Data(rows, torch.tensor(labels), Gold(examples, windows)), _warnings(windows, examples, labels)
 
     def logits(self, output: Any) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], -1).float()  # [B, T, 2]
@@ -163,7 +164,7 @@ def _question(path: str, place: str, context: str, entry: Any) -> Question:
                 "remove the question",
                 "bad-row",
             )
-    return Question(text.strip(), context, answers)
+    return Question(text.strip(), context, answers, place)
 
 
 def _part(parent: Any, name: str, kind: type[T], place: str) -> T:
@@ -179,13 +180,34 @@ def _part(parent: Any, name: str, kind: type[T], place: str) -> T:
     return part
 
 
-def _label(window: Window, question: Question) -> tuple[int, int]:
-    """The first and the last token of the first answer; 0, 0 where the window does not hold all of it."""
-    if not question.answers:
-        return 0, 0
-    begin, text = question.answers[0]
-    end, (firsts, lasts) = begin + len(text), window.spans.T
-    (places,) = np.nonzero((lasts > begin) & (firsts < end) & (lasts > firsts))
-    if not places.size or firsts[places[0]] > begin or lasts[places[-1]] < end:
-        return 0, 0
-    return int(places[0]), int(places[-1])
+def _labels(windows: list[Window], questions: list[Question]) -> list[tuple[int, int]]:
+    """Return the first and the last token of each window's first answer; 0, 0 if it does not hold all of its tokens.
+
+    Characters without a token, such as white space and soft hyphens, may be at both ends of an answer.
+    """
+    places: list[Any] = []
+    ends: dict[int, tuple[int, int]] = {}  # of a question → the characters from its first token to its last one
+    for window in windows:
+        begin, text = (questions[window.question].answers or [(0, "")])[0]
+        firsts, lasts = window.spans.T
+        (inside,) = np.nonzero((lasts > begin) & (firsts < begin + len(text)) & (lasts > firsts))
+        places.append(inside)
+        if inside.size:
+            first, last = ends.get(window.question, (len(questions[window.question].context), 0))
+            ends[window.question] = min(first, firsts[inside[0]]), max(last, lasts[inside[-1]])
+    return [
+        (int(inside[0]), int(inside[-1]))
+        if inside.size and (window.spans[inside[0], 0], window.spans[inside[-1], 1]) == ends[window.question]
+        else (0, 0)
+        for window, inside in zip(windows, places, strict=True)
+    ]
+
+
+def _warnings(windows: list[Window], questions: list[Question], labels: list[tuple[int, int]]) -> list[str]:
+    """Of answers that are not learned."""
+    learned = {window.question for window, label in zip(windows, labels, strict=True) if label != (0, 0)}
+    lost = [question for number, question in enumerate(questions) if question.answers and number not in learned]
+    if not lost:
+        return []
+    sentence = f"no row holds all of the answer, or it has no token; {len(lost):,} answers of the file are not learned"
+    return [f"warning: {lost[0].place}: {sentence}"]
