@@ -436,12 +436,17 @@ def _size(part: Any) -> str:
 def _warnings(report: Any) -> Iterator[str]:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     settings = dataset.manifest.settings
-    if counts["replaced_characters"]:
-        is_other = "encoding" not in settings and counts["replaced_characters"] > _FEW_INVALID * counts["text_bytes"]
+    if report.lone_surrogates:
+        yield (
+            f"replaced by U+FFFD: {counted(report.lone_surrogates, 'lone surrogate')}, halves of UTF-16 pairs, "
+            f"the first at {report.first_surrogate}; --strict fails instead"
+        )
+    if num_invalid := counts["replaced_characters"] - report.lone_surrogates:
+        is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         advice = "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
         yield (
-            f"replaced by U+FFFD: {counted(counts['replaced_characters'], 'sequence')} of bytes that are not "
+            f"replaced by U+FFFD: {counted(num_invalid, 'sequence')} of bytes that are not "
             f"{settings.get('encoding', 'UTF-8')}{first}; --strict fails instead{advice}"
         )
     if counts["skipped_rows"]:

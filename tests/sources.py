@@ -155,7 +155,8 @@ def read(paths, wanted=every_unit, **form):
         assert some.offsets[0] == 0
         assert some.offsets[-1] == some.num_bytes <= len(some.text) - PADDING
         assert some.replaced.size == some.inputs.size == some.starts.size
-        assert (some.first_replaced is None) == (not some.replaced.any())
+        assert bool(some.first_replaced) == (some.replaced > some.surrogates).any()
+        assert bool(some.first_surrogate) == some.surrogates.any()
         text = some.text[: some.num_bytes].tobytes()
         text.decode()
         for (start, stop), replaced in zip(itertools.pairwise(some.offsets.tolist()), some.replaced, strict=True):

@@ -220,7 +220,7 @@ def _built(counts: dict[str, Any]) -> list[str]:
         f"{counted(skipped, 'bad row')}",
         *([f"  removed      {counted(removed, 'document')} by --map"] if removed else []),
         *([f"  duplicates   {counted(duplicates, 'document')} whose text came before, left out"] if duplicates else []),
-        f"  replaced     {counted(counts['replaced_characters'], 'invalid UTF-8 sequence')} (by U+FFFD), "
+        f"  replaced     {counted(counts['replaced_characters'], 'invalid sequence')} (by U+FFFD), "
         f"{counted(counts['special_ids_replaced'], 'special id')} (by the unknown id)",
         f"  kept as text {literals or 'no special token was spelled in the text'}",
     ]

@@ -98,7 +98,7 @@ def _replaced(counts: dict[str, Any]) -> Iterator[str]:
     if skipped := counts.get("skipped_rows", 0):
         yield f"{skipped:,} rows that cannot be used were skipped."
     if replaced := counts.get("replaced_characters", 0):
-        yield f"{replaced:,} invalid UTF-8 sequences were replaced by U+FFFD."
+        yield f"{replaced:,} invalid sequences were replaced by U+FFFD."
     if replaced := counts.get("special_ids_replaced", 0):
         yield f"{replaced:,} special ids were replaced by the unknown id."
     for what, name in (("Kept as text", "special_literals"), ("Inside documents", "special_ids_inside")):
@@ -261,7 +261,7 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         )
     if counts.get("replaced_characters"):
         found.append(
-            f"{counts['replaced_characters']:,} invalid UTF-8 sequences were replaced; perhaps the text has another "
+            f"{counts['replaced_characters']:,} invalid sequences were replaced; perhaps the text has another "
             "--encoding."
         )
     for name, number in flow["left_out"].items():

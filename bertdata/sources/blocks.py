@@ -80,8 +80,15 @@ def _allowed(number: int, source: TextFile | TableFile, decode: Callable[[], Doc
     number: of the input that they are from.
     """
     form, found = source.form, decode()
+    first = found.first_surrogate if form.strict else None
     invalid = found.invalid[found.invalid >= 0].tolist() if form.strict else []
     refused = found.bad if form.on_error == "fail" else ()
+    if first and first[1] <= min([*invalid[:1], *(each.place for each in refused[:1])], default=first[1]):
+        sentence = (
+            f"{source.place(first[1])}: the text has a lone surrogate, half of a UTF-16 pair; correct it, "
+            "or build without --strict to replace and count them"
+        )
+        raise InputError(sentence, "not-text", option="inputs", given=source.file.name)
     if refused and (not invalid or refused[0].place <= invalid[0]):
         why = refused[0].why
         sentence = f"{source.place(refused[0].place)}: {why}; {why.advice}, or use --on-error skip"

@@ -121,7 +121,7 @@ class _Scratch(NamedTuple):
         count = kernel(self.buffer, size, offset, is_end, how, cuts)
         offsets, starts, invalid = self.offsets[: count + 1], self.starts[:count], self.invalid[:count]
         none = np.zeros(count, np.int64)
-        return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none), int(used[0])
+        return Documents(text, offsets.copy(), starts.copy(), none, invalid.copy(), none, none), int(used[0])
 
 
 @cache

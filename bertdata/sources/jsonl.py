@@ -23,7 +23,7 @@ def texts_of(lines: Documents, key: str) -> Documents:
     if documents := _at_once(lines, key):
         return documents
     texts, bad = list[bytes](), list[Skipped]()
-    starts, counts, invalid = (list[int]() for _ in range(3))
+    starts, counts, invalid, surrogates = (list[int]() for _ in range(4))
     offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
@@ -43,8 +43,9 @@ def texts_of(lines: Documents, key: str) -> Documents:
         texts.append(text)
         starts.append(start)
         counts.append(num_bad + num_surrogates)
-        invalid.append(start + max(bad_at, 0) if counts[-1] else -1)
-    return replace(Documents.of(texts, starts, counts, invalid), bad=bad)
+        invalid.append(start + bad_at if num_bad else -1)
+        surrogates.append(num_surrogates)
+    return replace(Documents.of(texts, starts, counts, invalid, surrogates), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

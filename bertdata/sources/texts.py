@@ -64,9 +64,10 @@ class Documents:
     text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
-    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
-    invalid: NDArray[np.int64]  # [n] offset or row of the first of them in the input; -1: there is none
+    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences and lone surrogates became U+FFFD
+    invalid: NDArray[np.int64]  # [n] offset or row of the first invalid byte in the input; -1: there is none
     inputs: NDArray[np.int64]  # [n] number of the input that each is from; 0 where one is read by itself
+    surrogates: NDArray[np.int64]  # [n] how many of `replaced` were lone surrogates, which only JSON can spell
     bad: Sequence[Skipped] = ()
     num_removed: int = 0  # documents that --map left out
     num_duplicates: int = 0  # documents left out because their text came before
@@ -81,6 +82,12 @@ class Documents:
         """Number of the input, and offset or row in it, of the first invalid byte sequence."""
         first = np.flatnonzero(self.invalid >= 0)[:1].tolist()
         return next(((int(self.inputs[number]), int(self.invalid[number])) for number in first), None)
+
+    @property
+    def first_surrogate(self) -> tuple[int, int] | None:
+        """The same of the first document with a lone surrogate."""
+        first = np.flatnonzero(self.surrogates)[:1].tolist()
+        return next(((int(self.inputs[number]), int(self.starts[number])) for number in first), None)
 
     def part(self, first: int, stop: int) -> Documents:
         """The documents first to stop - 1. Takes no copy if these are all."""
@@ -133,12 +140,19 @@ class Documents:
         )
 
     @classmethod
-    def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
-        """Documents of these texts. The lists have one length."""
+    def of(
+        cls,
+        texts: list[bytes],
+        starts: list[int],
+        replaced: list[int],
+        invalid: list[int],
+        surrogates: list[int] | None = None,
+    ) -> Documents:
+        """Documents of these texts. The lists have one length. surrogates: None for none."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
         text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
-        begins, counts, firsts, inputs = np.array([starts, replaced, invalid, [0] * len(texts)], np.int64)
-        return cls(text, offsets, begins, counts, firsts, inputs)
+        zeros = [0] * len(texts)
+        return cls(text, offsets, *np.array([starts, replaced, invalid, zeros, surrogates or zeros], np.int64))
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
@@ -150,10 +164,16 @@ class Documents:
         laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.bool_)
         lay(data, offsets, text, laid, invalid)
         none = np.zeros(size, np.int64)
-        return cls(text, laid, starts, none, np.where(invalid, starts, -1), none)
+        return cls(text, laid, starts, none, np.where(invalid, starts, -1), none, none)
 
 
-_COLUMNS = ("starts", "replaced", "invalid", "inputs")  # members of Documents with a number for each document
+_COLUMNS = (
+    "starts",
+    "replaced",
+    "invalid",
+    "inputs",
+    "surrogates",
+)  # members of Documents with a number for each document
 
 
 class Chunk(NamedTuple):

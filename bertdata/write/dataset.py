@@ -64,6 +64,8 @@ class BuildReport:
 
     dataset: Dataset
     first_replaced: str | None = None  # 'file, byte n': the first invalid byte sequence that was replaced
+    lone_surrogates: int = 0  # how many of the replaced characters were these
+    first_surrogate: str | None = None  # 'file, line n': the document with the first of them
     first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
     reused_units: int = 0  # how many units an earlier, interrupted run had finished
 
@@ -358,9 +360,12 @@ def finish(out: str | Path) -> BuildReport:
 def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int) -> BuildReport:
     form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
     files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
+    lone = units.tally.first_surrogate
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
+        lone_surrogates=units.tally.counts.get("lone_surrogates", 0),
+        first_surrogate=source_of(files[lone[0]], form).place(lone[1]) if lone else None,
         first_skipped=f"{source_of(files[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

@@ -104,6 +104,7 @@ class TextEncoder:
         counts = {
             **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
             "special_ids_replaced": encoded.special_ids_replaced,
+            "lone_surrogates": int(some.surrogates.sum()),
             "skipped_rows": len(some.bad),
             "removed_documents": some.num_removed,
             "duplicate_documents": some.num_duplicates,
@@ -120,7 +121,13 @@ class TextEncoder:
             splits=splits,
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=some.replaced,
-            tally=Tally(counts, by_spelling(self.tokenizer, spelled), some.first_replaced, min(skipped, default=None)),
+            tally=Tally(
+                counts,
+                by_spelling(self.tokenizer, spelled),
+                some.first_replaced,
+                min(skipped, default=None),
+                some.first_surrogate,
+            ),
             bytes_read=block.bytes_read,
         )
 

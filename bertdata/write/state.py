@@ -73,6 +73,7 @@ class Tally:
     special: Mapping[str, int] = field(default_factory=dict)  # special token → how often text spells it, or ids have it
     first_replaced: tuple[int, int] | None = None  # invalid bytes: number of the input, offset or row in it
     first_skipped: tuple[int, int, str] | None = None  # skipped row: the same, and the reason
+    first_surrogate: tuple[int, int] | None = None  # document with a lone surrogate: the same
     last_ids: frozenset[int] = frozenset()  # of imports: ids with which documents end; one if all end with the same
 
     def __add__(self, other: Tally) -> Tally:
@@ -81,6 +82,7 @@ class Tally:
             _sums(self.special, other.special),
             min(filter(None, (self.first_replaced, other.first_replaced)), default=None),
             min(filter(None, (self.first_skipped, other.first_skipped)), default=None),
+            min(filter(None, (self.first_surrogate, other.first_surrogate)), default=None),
             self.last_ids | other.last_ids,
         )
 

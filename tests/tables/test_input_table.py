@@ -93,6 +93,7 @@ BAD_JSON = {
     b'{"text": 7}': "the value of key 'text' is not a string",
     b'{"text": null}': "the value of key 'text' is not a string",
 }
+LONE = b'{"text": "\\ud83d\\ude00 \\ud83d x \\ude00\\ud83d"}'
 BAD_CSV = {b"1": "the row has another number", b"1,b,c": "the row has another number", b'1,"b"c': "quotation marks"}
 
 
@@ -272,6 +273,54 @@ INPUTS = [
         {"a.csv": b"a,b\nc\n"},
         "--text-key 0",
         Refused("bad-row", "a.csv, row 2: the row "),
+    ),
+    (
+        "jsonl: lone surrogates",
+        {"a.jsonl.gz": gzip.compress(b'{"text": "a"}\n' + LONE + b'\n{"text": "\\ude00"}\n')},
+        "",
+        ["a", "\U0001f600 \ufffd x \ufffd\ufffd", "\ufffd"],
+        "4 lone surrogates, halves of UTF-16 pairs, the first at a.jsonl.gz, line 2; --strict fails instead\n",
+    ),
+    (
+        "jsonl: lone surrogates, strict",
+        {"a.jsonl": b'{"text": "a"}\n' + LONE},
+        "--strict",
+        Refused("not-text", "a.jsonl, line 2: the text has a lone surrogate, "),
+    ),
+    (
+        "jsonl: a lone surrogate and a byte",
+        {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'},
+        "",
+        ["\ufffd\ufffd"],
+        "1 lone surrogate, ",
+        "1 sequence of bytes that are not UTF-8, the first at a.jsonl, byte 10; ",
+    ),
+    (
+        "jsonl: invalid bytes, strict",
+        {"a.jsonl": b'{"text": "\xff"}\n' + LONE},
+        "--strict",
+        Refused("not-text", "a.jsonl, byte 10 is not "),
+    ),
+    (
+        "jsonl: a bad row, then a lone surrogate, strict",
+        {"a.jsonl": b"7\n" + LONE},
+        "--strict",
+        Refused("bad-row", "a.jsonl, line 1: "),
+    ),
+    ("jsonl: a lone surrogate in another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
+    (
+        "jsonl: a lone surrogate, --map",
+        {"a.jsonl": LONE},
+        "--map bertdata.prepare:nfkc",
+        ["\U0001f600 \ufffd x \ufffd\ufffd"],
+        "3 lone surrogates",
+    ),
+    (
+        "jsonl: a lone surrogate, piped",
+        {"-": LONE},
+        "--format jsonl",
+        ["\U0001f600 \ufffd x \ufffd\ufffd"],
+        "3 lone surrogates, halves of UTF-16 pairs, the first at -, byte 0",
     ),
     # ------------------------------------------------------------- compression, byte order marks, keys and file names
 ]
