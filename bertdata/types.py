@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
 LARGEST_VOCABULARY = 1 << 24
+RandomFrom = Literal["tokens", "ordinary", "vocabulary"]
 _BY_ROLE = -1  # no id
 
 
@@ -60,7 +62,10 @@ class Masking:
     targets. The share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the
     others keep their id. With "span" the same happens to all places of a span.
 
-    BERT's own rule is rounding="even", min_targets=1, max_targets=20, random_from="vocabulary". Raises UsageError for
+    Rule 1 is that of earlier versions, and is there to repeat their batches. It draws random ids of no token as well;
+    with "whole_word" and "span" it finds no words in some vocabularies, so that rows have few targets.
+
+    BERT's own masks are rounding="even", min_targets=1, max_targets=20, random_from="vocabulary". Raises UsageError for
     values out of range.
     """
 
@@ -71,9 +76,16 @@ class Masking:
     max_targets: int | None = None  # places selected in a row at most
     mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
     random_fraction: float = 0.1  # share of them that becomes a random id
-    random_from: Literal["ordinary", "vocabulary"] = "ordinary"  # which ids random ones are: not special, or all
+    random_from: RandomFrom | None = None
+    """Which ids random ones are: "tokens" (the default), those of a token that is not special and not [unusedN];
+    "ordinary" (the default of rule 1), all that are not special; or "vocabulary", all."""
+    rule: Literal[1, 2] = 2  # how words are found
 
     def __post_init__(self) -> None:
+        if self.rule not in (1, 2):
+            raise UsageError(f"rule is {self.rule!r}; give 1 or 2", "unknown", option="rule", given=self.rule)
+        if self.random_from is None:
+            object.__setattr__(self, "random_from", "ordinary" if self.rule == 1 else "tokens")
         object.__setattr__(self, "min_targets", require_integer("min_targets", self.min_targets))
         if self.max_targets is not None:
             object.__setattr__(self, "max_targets", require_integer("max_targets", self.max_targets))
@@ -81,7 +93,7 @@ class Masking:
             object.__setattr__(self, name, require_share(name, getattr(self, name)))
         require_known("policy", self.policy, MASKING_POLICIES)
         require_known("rounding", self.rounding, ("nearest", "even", "floor"))
-        require_known("random_from", self.random_from, ("ordinary", "vocabulary"))
+        require_known("random_from", self.random_from, get_args(RandomFrom))
         if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
             sentence = (
                 f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of places that "
@@ -94,6 +106,17 @@ class Masking:
                 "that are together at most 1"
             )
             raise UsageError(sentence, "out-of-range", option="mask_fraction", given=self.mask_fraction)
+
+    def with_rule_of(self, stored: Mapping[str, Any]) -> Masking:
+        """Return this masking by the rule of a stored one, whose members are `stored`; one without a rule is of rule 1.
+
+        random_from is the default of that rule, if it is a default here.
+        """
+        rule = stored.get("rule", 1)
+        if rule not in (1, 2) or rule == self.rule:
+            return self
+        is_default = self.random_from == Masking(rule=self.rule).random_from
+        return replace(self, rule=rule, random_from=None if is_default else self.random_from)
 
     def quota(self, filled: int) -> int:
         """Places to select in a row with `filled` filled places, [CLS] and [SEP] included, if it has the candidates.

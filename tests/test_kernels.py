@@ -150,31 +150,38 @@ def test_masks_equal_their_reference(data, policy):
     p = data.draw(st.one_of(st.sampled_from([0.0, 0.15, 0.5, 1.0]), st.floats(0, 1)), "probability")
     shares = data.draw(st.sampled_from([(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.7)]), "shares")
     min_targets, more = data.draw(st.integers(0, 3), "min"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
-    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "min_targets": min_targets}
-    rule["max_targets"] = None if more is None else min_targets + more
-    everything = data.draw(st.booleans(), "from the whole vocabulary")
-    continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
-    inside = [data.draw(st.sets(st.integers(1, length)), "places that continue a word") for _ in rows]
+    amounts = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "min_targets": min_targets}
+    amounts["max_targets"] = None if more is None else min_targets + more
+    rule = data.draw(st.sampled_from([1, 2]), "rule")
+    random_from = data.draw(st.sampled_from(["tokens", "ordinary", "vocabulary"]), "random from")
+    replacing = data.draw(st.sets(st.integers(0, vocab_size - 1)), "tokens") | {vocab_size - 1}
+    pool = {"tokens": replacing - special, "vocabulary": range(vocab_size)}.get(random_from)
+    ids_of_words = st.one_of(st.sets(st.integers(0, vocab_size - 1)), st.just({*range(vocab_size)}))
+    continues = data.draw(ids_of_words, "continues")
+    stored = data.draw(st.lists(st.integers(0, 2), min_size=len(rows) * length, max_size=len(rows) * length), "stored")
+    flags = np.array(stored, np.uint8).reshape(-1, length) * data.draw(st.sampled_from([0, 1]), "any inside")
 
     masking = Masking(
         probability=p,
         policy=policy,
         mask_fraction=shares[0],
         random_fraction=shares[1],
-        random_from="vocabulary" if everything else "ordinary",
-        **rule,
+        random_from=random_from,
+        rule=rule,
+        **amounts,
     )
-    continuing = np.isin(np.arange(vocab_size), sorted(continues))
-    masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing)
-    assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **rule)
+    continuing, replaces = (np.isin(np.arange(vocab_size), sorted(each)) for each in (continues, replacing))
+    masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing, replacing_ids=replaces)
+    assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **amounts)
     whole = [[2, *row, 3] for row in rows]
     matrix = np.zeros((len(rows), length), np.int64)
     for b, row in enumerate(whole):
         matrix[b, : len(row)] = row
     text_places = np.array([len(row) for row in rows], np.int64)
-    flags = np.array([np.isin(np.arange(length), sorted(places)) for places in inside], np.uint8).reshape(-1, length)
+    given = data.draw(st.sampled_from([flags, None]), "what is stored")
+    flags = np.full_like(flags, 2) if given is None else flags
     named = np.array(epochs, np.int64), np.array(ids, np.int64)
-    positions, targets, weights = masker.apply(matrix, text_places, *named, flags if any(inside) else None)
+    positions, targets, weights = masker.apply(matrix, text_places, *named, given)
 
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
@@ -190,9 +197,11 @@ def test_masks_equal_their_reference(data, policy):
             policy=policy,
             shares=shares,
             continues=continues,
-            inside=inside[b],
-            everything=everything,
-            **rule,
+            inside=np.flatnonzero(flags[b] == 1).tolist(),
+            begins=np.flatnonzero(flags[b] == 0).tolist(),
+            pool=pool,
+            rule=rule,
+            **amounts,
         )
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))

@@ -250,6 +250,29 @@ def test_state_of_another_stream_is_refused(dataset, change, was, now):
     assert loader.position == 0
 
 
+def test_a_state_without_a_rule_continues_with_rule_1(tmp_path):
+    """As version 0.1.0 wrote states. In bytes, a word of rule 1 is a text, and one of rule 2 is a token."""
+    spelled = json.dumps({"model": {"vocab": {"Ġ": 5} | {chr(64 + number): number for number in range(6, 60)}}})
+    shards = [([*range(5, 60)] * 40, [2200], None)]
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", shards, tokenizer=spelled))
+    options = {"length": 40, "global_batch_size": 8}
+    old = Loader(dataset, masking=Masking(policy="span", rule=1), **options)
+    state = old.state_dict()
+    del state["masking"]["rule"]
+    assert state["masking"]["random_from"] == "ordinary"
+    loader, other = (Loader(dataset, masking=Masking(policy="span"), **options) for _ in range(2))
+    loader.load_state_dict(state)
+    first = next(old)
+    assert not np.array_equal(first.masked_positions, next(other).masked_positions)
+    assert_same(next(loader), first)
+    other.load_state_dict(loader.state_dict())  # which has the rule
+    for resumed in (pickle.loads(pickle.dumps(loader)), other):
+        assert_same(next(resumed), old.read(np.arange(8, 16)))
+    given = {"masking": ({"random_from": "ordinary"}, {"random_from": "vocabulary"})}
+    with refuses("other-stream", "state", error=StateError, given=given):
+        Loader(dataset, masking=Masking(policy="span", random_from="vocabulary"), **options).load_state_dict(state)
+
+
 def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
     loader = Loader(dataset, length=16)
     other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)]))

@@ -398,6 +398,27 @@ def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, 
 FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 3e-3}]
 
 
+def test_a_run_without_a_rule_of_masks_continues_with_rule_1(dataset, tmp_path):
+    """Version 0.1.0 wrote its checkpoints so. The rule holds in later phases, and after another stop."""
+    out = tmp_path / "run"
+    options = QUIET | {"phase": [{"steps": 2}, {"steps": 2, "mlm_probability": 0.3}], "save_every": 1}
+    train(dataset.path, out, **options)
+    remove_after(out, 1)
+    checkpoint = last_checkpoint(out)
+    saved = json.loads((checkpoint / "trainer.json").read_text())
+    for masked in (saved["loader"], *saved["phases"]):
+        del masked["masking"]["rule"]
+        masked["masking"]["random_from"] = "ordinary"
+    (checkpoint / "trainer.json").write_text(json.dumps(saved))
+    seal(checkpoint)
+    train_twice(dataset.path, out, 3, **options)
+    log = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    rules = [entry["stream"]["masking"]["rule"] for entry in log if "stream" in entry]
+    assert rules[0] == 2
+    assert rules[1:] == [1] * (len(rules) - 1)
+    assert len(rules) > 2
+
+
 @pytest.mark.parametrize(
     ("change", "is_right"),
     [

@@ -32,7 +32,7 @@ from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.read.words import continuing_ids
+from bertdata.read.words import tables
 from bertdata.sources import buffer, documents, formats
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
@@ -427,7 +427,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     opened = bertdata.open(small)
     (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
     with refuses("damaged", given=small / "tokenizer.json"):
-        continuing_ids(opened)
+        tables(opened, 2)
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):

@@ -28,7 +28,7 @@ from bertdata.read import index, order, pieces
 from bertdata.read.kernels import pairs as pair_kernels
 from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import TokenStream, Wanted, rows_of
-from bertdata.read.words import continuing_ids
+from bertdata.read.words import tables
 from bertdata.remote import stores
 from bertdata.types import SpecialTokens
 from bertdata.write import build
@@ -554,20 +554,47 @@ def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
             Loader(empty, length=8, samples=how)
 
 
+GPT_2 = {"decoder": {"type": "ByteLevel"}}
+CHINESE = {letters: n for n, letters in enumerate(["Ġb", "a", "ä½ł", "ä½", "ł", "ï¼Į", "Ġä½ł", "à¸ģ", "á", "ê°Ģ"])}
+"""In bytes: b after a space, a, 你, two bytes of it, the third one, a comma, 你 after a space, ก, a first byte, 가."""
+
+
 @pytest.mark.parametrize(
-    ("vocabulary", "expected"),
+    ("model", "rule_1", "rule_2"),
     [
-        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3, "ĉĉ": 4, "aĠ": 5}, [0, 3, 5]),
-        ([["a", 0.0], ["▁b", -1.0], ["c", -2.0]], [0, 2]),
-        ({"a": 0, "b": 1}, []),
-        ({"a": 0, "@@a": 1, "a@@": 2, "@@b": 4}, [1, 4]),
+        ({"vocab": {"a": 0, "Ġb": 1, "Ċ": 2, "c": 3, "ĉĉ": 4, "aĠ": 5}}, [0, 3, 5], [0, 3, 5]),
+        ({"vocab": [["a", 0.0], ["▁b", -1.0], ["c", -2.0]]}, [0, 2], [0, 2]),
+        ({"vocab": {"a": 0, "b": 1}}, [], []),
+        ({"vocab": {"a": 0, "@@a": 1, "a@@": 2, "@@b": 4}, "continuing_subword_prefix": "@@"}, [1, 4], [1, 4]),
+        ({"vocab": {"Ġ": 0, "Ċ": 1, "A": 2, "C": 3}}, [2, 3], []),  # bytes: the marks are alone
+        ({"vocab": {"a": 0, "a</w>": 1, "Ġb": 2, "b</w>": 3}, "end_of_word_suffix": "</w>"}, [0, 1, 3], []),
+        ({"vocab": CHINESE}, [1, 2, 3, 4, 5, 7, 8, 9], [1, 4, 8, 9]),
+        (
+            {"vocab": {"▁a": 0, "b": 1, "水b": 2, "ー": 3, "<0xE4>": 4, "<0xBD>": 5, "가": 6}},
+            [1, 2, 3, 4, 5, 6],
+            [1, 5, 6],
+        ),
     ],
 )
-def test_marks_of_words(tmp_path, vocabulary, expected):
-    prefix = {"continuing_subword_prefix": "@@"} if "@@a" in vocabulary else {}
-    spelled = json.dumps({"model": {"vocab": vocabulary} | prefix})
+def test_marks_of_words(tmp_path, model, rule_1, rule_2):
+    spelled = json.dumps({"model": model} | (GPT_2 if model["vocab"] == CHINESE else {}))
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=spelled))
-    assert np.flatnonzero(continuing_ids(dataset)).tolist() == expected
+    assert [np.flatnonzero(tables(dataset, rule)[0]).tolist() for rule in (1, 2)] == [rule_1, rule_2]
+
+
+def test_random_ids_are_those_of_tokens(tmp_path):
+    """Neither special ones, nor unknown, nor unused, nor ids that no token has."""
+    vocabulary = {"[unused1]": 5, "<unused2>": 6, "unused3": 7, "a": 11, "b": 12, "[UNK]": 1}
+    added = [{"content": "<new>", "id": 14}, {"content": "[unused9]", "id": 15}]
+    spelled = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added})
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([11] * 900, [900], None)], tokenizer=spelled))
+    drawn = {}
+    for random_from in ("tokens", "ordinary"):
+        masking = Masking(probability=1.0, mask_fraction=0.0, random_fraction=1.0, random_from=random_from)
+        batch = next(Loader(dataset, masking=masking))
+        drawn[random_from] = {*batch.input_ids[batch.labels >= 0].tolist()}
+    assert drawn["tokens"] == {7, 11, 12, 14}
+    assert drawn["ordinary"] == {*range(5, dataset.special_tokens.vocab_size)}
 
 
 VOCABULARIES = ["5", "[5]", '{"a":300}', '{"a":"0"}']
@@ -676,8 +703,8 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
                 vocab_size=special.vocab_size,
                 p=0.3,
                 policy=policy,
-                continues=np.flatnonzero(continuing_ids(dataset)).tolist(),
                 inside=inside,
+                rule=2,
             )
             assert batch.input_ids[b, : len(row)].tolist() == changed
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen

@@ -417,6 +417,21 @@ def test_a_run_with_a_cache_of_a_stream_that_says_little_is_refused(dataset, tmp
     refused_run(dataset.path, tmp_path / "run", model=TINY, teacher_cache=tmp_path / "logits", **known)
 
 
+def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_path):
+    """Version 0.1.0 wrote caches so, and a run on one has the masks of rule 1."""
+    cache = tmp_path / "cache"
+    shutil.copytree(caches["few"], cache)
+    header = read_record(cache / "cache.json")
+    header["stream"]["masking"] |= {"random_from": "ordinary"}
+    del header["stream"]["masking"]["rule"]
+    write_record(cache / "cache.json", header)
+    assert loader_of(dataset, teacher_cache=str(cache)).masking == bertdata.Masking(rule=1)
+    succeeds(teacher.main, *ask(dataset, big, cache, "--variants", VARIANTS))
+    options = QUIET | {"teacher_cache": str(cache), "steps": 2, "isolate_documents": False}
+    train(dataset.path, tmp_path / "run", **options)
+    assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()
+
+
 def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
     for number, wrong in enumerate(
         (

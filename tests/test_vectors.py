@@ -17,8 +17,7 @@ from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
 from bertdata.write import kernels as build_kernels
 
-PAGE = (ROOT / "docs" / "determinism.md").read_text()
-VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
+VECTORS = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -92,21 +91,34 @@ def test_phases(vector):
 @pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
 def test_masks(vector):
     row, special, continues = vector["row"], vector["special"], vector.get("continues", [])
+    stored = vector.get("words", [])  # of each place: 1 where a word begins, else 0
     common = {name: vector[name] for name in ("seed", "variant", "sample_id", "mask_id", "vocab_size", "policy")}
     masking = {name: vector[name] for name in vars(Masking()) if name in vector}
-    rule = {"rounding": masking.get("rounding", "nearest"), "min_targets": masking.get("min_targets", 0)}
-    rule |= {"max_targets": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
-    rule |= {"everything": masking.get("random_from") == "vocabulary", "continues": continues}
-    rule |= {"shares": (masking.get("mask_fraction", 0.8), masking.get("random_fraction", 0.1))}
-    masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **rule)
+    masking["rule"] = vector.get("rule", 1)
+    options = {"rounding": masking.get("rounding", "nearest"), "min_targets": masking.get("min_targets", 0)}
+    options |= {"max_targets": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
+    options |= {"continues": continues, "rule": masking["rule"]}
+    options |= {
+        "inside": [t for t, bit in enumerate(stored) if bit == 0],
+        "begins": [t for t, bit in enumerate(stored) if bit],
+    }
+    if masking.get("random_from") == "vocabulary":
+        options["pool"] = range(vector["vocab_size"])
+    elif "tokens" in vector:
+        options["pool"] = set(vector["tokens"]) - set(special)
+    options |= {"shares": (masking.get("mask_fraction", 0.8), masking.get("random_fraction", 0.1))}
+    masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **options)
     expected = [vector["masked"], vector["positions"], vector["targets"]]
     assert [list(masked), list(positions), list(targets)] == expected
     tokens = SpecialTokens(vocab_size=vector["vocab_size"], unk=1, mask=4, special_ids=tuple(special))
-    continuing = np.isin(np.arange(vector["vocab_size"]), continues)
-    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continuing_ids=continuing)
+    every_id = np.arange(vector["vocab_size"])
+    of_ids = {"continuing_ids": np.isin(every_id, continues)}
+    of_ids["replacing_ids"] = np.isin(every_id, vector.get("tokens", every_id))
+    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], **of_ids)
     ids = np.array([row])
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
-    found_positions, found_targets, weights = masker.apply(ids, np.array([len(row) - 2]), *names)
+    inside = 1 - np.array([stored], np.uint8) if stored else None
+    found_positions, found_targets, weights = masker.apply(ids, np.array([len(row) - 2]), *names, inside)
     used = found_targets[0] != bertdata.IGNORE_INDEX
     masked_row = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
     assert masked_row == expected

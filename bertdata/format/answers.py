@@ -7,6 +7,7 @@ docs/format.md defines it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -188,6 +189,8 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
         sentence = f"{directory} is not a teacher cache: it has no {CACHE}; make one with bertrain teacher"
         raise DatasetError(sentence, "not-a-dataset", given=directory)
     header = read_record(path)
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        header["stream"]["masking"] = {"rule": 1} | header["stream"]["masking"]  # earlier versions stored no rule
     try:
         if header["format"] != FORMAT or any(key not in header for key in _HEADER):
             raise ValueError("not the header of a cache")

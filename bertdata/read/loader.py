@@ -26,7 +26,7 @@ from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix, Weight, only, require_alike, whole
 from bertdata.read.source import Source
 from bertdata.read.stream import Rows, Wanted, require_room, rows_of
-from bertdata.read.words import continuing_ids
+from bertdata.read.words import tables
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
@@ -68,7 +68,7 @@ class Loader:
     variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
         new masks.
     teacher_cache: directory with a teacher's answers to this same stream (bertrain teacher). Each batch has its answers
-        too, and the loader takes the variants of the cache.
+        too, and the loader takes the variants of the cache, and the rule of its masks.
     starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
         from there, in its own order.
 
@@ -117,6 +117,8 @@ class Loader:
         self._answers = TeacherCache(teacher_cache) if teacher_cache else None
         if self._answers and variants is None:
             self.variants = self._answers.variants
+        if self._answers and masking:
+            self.masking = masking.with_rule_of(self._answers.header["stream"].get("masking") or {})
         self.position = 0  # samples that all ranks together have been given
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
@@ -125,12 +127,20 @@ class Loader:
         self._sizes = np.array([source.num_samples for source in self._sources])
         self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._special = datasets[0].special_tokens  # of all sources
-        continuing = continuing_ids(datasets[0]) if words else None
-        self._masker = masking and Masker(
-            masking, self._special, length=self.length, seed=self.seed, continuing_ids=continuing
-        )
+        self._masker = self._new_masker()
         if self._answers:
             self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
+
+    def _new_masker(self) -> Masker | None:
+        masking, dataset = self.masking, self.sources[0].dataset
+        if masking is None:
+            return None
+        options: dict[str, Any] = {"length": self.length, "seed": self.seed}
+        words = masking.policy in ("whole_word", "span")
+        if words or (masking.random_from == "tokens" and dataset.manifest.tokenizer):
+            continuing, replacing = tables(dataset, masking.rule)
+            options |= {"continuing_ids": continuing if words else None, "replacing_ids": replacing}
+        return Masker(masking, self._special, **options)
 
     def _source(self, dataset: Dataset, words: bool) -> Source:
         return Source(
@@ -367,11 +377,18 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of a state. Rank, world size and batch size may be others than when it was taken.
 
-        Raises StateError if anything else is different. Its `given` is name → (value in the state, value here).
+        The rule of masks becomes that of the state; states of earlier versions have rule 1. Raises StateError if
+        anything else is different. Its `given` is name → (value in the state, value here).
         """
         differing: dict[str, tuple[Any, Any]] = {}
+        masking, stored = self.masking, state.get("masking")
+        if masking and isinstance(stored, dict):
+            masking = masking if self._answers else masking.with_rule_of(stored)
+            state = state | {"masking": {"rule": 1} | stored}
         for name, now in (
-            {"variants": None, "sources": None, "dataset_id": None, "starts": None} | self._identity()
+            {"variants": None, "sources": None, "dataset_id": None, "starts": None}
+            | self._identity()
+            | {"masking": asdict(masking) if masking else None}
         ).items():
             was = state.get(name)
             if was == now:
@@ -397,3 +414,6 @@ class Loader:
                 given=position,
             )
         self.position = position
+        if masking != self.masking:
+            self.masking = masking
+            self._masker = self._new_masker()

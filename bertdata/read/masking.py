@@ -7,9 +7,9 @@ A masked language model predicts about 15 % of the tokens from the others. Of th
     the  cat   sat  on  the   mat   .          selected: cat, the, mat
     the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Special tokens, separators and [UNK] are never selected, and are drawn only with random_from="vocabulary". The mask of a
-row depends on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to
-the bit.
+Special tokens, separators and [UNK] are never selected, and replace others only with random_from="vocabulary". The
+mask of a row depends on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md
+defines it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bertdata.errors import UsageError
 from bertdata.read.kernels import masks as kernels
 from bertdata.types import Masking, SpecialTokens
 
+MAX_WORD_TOKENS = 16  # rule 2
 SPAN_END_PROBABILITY, MAX_SPAN_WORDS = 0.2, 10  # SpanBERT: after each word a span ends with this probability
 _NOWHERE = np.zeros((0, 0), np.uint8)
 
@@ -42,8 +43,13 @@ class Masker:
         length: int,
         seed: int,
         continuing_ids: NDArray[np.bool_] | None = None,
+        replacing_ids: NDArray[np.bool_] | None = None,
     ) -> None:
-        """continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word."""
+        """Prepare the tables.
+
+        continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word.
+        replacing_ids bool [V]: ids that random_from="tokens" allows, if they are not special. None: all.
+        """
         if special.mask is None:
             raise UsageError(
                 "the tokenizer of the dataset has no [MASK], so nothing can be masked; make the dataset again with "
@@ -56,7 +62,12 @@ class Masker:
         ordinary[list(special.special_ids)] = False
         if special.unk is not None:
             ordinary[special.unk] = False
-        if not ordinary.any():
+        replaces = ordinary
+        if masking.random_from == "vocabulary":
+            replaces = np.ones_like(ordinary)
+        elif masking.random_from == "tokens" and replacing_ids is not None:
+            replaces = ordinary & replacing_ids
+        if not (ordinary.any() and replaces.any()):
             raise UsageError(
                 "the vocabulary has only special tokens, so there is nothing to mask or to draw; give another dataset",
                 "unsupported",
@@ -75,10 +86,12 @@ class Masker:
             select_below=_of_2_32(masking.probability),
             lengths_below=_span_lengths_below(),
             kinds=kinds,
+            most_in_word=MAX_WORD_TOKENS if masking.rule == 2 else length,
+            is_rule_1=masking.rule == 1,
             mask_id=special.mask,
             mask_below=_of_2_32(hidden),
             random_below=_of_2_32(hidden_or_random),
-            pool=np.arange(special.vocab_size) if masking.random_from == "vocabulary" else np.flatnonzero(ordinary),
+            pool=np.flatnonzero(replaces),
             every_place=np.arange(length),
         )
         self._rules = tuple(rules)  # for the kernel
@@ -95,9 +108,8 @@ class Masker:
         call it.
 
         Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
-        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place
-        continues a word whatever its id; None: nowhere. The weights, float32 [B], are None unless the policy is
-        "uniform".
+        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: what the dataset
+        stores of words, as stream.Rows has it. The weights, float32 [B], are None unless the policy is "uniform".
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)

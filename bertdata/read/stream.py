@@ -18,6 +18,7 @@ from bertdata.errors import DatasetError, UsageError, damaged
 from bertdata.format.arrays import npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import rows as kernels
+from bertdata.read.kernels.masks import NOT_STORED
 
 MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, then takes a second
 _DOCUMENTS_AT_ONCE = 1 << 16
@@ -32,7 +33,9 @@ class Rows(NamedTuple):
     ids: NDArray[np.int64]  # [B, T], padded at the end
     text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     attention_mask: NDArray[np.int64] | None  # [B, T]: 1 where filled; None if no row is padded
-    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token continues a word; None: not stored or not asked
+    inside_word: NDArray[np.uint8] | None
+    """[B, T]: 0 where a token begins a word, 1 where it continues one, 2 where that is not stored; None: not stored for
+    any row, or not asked."""
     position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
     token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
@@ -239,7 +242,7 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
         stream.open_shards_of(spans[first_span:num_spans])
         if stream.word_addresses is not None:
             own = spans[first_span:num_spans]
-            inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
+            inside_word = np.full(ids.shape, NOT_STORED) if inside_word is None else inside_word
             kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
     if largest >= first.dataset.special_tokens.vocab_size:

@@ -1,8 +1,12 @@
-"""Which ids continue a word, for masking policies and for scores of sentences."""
+"""What masking asks of a tokenizer: which tokens continue a word, and which ids have a token that may replace one."""
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,38 +15,93 @@ from bertdata.errors import DatasetError
 from bertdata.format.dataset import Dataset
 
 BEGINS = ("Ġ", "▁", "Ċ", "ĉ")  # what tokens that begin a word begin with: a space (Ġ, ▁), a line end or a tab
+UNSPACED = (  # characters of scripts that put no spaces between words: first and last code point
+    (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x2E80, 0x312F),  # Chinese and Japanese marks, kana, bopomofo
+    (0x3190, 0xA4CF),  # Chinese characters, Yi
+    (0xF900, 0xFAFF),  # Chinese characters
+    (0xFE30, 0xFE4F),  # vertical marks
+    (0xFF00, 0xFFEF),  # characters of full and half width
+    (0x20000, 0x3FFFF),  # Chinese characters
+)
 _TOKENIZER = "tokenizer.json"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte of a character that a SentencePiece vocabulary lacks
+_UNUSED = re.compile(r"[\[<]unused[ _-]?\d+[\]>]", re.IGNORECASE)
 
 
-def continuing(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.bool_]:
-    """Tells for each id, bool [vocab_size], whether its token continues the word before it, by the token's spelling.
+def continuing(tokenizer_json: bytes, vocab_size: int, *, rule: int) -> NDArray[np.bool_]:
+    """Return for each id, bool [vocab_size], whether its token continues the word before it, by the token's spelling.
 
-    - A vocabulary with a continuing prefix (WordPiece: "##"): a token continues a word if it begins with the prefix.
-    - Any other vocabulary in which some token begins with a mark of BEGINS: a token continues a word if it begins with
-      no mark.
-    - Any other vocabulary: no token continues a word, so each token is a word.
+    rule: of masks, 1 or 2. docs/determinism.md ("Words") defines both.
 
     An id that the model of the tokenizer does not have, such as an added token, continues no word. tokenizer_json: of a
-    tokenizer that could be loaded; the error for any other is of no certain kind.
+    tokenizer that could be loaded; for any other the type of the error is not defined.
     """
     continues = np.zeros(vocab_size, np.bool_)
-    model = json.loads(tokenizer_json)["model"]
-    vocabulary = model["vocab"]  # token → id, or a list of [token, score]
-    if not isinstance(vocabulary, dict):
-        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    content = json.loads(tokenizer_json)
+    model = content["model"]
+    vocabulary = _ids(model)
     prefix = model.get("continuing_subword_prefix")
-    has_marks = any(token.startswith(BEGINS) for token in vocabulary)
+    least = 1 if rule == 1 else 2  # characters of a token whose first one is a mark
+    has_marks = any(len(token) >= least and token.startswith(BEGINS) for token in vocabulary)
+    if rule == 2 and model.get("end_of_word_suffix"):
+        has_marks = False
+    utf8 = _utf8(content)
     for token, token_id in vocabulary.items():
-        continues[token_id] = token.startswith(prefix) if prefix else has_marks and not token.startswith(BEGINS)
+        if prefix:
+            continues[token_id] = token.startswith(prefix)
+        elif has_marks and not token.startswith(BEGINS):
+            continues[token_id] = rule == 1 or not _is_unspaced(utf8(token))
     return continues
 
 
-def continuing_ids(dataset: Dataset) -> NDArray[np.bool_]:
-    """What `continuing` says of the tokenizer of a dataset. Raises DatasetError if that cannot be read."""
+def replacing(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.bool_]:
+    """Return for each id, bool [vocab_size], whether it has a token, and one that is not named as unused."""
+    named = np.zeros(vocab_size, np.bool_)
+    content = json.loads(tokenizer_json)
+    added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+    for token, token_id in (_ids(content["model"]) | added).items():
+        named[token_id] = not _UNUSED.fullmatch(token)
+    return named
+
+
+@functools.lru_cache(maxsize=2)
+def _tables(tokenizer_json: bytes, vocab_size: int, rule: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    return continuing(tokenizer_json, vocab_size, rule=rule), replacing(tokenizer_json, vocab_size)
+
+
+def tables(dataset: Dataset, rule: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return what `continuing` and `replacing` say of the tokenizer of a dataset; do not change the arrays.
+
+    Raises DatasetError if that tokenizer cannot be read.
+    """
     try:
-        return continuing(dataset.tokenizer_file(_TOKENIZER), dataset.special_tokens.vocab_size)
+        return _tables(dataset.tokenizer_file(_TOKENIZER), dataset.special_tokens.vocab_size, rule)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DatasetError(
             f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build it again",
             "damaged",
         ) from None
+
+
+def _ids(model: Any) -> dict[str, int]:
+    """Return the id of each token of a model."""
+    vocabulary = model["vocab"]  # token → id, or a list of [token, score]
+    return vocabulary if isinstance(vocabulary, dict) else {token: n for n, (token, _) in enumerate(vocabulary)}
+
+
+def _utf8(content: dict[str, Any]) -> Callable[[str], bytes]:
+    """Return a function: a token → what it stands for in UTF-8, which may be a part of a character."""
+    if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
+        from bertdata.tokenize.models import byte_letters
+
+        table = {ord(letter): byte for byte, letter in enumerate(byte_letters())}
+        return lambda token: token.translate(table).encode("latin-1", "replace")
+    return lambda token: bytes([int(byte[1], 16)]) if (byte := _BYTE.fullmatch(token)) else token.encode()
+
+
+def _is_unspaced(text: bytes) -> bool:
+    """Return whether the first character of a text is one of UNSPACED, whichever bytes complete it."""
+    codes = [ord((text[:4] + 4 * byte).decode(errors="replace")[0]) for byte in (b"\x80", b"\xbf")]
+    return all(any(first <= code <= last for first, last in UNSPACED) for code in codes)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import bertdata
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import StateError, UsageError, counted
 from bertrain.methods import Method
 from bertrain.options.config import Config
 from bertrain.options.fields import flag
@@ -22,6 +22,8 @@ from bertrain.run.schedule import Plan
 from bertrain.run.state import TrainState
 from bertrain.run.watch import TrainingError
 from bertrain.runtime import feed
+
+CHECKED_ROWS = 64  # before the first step
 
 
 class Batches:
@@ -52,6 +54,13 @@ class Batches:
         """Steps that earlier starts of the run have taken."""
         self.phase = self.plan.phases[0]
         self.loader, *_ = [self._loader(phase) for phase in self.plan.phases]  # a mix that cannot be ends a run here
+        self._take_rule_of(self.loader.state_dict()["masking"])  # a teacher's cache decides it
+
+    def _take_rule_of(self, masking: Mapping[str, Any]) -> None:
+        """Mask the rows of all phases by the rule of a loader's masks."""
+        phases = [replace(phase, masking=phase.masking.with_rule_of(masking)) for phase in self.plan.phases]
+        self.plan = replace(self.plan, phases=tuple(phases))
+        self.phase = self.plan.phases[self.phase.number - 1]
 
     def samples(self, paths: Sequence[str], length: int) -> int:
         """The samples of an epoch of datasets, in rows of `length`."""
@@ -164,15 +173,30 @@ class Batches:
                 raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         for method in self._methods:
             method.check_batches(self)
-        targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, self.plan.samples(), 1024))))
+        most = min(loader.num_samples, self.plan.samples())
+        targets = feed.num_targets(loader.read(np.arange(min(most, 1024))))
+        share = self.phase.masking.probability
         if targets == 0:
-            share = self.phase.masking.probability
             sentence = (
                 f"nothing to predict: the samples of {' and '.join(path for path, _ in self.phase.sources)} are too "
                 f"short to mask {share:.0%} of them (samples {loader.num_samples}, ranks {loader.world_size}, batch "
                 f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
             )
             raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
+        batch = loader.read(np.arange(min(most, CHECKED_ROWS)))
+        filled = np.full(batch.sample_ids.size, loader.length)
+        if batch.attention_mask is not None:
+            filled = batch.attention_mask.sum(1)
+        wanted = sum(map(self.phase.masking.quota, filled.tolist()))
+        found = feed.num_targets(batch)
+        is_random = self.phase.masking.policy in ("bernoulli", "uniform")
+        if not (is_random or self.begun) and 2 * found < wanted:
+            sentence = (
+                f"the first {counted(filled.size, 'row')} have {found:,} of the {wanted:,} targets that --masking "
+                f"{self.phase.masking.policy} should select: their words are too long, or most tokens are [UNK]; give "
+                "--masking exact, or build with a tokenizer for this text"
+            )
+            raise TrainingError(sentence, "too-short-to-mask", option="masking", given=self.phase.masking.policy)
         return targets
 
     def resume(self, directory: Path, saved: TrainState) -> None:
@@ -181,6 +205,7 @@ class Batches:
         Raises UsageError if the options give another stream, or change what has begun of the phases.
         """
         out = directory.parent
+        self._take_rule_of(saved.loader["masking"])
         check_begun(out, saved.phases, saved.phase, self.saved_phases())
         self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
         self.read, self.begun = dict(saved.streams), saved.step

@@ -41,11 +41,11 @@ class Run:
         options = {"rank": ranks.rank, "world_size": ranks.world_size}
         on_gpu = ranks.device.type == "cuda"
         self.batches = Batches(config, self.datasets, methods=self.methods, **options, on_gpu=on_gpu)
-        self.plan = self.batches.plan
         if config.milestones["words"]:
             self.batches.check_words()
         self.made_with = assemble.made_with(config)
         begun = self._resume()
+        self.plan = self.batches.plan
         self.step, self.tokens = begun.step, begun.tokens
         weights, warnings = assemble.model(
             config, self.shards, self.phase, resume=self.resumed_from, methods=self.methods

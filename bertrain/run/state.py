@@ -103,7 +103,13 @@ def read_to_resume(path: Path) -> TrainState:
     if (path / "average.pt").exists():
         used["average"] = "average.pt"
     without_removed(used, path)
-    return replace(saved, phases=saved.phases or [first])
+    phases = [_with_rule(phase) for phase in saved.phases] or [first]
+    return replace(saved, loader=_with_rule(saved.loader), phases=phases)
+
+
+def _with_rule(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved loader or phase with the rule of its masks; without one it is rule 1."""
+    return {**saved, "masking": {"rule": 1, **(saved.get("masking") or {})}}
 
 
 def _is_sound(saved: Mapping[str, Any]) -> bool:

@@ -168,29 +168,36 @@ def select_bernoulli(k, candidates, p):
     return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)]
 
 
-def words_of(row, special, continues, inside):
-    """Words as lists of places: candidates side by side, cut before each place that does not go on with a word.
+def words_of(row, special, continues, inside, begins, rule):
+    """Words as lists of places: candidates side by side, split before each place that does not continue a word.
 
-    continues: ids that go on with a word. inside: places that go on with a word.
+    continues: ids that continue a word. inside, begins: places that are stored as continuing, or beginning, a word.
     """
     words = []
     for t, token in enumerate(row):
         if token in special:
             continue
-        if (token in continues or t in inside) and t > 0 and row[t - 1] not in special:
+        is_inside = t in inside or (token in continues and (rule == 1 or t not in begins))
+        if is_inside and t > 0 and row[t - 1] not in special:
             words[-1].append(t)
         else:
             words.append([t])
-    return words
+    if rule == 1:
+        return words
+    return [part for word in words for part in ([word] if len(word) <= 16 else [[t] for t in word])]
 
 
-def select_words(k, words, c):
-    words, selected = list(words), []
+def select_words(k, words, c, rule):
+    words, selected, left_out = list(words), [], []
     for j in range(len(words)):
         r = j + below32(draw(k, 2**32 + j), len(words) - j)
         words[j], words[r] = words[r], words[j]
         if len(selected) + len(words[j]) <= c:
             selected += words[j]
+        else:
+            left_out.append(words[j])
+    if rule == 2 and len(selected) < c / 2 and left_out:
+        selected += left_out[0][: c - len(selected)]
     return sorted(selected)
 
 
@@ -231,24 +238,28 @@ def mask(
     shares=(0.8, 0.1),
     continues=(),
     inside=(),
-    everything=False,
-    **rule,
+    begins=(),
+    pool=None,
+    rule=1,
+    **amounts,
 ):
-    """row: the filled places, [CLS] and [SEP] included. Returns the masked row, the selected places, and their ids."""
+    """row: the filled places, [CLS] and [SEP] included. Returns the masked row, the selected places, and their ids.
+
+    pool: ids that replace others at random; None: all that are not special.
+    """
     k = key(seed, "mask", variant, sample_id)
     candidates = [t for t, token in enumerate(row) if token not in special]
-    c = min(len(candidates), quota(n=len(row), p=1 if policy == "uniform" else p, **rule))
+    c = min(len(candidates), quota(n=len(row), p=1 if policy == "uniform" else p, **amounts))
     if policy == "uniform":
         places, shares = select_exact(k, candidates, amount(k, c)), (1, 0)
     elif policy == "exact":
         places = select_exact(k, candidates, c)
     elif policy == "bernoulli":
-        places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **rule)]
+        places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **amounts)]
     else:
-        places = {"whole_word": select_words, "span": select_spans}[policy](
-            k, words_of(row, special, continues, inside), c
-        )
-    pool = [token for token in range(vocab_size) if everything or token not in special]
+        words = words_of(row, special, continues, inside, begins, rule)
+        places = select_words(k, words, c, rule) if policy == "whole_word" else select_spans(k, words, c)
+    pool = sorted(set(range(vocab_size)) - set(special) if pool is None else pool)
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
     changed = list(row)
     for t in places:

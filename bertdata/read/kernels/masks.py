@@ -17,6 +17,7 @@ from bertdata.types import IGNORE_INDEX
 MASK = np.uint64(keys.purpose("mask"))
 EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # as choices.MASKING_POLICIES lists them
 MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
+BEGINS, INSIDE, NOT_STORED = np.uint8(0), np.uint8(1), np.uint8(2)  # what a dataset stores of a place
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
 
@@ -35,6 +36,8 @@ class MaskRules(NamedTuple):
     select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
     lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound that the high 32 bits of a draw reach
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
+    most_in_word: int  # a word of more tokens is taken for so many words of one
+    is_rule_1: bool
     mask_id: int
     mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
     random_below: np.uint64  # else a random id if they are below this, else it keeps its id
@@ -49,7 +52,7 @@ class MaskRows(NamedTuple):
     text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place continues a word whatever its id; [0, 0]: nowhere
+    inside_word: NDArray[np.uint8]  # [B, T]: stored of each place: BEGINS, INSIDE or NOT_STORED; [0, 0]: not stored
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
@@ -88,15 +91,27 @@ def _select_bernoulli(key, n, select_below, selected):
 
 
 @part()
-def _find_words(row, n, kinds, inside_word, starts, stops):
+def _find_words(row, n, rules, inside_word, starts, stops):
     """Writes where the words of a row begin and end. Returns the number of words, and of candidates."""
-    num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
+    num_words, num_candidates, kind_before, is_long = 0, 0, np.uint8(0), False
     for t in range(1, n - 1):
-        kind = kinds[uint64(row[t])]
+        kind = rules.kinds[uint64(row[t])]
         if kind & MASKABLE:
             num_candidates += 1
-            continues = kind & CONTINUES or (inside_word.size and inside_word[t])
-            if not (continues and kind_before & MASKABLE):
+            stored = inside_word[t] if inside_word.size else NOT_STORED
+            by_spelling = kind & CONTINUES and (stored == NOT_STORED or rules.is_rule_1)
+            if not ((by_spelling or stored == INSIDE) and kind_before & MASKABLE):
+                is_long = False
+                begins = True
+            elif not is_long and t - starts[num_words - 1] == rules.most_in_word:
+                is_long = begins = True
+                for place in range(starts[num_words - 1], t):  # each of its tokens becomes a word
+                    starts[num_words - 1], stops[num_words - 1] = place, place + 1
+                    num_words += 1
+                num_words -= 1
+            else:
+                begins = is_long
+            if begins:
                 starts[num_words] = t
                 num_words += 1
             stops[num_words - 1] = t + 1
@@ -111,9 +126,12 @@ def _select_range(start, stop, selected):
 
 
 @part()
-def _select_words(key, num_words, quota, starts, stops, selected):
-    """Goes through the words in random order, and selects each that still fits into the quota of places."""
-    left = quota
+def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
+    """Goes through the words in random order, and selects each that still fits into the quota of places.
+
+    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit.
+    """
+    left, first_left_out = quota, np.int64(-1)
     for j in range(num_words):
         if left == 0:
             break
@@ -123,6 +141,10 @@ def _select_words(key, num_words, quota, starts, stops, selected):
         if stop - start <= left:
             _select_range(start, stop, selected)
             left -= stop - start
+        elif first_left_out < 0:
+            first_left_out = start
+    if 2 * left > quota and first_left_out >= 0 and not is_rule_1:
+        _select_range(first_left_out, first_left_out + left, selected)
 
 
 @part()
@@ -186,9 +208,9 @@ def mask(rules, rows):
             _select_bernoulli(key, n, rules.select_below, selected)
         else:
             inside_word = rows.inside_word[b] if rows.inside_word.size else rows.inside_word.ravel()
-            num_words, m = _find_words(row, n, kinds, inside_word, starts, stops)
+            num_words, m = _find_words(row, n, rules, inside_word, starts, stops)
             if policy == WHOLE_WORD:
-                _select_words(key, num_words, min(m, quota), starts, stops, selected)
+                _select_words(key, num_words, min(m, quota), rules.is_rule_1, starts, stops, selected)
             else:
                 _select_spans(key, num_words, min(m, quota), rules.lengths_below, starts, stops, selected)
 

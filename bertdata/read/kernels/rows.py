@@ -144,7 +144,7 @@ def attend(text_places, attention_mask):
 
 @jit()
 def mark_inside_words(spans, starts, word_addresses, inside_word):
-    """Writes 1 to inside_word, uint8 [B, T], where a token of a span continues the word before it.
+    """Writes to inside_word, uint8 [B, T], for each token of a span: 1 if it continues the word before it, else 0.
 
     spans: SPAN [n], of one dataset. starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the
     words array of each shard, with one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
