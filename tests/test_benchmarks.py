@@ -1,4 +1,4 @@
-"""The table says what was measured, in the docs too; a run that was stopped goes on; a library may fail."""
+"""The tables of measurements say what was measured, in the docs too."""
 
 import importlib
 import json
@@ -20,11 +20,6 @@ def table():
 
     yield table
     sys.path.remove(str(ROOT / "benchmarks"))
-
-
-@pytest.fixture(scope="module")
-def environments(table):
-    return importlib.import_module("environments")
 
 
 @pytest.fixture
@@ -79,42 +74,6 @@ def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
             table.main.make_context("table", shlex.split(value))
     named = set(re.findall(r"--[a-z-]+", page.partition("| `BENCH_OPTIONS`")[2].splitlines()[0]))
     assert named < {option for parameter in table.main.params for option in parameter.opts}
-
-
-def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
-    calls = []
-
-    def measure():
-        calls.append(len(calls))
-        if len(calls) == 1:
-            raise environments.LeftOut("no room")
-        return {"value": len(calls)}
-
-    def ask(settings):
-        measurements = table.Measurements(tmp_path / "measured.jsonl", settings)
-        measurements.ask("reading", measure)
-        return measurements.found("reading")
-
-    assert ask({"commit": "abc", "rounds": 3})["reason"] == "no room"
-    assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a failure is measured again,
-    assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a figure is not
-    with open(tmp_path / "measured.jsonl", "a") as file:
-        file.write('{"question": "rea')  # a line that was cut off
-    assert ask({"commit": "abc", "rounds": 1})["result"] == {"value": 3}  # other settings are another measurement
-    for number, commit in enumerate(("abc+", "abc+", "unknown", "unknown"), 4):  # nor is code that has no name
-        assert ask({"commit": commit})["result"] == {"value": number}
-    assert len(calls) == 7
-
-
-def test_a_library_that_fails_or_hangs_is_one_line(environments):
-    fail = "import sys; print('noise'); sys.exit('first\\n  File x\\nValueError: what is wrong\\n')"
-    with pytest.raises(environments.LeftOut, match="^ValueError: what is wrong$"):
-        environments.last_line([sys.executable, "-c", fail], seconds=20)
-    with pytest.raises(environments.LeftOut, match="^not done after 0 s$"):
-        environments.last_line([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
-    with pytest.raises(environments.LeftOut, match="^printed no result$"):
-        environments.last_line([sys.executable, "-c", "print('nothing')"], seconds=20)
-    assert environments.last_line([sys.executable, "-c", "print('x'); print('[1]')"], seconds=20) == [1]
 
 
 # ---------------------------------------------------------------------------------------------------- README's table
