@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import transformers
 from helpers import BAD, GOOD, contents, json_of, refused, refuses, succeeds, tuning, write, write_labelled
 from safetensors.torch import save_file
 from training import cannot_read, weights_in
@@ -242,17 +241,6 @@ def test_a_full_disk_is_one_sentence(command, tmp_path, full_disk):
     with full_disk(100_000):
         refused(finetune.main, *command, kind="unwritable", option="out", given=str(seed))
     assert not (seed / "seed.json").exists()
-    succeeds(finetune.main, *command)
-
-
-def test_a_tokenizer_that_cannot_be_written_is_one_sentence(command, tmp_path, monkeypatch):
-    def fail(tokenizer, directory):
-        raise Exception("Input/output error (os error 5)")  # as tokenizers does
-
-    with monkeypatch.context() as patched:
-        patched.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
-        refused(finetune.main, *command, kind="unwritable", option="out", says="Input/output error")
-    assert list((tmp_path / "out").glob("*seed*")) == []
     succeeds(finetune.main, *command)
 
 

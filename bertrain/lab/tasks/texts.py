@@ -16,6 +16,7 @@ from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, ordered, rows_of, same_label, whole
 
+LARGEST = 1e18  # number to learn; in float32 a batch has a finite sum of squares
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
 
@@ -163,10 +164,10 @@ class Regression(_Texts):
                 numbers.append(float(label))
             except (TypeError, ValueError, OverflowError):
                 numbers.append(math.nan)
-            if not abs(numbers[-1]) <= torch.finfo(torch.float32).max:  # NaN is none, too
+            if not abs(numbers[-1]) <= LARGEST:  # also NaN
                 raise UsageError(
-                    f"{place}: --task regression needs 32-bit numbers as labels, not {label!r}; correct it, or give "
-                    "another --task",
+                    f"{place}: --task regression needs numbers from -1e18 to 1e18 as labels, not {label!r}; correct "
+                    "it, or give another --task",
                     "bad-row",
                 )
         return numbers
