@@ -95,11 +95,25 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
         assert run["best_epoch"] == 1 + accuracies.index(max(accuracies))
         assert run["dev"] == run["curve"][run["best_epoch"] - 1]["dev"]
         assert run["curve"][-1]["train_loss"] < run["curve"][0]["train_loss"]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / "seed-1" / name).read_bytes() == (bert_run / "step-00000002" / name).read_bytes()
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-1")
     assert model.config.id2label == {0: "0", 1: "1"}
     assert model.config.hidden_dropout_prob == 0.1  # the default of --dropout; the checkpoint was trained without
     succeeds(plot.main, tmp_path / "out", "--out", tmp_path / "tuned.png")
     assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tokenizer_files_of_transformers_5_are_written_for_every_program(source, tmp_path):
+    tokenizer = heads.tokenizer_of(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<x>"]})
+    tokenizer("river", truncation=True, max_length=8, padding="max_length")
+    tokenizer.save_pretrained(tmp_path)
+    files = heads.tokenizer_files(tmp_path, tokenizer)
+    config, content = (json.loads(files[name]) for name in ("tokenizer_config.json", "tokenizer.json"))
+    assert (config["tokenizer_class"], config["additional_special_tokens"]) == ("PreTrainedTokenizerFast", ["<x>"])
+    assert not config.keys() & {"backend", "extra_special_tokens", "is_local", "local_files_only"}
+    assert content == json.loads((tmp_path / "tokenizer.json").read_bytes()) | {"truncation": None, "padding": None}
 
 
 def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):

@@ -83,7 +83,8 @@ def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
         if not give_same_ids(files[TOKENIZER], load_tokenizer(str(directory)).files[TOKENIZER]):
             sentence = f"{directory} has another tokenizer than {first}; give checkpoints with the same tokenizer"
             raise UsageError(sentence, "tokenizer-differs", option="checkpoints", given=str(directory))
-    return files | {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
+    own = {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
+    return checkpoint.plain_tokenizer(files | own)
 
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain merge run-a/ run-b/ --out mean/")

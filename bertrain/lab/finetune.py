@@ -202,6 +202,7 @@ def train_seed(work: Work, seed: int) -> dict[str, Any]:
     taught = work.taught  # the teacher first, as it may draw
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     reader, bf16 = _start(work, seed)
+    files = heads.tokenizer_files(work.job.start, reader.tokenizer)
     sets: dict[str, Data] = {}
     for name, part in work.examples.items():
         sets[name], warnings = work.task.encode(reader.tokenizer, part, work.length)
@@ -214,7 +215,7 @@ def train_seed(work: Work, seed: int) -> dict[str, Any]:
     scores = {name: best[name] for name in sets}
     run = {"seed": seed, "best_epoch": best["epoch"], **scores, "curve": curve}
     out = seeds.place(work.job.out, seed)
-    files = {
+    files |= {
         card.CARD: _card(work, reader, seed, best["epoch"], rows=len(data.rows), scores=scores),
         seeds.SEED: json.dumps({"of": work.made_of, "run": run}, indent=1).encode(),
     }
@@ -357,7 +358,6 @@ def _write(out: Path, reader: Reader, weights: dict[str, torch.Tensor], files: d
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
     with naming(out), checkpoint.whole(out) as temporary:
         adapters.save(reader.model, weights, temporary)
-        reader.tokenizer.save_pretrained(temporary)
         for name, content in files.items():
             (temporary / name).write_bytes(content)
 

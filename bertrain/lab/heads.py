@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
 
 from bertdata.errors import UsageError
 from bertrain.lab import seeds
@@ -19,6 +20,7 @@ from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
 from bertrain.models.hub import may_be_on_hub
 from bertrain.models.pretrained import HARMLESS, needed
+from bertrain.run import checkpoint
 from bertrain.run.rates import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
@@ -173,6 +175,16 @@ def tokenizer_of(directory: Path | str) -> Any:
             "tokenizer_config.json of the pre-training there"
         )
         raise UsageError(sentence, "tokenizer-unreadable", given=str(directory)) from None
+
+
+def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
+    """Return the files that the tokenizer of a checkpoint was read from."""
+    more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    files = {}
+    for name in {*tokenizer.vocab_files_names.values(), *more}:
+        if path := cached_file(directory, name, _raise_exceptions_for_missing_entries=False):
+            files[name] = Path(path).read_bytes()
+    return checkpoint.plain_tokenizer(files)
 
 
 def padding_tokenizer(directory: Path | str, option: str) -> Any:

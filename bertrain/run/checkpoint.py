@@ -203,6 +203,26 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         group.update(given)
 
 
+def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a tokenizer as transformers 4 and 5, and other programs, read them.
+
+    A file has other bytes only if it holds truncation or padding of an earlier use, or what transformers 5 alone knows.
+    """
+    written, before = dict(files), json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    if config != before:
+        written[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
+    content = json.loads(files.get(TOKENIZER, b"{}"))
+    if content.get("truncation") or content.get("padding"):
+        content |= {"truncation": None, "padding": None}
+        written[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
+    return written
+
+
 def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
     """What a checkpoint holds of a tokenizer. file_of: the contents of its files by name.
 

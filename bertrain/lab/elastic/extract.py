@@ -36,7 +36,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         f"{after}. The card of that checkpoint has the data and the training.",
         model_type=small.config.model_type,
     )
-    files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
+    files = checkpoint.plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
     with naming(out):
         checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files))
 
