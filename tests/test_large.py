@@ -162,8 +162,9 @@ def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
     for name in ("tokens", "documents", "sentences", "words"):
         shard_name = kept.splits["train"].shards[4].name
         assert np.array_equal(kept.array(shard_name, name), listed.array(shard_name, name))
-    with pytest.raises(KeyError):
-        kept.array("train-99999", "tokens")
+    for dataset, *names in ((kept, "train-99999", "tokens"), (kept, "one", "tokens"), (listed, "train-00000", "empty")):
+        with refuses("unknown", "name", given=names[1]):
+            dataset.array(*names)
     loader = Loader(kept, length=30)
     assert [*parts_of(loader, np.arange(9))] == [*parts_of(Loader(listed, length=30), np.arange(9))]
     assert pickle.loads(pickle.dumps(kept)).dataset_id == kept.dataset_id  # noqa: S301

@@ -173,10 +173,12 @@ def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
     for seed in range(100):
         documents = "\n\n".join(f"the stone {seed} {n}\nriver of light\na day" for n in range(30))
         (tmp_path / "a.txt").write_text(documents)
-        options = {"tokenizer": vocab, "validation": 0.03, "sentences": "line", "overwrite": True}
+        options = {"tokenizer": vocab, "validation": 0.97, "sentences": "line", "overwrite": True}
         dataset = bertdata.build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
-        if "validation" in dataset.splits and dataset.splits["validation"].num_documents == 1:
+        if "train" in dataset.splits and dataset.splits["train"].num_documents == 1:
             break
-    about = facts.facts(dataset, length=32, global_batch_size=4, world_size=1, samples="pairs")
-    assert about["splits"]["train"]["samples_per_epoch"] > 0
-    assert about["splits"]["validation"]["samples_per_epoch"] == 0
+    options = {"length": 32, "global_batch_size": 4, "world_size": 1, "samples": "pairs"}
+    about = facts.facts(dataset, **options)
+    assert about["splits"]["validation"]["samples_per_epoch"] > 0
+    assert about["splits"]["train"]["samples_per_epoch"] == 0
+    assert data_of(report(dataset, **options))["samples"]["split"] == "validation"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, counted, damaged
+from bertdata.errors import DatasetError, UsageError, counted, damaged
 from bertdata.files import open_plain
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
@@ -95,13 +95,22 @@ class Dataset:
         return self._array(split, shard, "tokens")
 
     def array(self, shard: str, name: str) -> NDArray[Any]:
-        """An array of a shard, both by name, such as array("train-00000", "documents"); a view of the file."""
-        if self.opens_at_once:
-            return self._arrays[shard, name]
-        split = shard.partition("-")[0]
-        shards = self.splits[split].shards
-        assert isinstance(shards, ShardTable)  # noqa: S101  (they are not open)
-        return self._array(split, shards.number_of(shard), name)
+        """An array of a shard, both by name, such as array("train-00000", "documents"); a view of the file.
+
+        Raises UsageError if the dataset does not store it.
+        """
+        try:
+            if self.opens_at_once:
+                return self._arrays[shard, name]
+            split = shard.partition("-")[0]
+            shards = self.splits[split].shards
+            assert isinstance(shards, ShardTable)  # noqa: S101  (they are not open)
+            return self._array(split, shards.number_of(shard), name)
+        except (KeyError, ValueError):
+            sentence = (
+                f"{self.path} stores no {name} of {shard}; give the names of a shard and of an array that it stores"
+            )
+            raise UsageError(sentence, "unknown", option="name", given=name) from None
 
     @property
     def opens_at_once(self) -> bool:

@@ -98,13 +98,16 @@ def _samples_of(dataset: Dataset, name: str, samples: str, length: int) -> tuple
 
 
 def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
-    """What the dataset's tokenizer does to a text, and the engine for it, or why there is none. None: not known."""
+    """What the dataset's tokenizer does to a text, and the engine for it, or why there is none.
+
+    None: not known, because of the `fault`.
+    """
     try:
         content = dataset.tokenizer_file(TOKENIZER)
         tokenizer = load(str(dataset.path))
         tokenizer.prepare()
-    except (DatasetError, TokenizerError):
-        return {"kind": None, "engine": None, "engine_refusal": None}
+    except (DatasetError, TokenizerError) as error:
+        return {"kind": None, "engine": None, "engine_refusal": None, "fault": str(error)}
     return {
         "kind": ", ".join(_steps(json.loads(content))),
         "engine": tokenizer.engine,
@@ -159,7 +162,7 @@ def _engine(tokenizer: dict[str, Any]) -> str:
         return str(tokenizer["engine"])
     if tokenizer["engine_refusal"]:
         return f"none, because {tokenizer['engine_refusal']}; `tokenizers` encodes text"
-    return "not known, because the tokenizer cannot be read"
+    return f"not known: {tokenizer['fault']}"
 
 
 def text(about: dict[str, Any]) -> str:

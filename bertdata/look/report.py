@@ -184,7 +184,7 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
     Of long rows, the first 512 places.
     """
     has_masks = dataset.special_tokens.mask is not None
-    split = "train" if "train" in dataset.splits else next(iter(dataset.splits))
+    split = next(name for name, each in dataset.splits.items() if samples != "pairs" or each.has_pairs)
     rows: list[Any] = []
     for seed in range(_SEEDS):
         common: dict[str, Any] = {"split": split, "length": length, "seed": seed, "samples": samples}
