@@ -110,7 +110,6 @@ def as_parquet(rows, kind=None, group=9):
 
 MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow": as_arrow}
 ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
-TABLES = {"a.parquet": as_parquet, "a.arrow": as_arrow, "b.arrow": as_arrow_file}
 
 
 def parquet(path, rows, group=GROUP):

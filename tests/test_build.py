@@ -522,15 +522,6 @@ def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, monkeypatch,
     assert sorted(os.listdir()) == ["pipe", "text"]
 
 
-def test_the_first_invalid_byte_is_reported(tmp_path, vocab):
-    good = write(tmp_path / "good", "stone\n\n" * 400)
-    bad = write(tmp_path / "bad", b"the\n\nriv\xe9r \xff\xff\n\n\xff")
-    report = build([good, bad], tmp_path / "out", tokenizer=vocab, shard_size=900)
-    assert report.first_replaced == f"{bad}, byte 8"
-    assert report.dataset.manifest.counts["replaced_characters"] == 4
-    assert build(good, tmp_path / "out2", tokenizer=vocab).first_replaced is None
-
-
 # ------------------------------------------------------------------------------------------------------------ the disk
 
 

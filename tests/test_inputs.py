@@ -41,12 +41,10 @@ from sources import (
     as_jsonl,
     as_parquet,
     as_text,
-    as_tsv,
     blocks_of,
     build_parts,
     counting_reads,
     every_unit,
-    ids_by_split,
     read,
     stopped,
     units_in,
@@ -84,27 +82,9 @@ def require_finish(out, straight):
 
 
 @contextmanager
-def written_to(pipe, content):
-    """Makes a named pipe that a thread writes the content to."""
-    os.mkfifo(pipe)
-    thread = threading.Thread(target=lambda: pipe.write_bytes(content), daemon=True)
-    thread.start()
-    yield pipe
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-@contextmanager
 def standard_input(path):
     with open(path, "rb") as file, io.TextIOWrapper(file) as wrapper, patch.object(sys, "stdin", wrapper):
         yield "-"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory, vocab):
-    """ROWS built from plain text, in one shard per split."""
-    out = tmp_path_factory.mktemp("plain") / "shards"
-    return build(write(out.parent / "text", as_text(ROWS)), out, tokenizer=vocab, **SPLIT).dataset
 
 
 @pytest.fixture(scope="module")
@@ -115,54 +95,7 @@ def straight(tmp_path_factory, corpus, vocab):
     return published(out)
 
 
-# --------------------------------------------------------------------------------- the same, whatever it comes in
-
-WAYS = ["file", "members", "pipe", "standard input"]
-
-
-@pytest.mark.parametrize(
-    ("way", "ending", "kind"),
-    [(way, ending, list(MAKE)[(i + j) % len(MAKE)]) for i, way in enumerate(WAYS) for j, ending in enumerate(PACK)],
-)
-def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, ending, kind):
-    pack, data, path = PACK[ending], MAKE[kind](ROWS), tmp_path / f"rows{ENDING[kind]}{ending}"
-    options = SPLIT | {"tokenizer": vocab}
-    content = pack(data[:1000]) + pack(data[1000:]) if way == "members" else pack(data)
-    if way == "pipe":
-        with written_to(path, content):
-            build(path, tmp_path / "out", **options)
-    elif way == "standard input":
-        with standard_input(write(tmp_path / "any", content)) as name:
-            build(name, tmp_path / "out", format=kind, **options)
-    else:
-        build(write(path, content), tmp_path / "out", **options)
-    assert published(tmp_path / "out") == published(plain.path)
-
-
-def test_kinds_can_be_mixed(tmp_path, vocab, plain):
-    made = [
-        ("0.txt.xz", lzma.compress(as_text(ROWS[:9]))),
-        ("1.json", as_jsonl(ROWS[9:20])),
-        ("2.parquet", as_parquet(ROWS[20:24])),
-        ("3.parquet", as_parquet(ROWS[24:28])),
-        ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))),
-        ("5.feather", as_arrow_file(ROWS[30:33])),
-        ("6", as_text(ROWS[33:35])),
-        ("7.TSV.gz", gzip.compress(as_tsv(ROWS[35:36]))),
-        ("8.csv", as_csv(ROWS[36:38])),
-        ("9.ndjson.bz2", bz2.compress(as_jsonl(ROWS[38:]))),
-    ]
-    paths = [write(tmp_path / "in" / name, content) for name, content in made]
-    for number, inputs in enumerate((paths, tmp_path / "in")):
-        dataset = build(inputs, tmp_path / str(number), tokenizer=vocab, **SPLIT).dataset
-        assert ids_by_split(dataset) == ids_by_split(plain)
-
-
-def test_the_named_format_goes_before_the_ending(folder):
-    rows = [(0, row.encode(), 0) for row in ROWS]
-    for kind, make in (MAKE | {"parquet": as_parquet}).items():
-        path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", make(ROWS))
-        assert read([path], kind=kind) == rows
+# -------------------------------------------------------------------------------------------------- what is read
 
 
 def test_padding_and_frames_that_are_to_be_skipped_are(folder):
@@ -178,13 +111,6 @@ def texts_of(*paths, **form):
 
 
 # ------------------------------------------------------------------------------------------------- standard input
-
-
-def test_the_command_reads_standard_input(tmp_path, vocab, plain):
-    """What it is must be said, how it is compressed not."""
-    options = ["--tokenizer", vocab, *FLAGS, "--format", "jsonl", "--out", tmp_path / "out"]
-    succeeds(main, "build", "-", *options, input=zstd(as_jsonl(ROWS)))
-    assert published(tmp_path / "out") == published(plain.path)
 
 
 class OneByOne(io.RawIOBase):
@@ -905,14 +831,6 @@ def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
             with refuses(kind, "inputs") as caught:
                 read([path], strict=True)
             assert str(caught.value).startswith(f"{path}, {first}")
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_an_error_in_the_text_goes_before_one_that_is_read_later(tmp_path, vocab, workers):
-    first = write(tmp_path / "a.jsonl", b'{"text": 7}\n')
-    write(tmp_path / "b.txt.gz", gzip.compress(as_text(ROWS))[:-20])
-    with refuses("bad-row", "inputs", given=str(first)):
-        build([first, tmp_path / "b.txt.gz"], tmp_path / "out", tokenizer=vocab, workers=workers)
 
 
 def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):

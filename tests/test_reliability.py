@@ -397,17 +397,6 @@ def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_
     assert pool.max_memory() < 50_000_000
 
 
-def test_an_index_outside_of_a_dictionary_is_one_sentence(tmp_path, vocab):
-    for index in (-1, 1, 2**31 - 1):
-        indices = pa.array([0, None, index], pa.int32())
-        rows = pa.DictionaryArray.from_arrays(indices, pa.array(["the stone"]), safe=False)
-        table = pa.table({"text": rows})
-        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
-            writer.write_table(table)
-        with refuses("not-of-format", "inputs"):
-            build(tmp_path / "a.arrow", tmp_path / "out", tokenizer=vocab, on_error="skip")
-
-
 def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
     before = os.umask(0o027)
     try:

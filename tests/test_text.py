@@ -14,7 +14,7 @@ from helpers import refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import BYTES, CONTENTS, FEW, TABLES, as_parquet, blocks_of, invalid_column, read, write
+from sources import BYTES, CONTENTS, FEW, as_parquet, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl, tables
 from bertdata.sources.find import find_inputs
@@ -186,17 +186,6 @@ def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size
     assert read(packed, text_key="body", shard_size=shard_size) == plain
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-def test_a_bad_line_of_json_is_named_by_its_number(folder, ending):
-    for line in BAD:
-        content = b'{"text": "a"}\n\n  \n{"text": "b"}\r\n' + line + b'\n{"text": "c"}\n'
-        path = packed(folder / f"bad{ending}", content)
-        with refuses("bad-row", "inputs", says=f"{path}, line 5: "):
-            read([path])
-        assert read([path], on_error="skip") == [(0, text, 0) for text in (b"a", b"b", b"c")]
-        assert read([path], max_documents=2) == [(0, b"a", 0), (0, b"b", 0)]  # what comes after is not judged
-
-
 HERE = Path(__file__).parent
 ROWS = [
     *(HERE / "rows.jsonl").read_bytes().splitlines(),
@@ -210,7 +199,6 @@ ROWS = [
 ]
 
 
-BAD = [row for row in ROWS if reference.json_text(row, "text") is None] + [b"[" * 200_000]
 NESTED = (HERE / "nested.jsonl").read_bytes().splitlines()
 
 
@@ -278,32 +266,6 @@ def test_parquet_of_many_rows_is_followed_by_other_inputs(folder, kind):
     assert texts[-1][0] == 1  # the table has one row group
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_columns_of_tables_are_checked(folder, name):
-    make = TABLES[name]
-    path = write(folder / name, make(invalid_column()))
-    assert read([path]) == [(0, b"ab", 0), (0, "\ufffdc".encode(), 1)]
-    write(path, make(["a", None, "b"]))
-    with refuses("bad-row", "inputs", says=f"{path}, row 2: "):
-        read([path])
-    for kind, key in (("no-column", "body"), ("wrong-column-type", "n")):
-        with refuses(kind, "text_key", given=key, says=str(path)):
-            read([path], text_key=key)
-    complete = make(["1", "2"], pa.dictionary(pa.int8(), pa.string()))
-    for content in (
-        complete[:-40],
-        complete[: len(complete) // 2],
-        b"PAR1" + bytes(60) + b"PAR1",
-        b"plain text\n",
-        b"",
-        b"ARROW1",
-        b"\xff\xff\xff\xff\x10\0\0\0",
-        bytes(500),
-    ):
-        with refuses("not-of-format", "inputs", given=str(path)):
-            read([write(path, content)])
-
-
 def test_a_batch_of_parquet_has_its_own_texts_alone(folder, monkeypatch):
     """Not a long text many times over, nor, as in a dictionary that pyarrow adds to, the texts of batches before."""
     monkeypatch.setattr(tables, "_DECODED_BYTES", 100_000)
@@ -344,12 +306,6 @@ def test_junk_is_refused(folder, content, ending):
     path = packed(folder / f"junk{ending}", content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
-
-
-def test_text_in_an_old_encoding_is_not_junk(folder):
-    content = "naïve façades, Häuser am Fluß\n".encode("latin-1") * 100
-    (document,) = read([write(folder / "old.txt", content)])
-    assert document[2] == 400
 
 
 @pytest.mark.parametrize("line_end", [b"", b"\r\n"])

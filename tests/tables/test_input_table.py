@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import refused, succeeds
-from sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, write
+from reference.documents import json_text
+from sources import ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, write
 
 import bertdata
 from bertdata.cli import main
@@ -84,17 +85,18 @@ INNER = pa.StructArray.from_arrays([pa.array(["x", None, "z"])], ["b"], mask=pa.
 NESTED = pa.table([struct("m", column=INNER), struct("k", column=ABC), ABC], ["a", "b", "a.m.c"])
 OUTSIDE = as_arrow_file(["abcd", "efgh"]).replace(b"\4\0\0\0\x08\0\0\0", b"\4\0\0\1\x08\0\0\0")
 NAMED = b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n'
-BAD_JSON = {
-    b'{"text": "a"': "not JSON",
-    b"plain words": "not JSON",
-    b"{": "not JSON",
-    b'{"body": "a"}': "no key 'text' in this row",
-    b'["text"]': "no key 'text' in this row",
-    b'{"text": 7}': "the value of key 'text' is not a string",
-    b'{"text": null}': "the value of key 'text' is not a string",
-}
+LINES = [*(Path(__file__).parents[1] / "rows.jsonl").read_bytes().splitlines(), b'{"text": "n"\0}']
+BAD_JSON = [*(line for line in LINES if json_text(line, "text") is None), b"[" * 200_000]
 LONE = b'{"text": "\\ud83d\\ude00 \\ud83d x \\ude00\\ud83d"}'
 BAD_CSV = {b"1": "the row has another number", b"1,b,c": "the row has another number", b'1,"b"c': "quotation marks"}
+
+
+DAMAGED_GZIP = gzip.compress(b"a")[:-9]
+DAMAGED = [b"plain text\n", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)]
+
+
+def coded(index):
+    return pa.DictionaryArray.from_arrays(pa.array([index], pa.int32()), ABC[:1], safe=False)
 
 
 def rows_of_columns():
@@ -115,22 +117,19 @@ def rows_of_columns():
 
 
 def bad_rows():
-    """Rows for bad rows of every format: refused, and with --on-error skip."""
+    """Rows for bad rows of every format: refused, skipped, and behind the last row that is read."""
     nulls = stored(of("text", column=pa.array(["a", None, "c", None])))
     coded = stored(of("text", column=pa.array(["a", None, "c", None]).dictionary_encode()))
     files = [
-        *(
-            (f"a.jsonl{end}", PACK[end](b'{"text": "a"}\n\n%b\n{"text": "c"}\n7\n' % bad), "line 3: " + why)
-            for (bad, why), end in zip(BAD_JSON.items(), ["", ".zst"] * 4, strict=False)
-        ),
+        *(("a.jsonl", b'{"text": "a"}\n\n%b\r\n{"text": "c"}\n7\n' % bad, "line 3: ") for bad in BAD_JSON),
         *((name, content, "row 2: the text is null") for each in (nulls, coded) for name, content in each.items()),
         *(("a.csv", b"n,text\n1,a\n\n%b\n2,c\n1\n" % bad, "row 2: " + why) for bad, why in BAD_CSV.items()),
     ]
-    for name, content, place in files:
-        yield f"{place} in {name}", {name: content}, "", Refused("bad-row", f"{name}, {place}")
+    for number, (name, content, place) in enumerate(files):
+        yield f"{name}: bad {number}", {name: content}, "", Refused("bad-row", f"{name}, {place}")
         skipped = f"skipped: 2 rows that cannot be used, the first: {name}, {place}"
-        yield f"{place} in {name}, skipped", {name: content}, "--on-error skip", ["a", "c"], skipped
-        yield f"{place} in {name}, not reached", {name: content}, "--max-documents 1", ["a"]
+        yield f"{name}: bad {number}, skipped", {name: content}, "--on-error skip", ["a", "c"], skipped
+        yield f"{name}: bad {number}, not reached", {name: content}, "--max-documents 1", ["a"]
 
 
 INPUTS = [
@@ -148,10 +147,17 @@ INPUTS = [
         if kind != "fasta"
     ],
     *[
-        (f"{kind}{ending}: read", {NAME[kind] + ending: PACK[ending](EVERY[kind](TEXTS))}, "", TEXTS)
-        for kind in MAKE
-        for ending in COMPRESSED
+        (f"{kind}{ending}: in two pieces, {name}", {f"{name}{ending}": content}, f"--format {kind}", TEXTS)
+        for kind, make in MAKE.items()
+        for ending, pack in PACK.items()
+        for name, content in dict.fromkeys((NAME[kind], "a.txt"), pack(make(TEXTS)[:9]) + pack(make(TEXTS)[9:])).items()
     ],
+    *[
+        (f"{kind}{ending}: piped", {"-": PACK[ending](make(TEXTS))}, f"--format {kind}", TEXTS)
+        for kind, make in MAKE.items()
+        for ending in PACK
+    ],
+    ("all formats", {f"{kind}{NAME[kind][1:]}": make([kind]) for kind, make in EVERY.items()}, "", [*EVERY]),
     # ---------------------------------------------------------------------------------------------- text of any format
     ("text: CR LF", {"a.txt": b"a\r\n\r\nb\r\nc\r\n"}, "", ["a", "b\nc"]),
     ("csv: CR LF", {"a.csv": b'text,n\r\n"a\r\nb",1\r\nc,2\r\n'}, "", ["a\r\nb", "c"]),
@@ -166,6 +172,28 @@ INPUTS = [
     ("text: standard input", {"-": b"a\n\nb"}, "", ["a", "b"]),
     ("text: a directory", {"d/b.txt": b"b", "d/a.txt": b"a"}, "", ["a", "b"], "2 files: 2 text; 2 bytes"),
     # -------------------------------------------------------------------------------------------- tables and surrogates
+    *[
+        (f"{name}: {content[:9]}", {name: content}, "", Refused("not-of-format", f"{name} is not readable "))
+        for name, whole in stored(of("text", column=ABC.dictionary_encode())).items()
+        for content in (whole[:-40], whole[: len(whole) // 3], b"PAR1" + bytes(60) + b"PAR1", *DAMAGED)
+    ],
+    *[
+        (f"{name}: invalid bytes", {name: content}, "", ["ab", "\ufffdc"], f"the first at {name}, row 2; ")
+        for name, content in stored(of("text", column=invalid_column())).items()
+    ],
+    *[
+        (f"arrow: index {index}", {"a.arrow": as_arrow_file(coded(index))}, "", Refused("not-of-format", ""))
+        for index in (-1, 1, 2**31 - 1)
+    ],
+    ("a bad row before damage", {"a.jsonl": b"7", "b.gz": DAMAGED_GZIP}, "", Refused("bad-row", "a.jsonl, line 1: ")),
+    ("the same, 4 workers", {"a.jsonl": b"7", "b.gz": DAMAGED_GZIP}, "--workers 4", Refused("bad-row", "a.jsonl, ")),
+    (
+        "text: a later file",
+        {"a": b"x\n\n" * 400, "b": b"y\xe9"},
+        "--shard-size 900",
+        [*"x" * 400, "y\ufffd"],
+        "at b, byte 1; ",
+    ),
     *rows_of_columns(),
     *bad_rows(),
     *[
@@ -232,10 +260,10 @@ INPUTS = [
     ),
     (
         "text: many invalid bytes",
-        {"a.txt": b"H\xe4user\n" * 100},
+        {"a.txt": b"H\xe4user\n" * 200},
         "",
-        ["\n".join(["H\ufffduser"] * 100)],
-        "100 sequences of bytes that are not UTF-8, the first at a.txt, byte 1; --strict fails instead; if the text is",
+        ["\n".join(["H\ufffduser"] * 200)],
+        "200 sequences of bytes that are not UTF-8, the first at a.txt, byte 1; --strict fails instead; if the text is",
     ),
     (
         "text: few invalid bytes",
