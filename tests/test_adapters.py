@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import fast, model_of
 from helpers import damages, json_of, refused, refuses, succeeds, tuning, write_labelled
-from peft import PeftModel
+from peft import AutoPeftModel, AutoPeftModelForSequenceClassification, PeftModel
 from safetensors.torch import load_file
 from training import (
     SMALL,
@@ -79,8 +79,11 @@ def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training(data
     assert len(maps) == NUMBER[name]
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {f"{path}.weight" for path in maps}
-    beside = PeftModel.from_pretrained(plain, adapted / "adapter")
-    torch.testing.assert_close(logits(beside), logits(training), rtol=0, atol=0)
+    for beside in (
+        PeftModel.from_pretrained(plain, adapted / "adapter"),
+        AutoPeftModel.from_pretrained(adapted / "adapter"),
+    ):
+        torch.testing.assert_close(logits(beside), logits(training), rtol=0, atol=0)
     result = json_of(evaluate.main, "--checkpoint", adapted, "--data", dataset.path)
     assert result["loss"] == pytest.approx(entries(adapted.parent)[-1]["validation_loss"], abs=1e-6)
 
@@ -210,6 +213,8 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     plain = AutoModelForSequenceClassification.from_pretrained(start, num_labels=2)
     beside = PeftModel.from_pretrained(plain, tmp_path / "out" / "seed-0" / "adapter")
     torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=1e-6)
+    alone = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-0" / "adapter")
+    torch.testing.assert_close(logits(merged), logits(alone), rtol=0, atol=1e-6)
     other = weights_in(tmp_path / "out" / "seed-1")
     assert not torch.equal(after["classifier.weight"], other["classifier.weight"])
     refused(*command, "--from-scratch", kind="conflict", option="from_scratch")

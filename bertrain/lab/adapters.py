@@ -34,6 +34,12 @@ from bertrain.options.fields import Excludes, Options, option
 ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
 _NAME = "default"  # peft's own for a model's first adapter
 _PREFIX = "base_model.model."  # of each tensor in a file of peft's
+_TASK_TYPES = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+"""The head of a class → what peft calls its task; its AutoPeftModel classes need it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,10 @@ def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] =
     torch.manual_seed(key(seed, "lora") >> 1)
     peft.inject_adapter_in_model(config, model)
     config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes
+    kind = type(model)
+    config.task_type = next((task for head, task in _TASK_TYPES.items() if head in kind.__name__), None)
+    if not config.task_type:  # peft has none for masked language models; then its AutoPeftModel loads this class
+        config.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
 
 
 def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list[str]:
