@@ -35,7 +35,7 @@ from bertdata.choices import (
     TOKENIZER_TYPES,
     MaskingPolicy,
 )
-from bertdata.errors import BertdataError, UsageError, counted
+from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
 
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -81,11 +81,15 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except MemoryError as error:
-        reason = f": {error}" if str(error) else ""
-        say(f"Error: not enough memory{reason}; use fewer --workers, a smaller batch or shorter rows")
-        sys.exit(1)
-    except OSError as error:
+    except (MemoryError, RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)  # in torch's long sentences
+            reason = size[0] if size else str(error).partition("\n")[0]
+            reason = f": {reason}" if reason else ""
+            say(f"Error: not enough memory{reason}; use fewer --workers, a smaller batch or shorter rows")
+            sys.exit(1)
+        if not isinstance(error, OSError):
+            raise
         where = f"{error.filename}: " if error.filename else ""
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -18,6 +18,7 @@ Any other exception keeps its traceback: it is a bug of the library, or of code 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -170,6 +171,17 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,000 rows')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+_NO_MEMORY = re.compile(
+    r"out of memory|n't allocate memory|not enough memory|cannot allocate memory|alloc_failed", re.I
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory is used up: a MemoryError, or what torch raises on CPUs and GPUs."""
+    is_of_torch = isinstance(error, RuntimeError | OSError) and _NO_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or bool(is_of_torch)
 
 
 def require_known(option: str, value: str | None, choices: Iterable[str | None]) -> None:

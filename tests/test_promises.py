@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import training
@@ -87,10 +88,26 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
     assert [[e.get(name) for name in names] for e in again] == [[e.get(name) for name in names] for e in complete]
 
 
-def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_error(dataset, tmp_path, monkeypatch):
-    at_step(monkeypatch, "evaluate", 2, lambda: (_ for _ in ()).throw(MemoryError("too much")))
+def cuda():
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 9 GiB."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fails", "size"),
+    [(lambda: torch.empty(1 << 50), f"{1 << 52} bytes"), (lambda: np.empty(1 << 50), "8.00 PiB"), (cuda, "20.00 GiB")],
+    ids=["torch", "numpy", "cuda"],
+)
+def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
+    dataset, tmp_path, monkeypatch, capsys, fails, size
+):
+    at_step(monkeypatch, "evaluate", 2, fails)
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2, model="bert-tiny")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("Error: not enough memory: ")
+    assert size in last
     assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
 
 

@@ -40,7 +40,7 @@ between two texts means one or the other. `make reference` makes the page from t
 
 The commands also pass on errors of the operating system about a file, such as
 `Error: PATH: No space left on device; make room and run the same command again`, and
-`Error: not enough memory: …; use a smaller batch or shorter rows`.
+`Error: not enough memory: …; use fewer --workers, a smaller batch or shorter rows`, on CPUs and GPUs.
 """
 
 COMMANDS = """# Commands

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, is_out_of_memory
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
@@ -74,9 +74,9 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
     labels = task.config() | {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
         model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
-    except MemoryError:
-        raise
     except Exception as error:  # of transformers, for files of any bytes
+        if is_out_of_memory(error):
+            raise
         raise _unloadable(directory, error) from None
     encoder = f"{model.base_model_prefix}."
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
@@ -216,9 +216,9 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
     """
     try:
         model, info = _with_head(directory, task)
-    except MemoryError:
-        raise
     except Exception as error:  # of transformers, for files of any bytes
+        if is_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0]
         sentence = (
             f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"

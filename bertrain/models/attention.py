@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, is_out_of_memory
 from bertrain.models import isolation
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
@@ -78,6 +78,8 @@ def require(
         with autocast(), limited((choice,))():  # alone: a full row has no mask
             encoder.logits(**{name: tensor.to(device) for name, tensor in piece.items()})
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split()).rstrip(".")
         sentence = f"--attention {choice} cannot run for a {kind} on {device.type} ({reason}); give another, or auto"
         raise UsageError(sentence, "unsupported", option="attention", given=choice) from None

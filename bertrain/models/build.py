@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from bertdata import SpecialTokens, key
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, is_out_of_memory
 from bertrain.models.checks import check_is_encoder, max_length
 from bertrain.models.families import PRESETS, family_of, first_position, freeze, preset
 from bertrain.models.hub import must_download
@@ -65,6 +65,8 @@ def build(
             return family.next_sentence(config), warnings
         return freeze(AutoModelForMaskedLM.from_config(config, dtype=torch.float32)), warnings
     except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).strip().partition("\n")[0]
         reason = f"transformers does not know {reason}" if isinstance(error, KeyError) else reason
         sentence = f"--model {name} describes no model that can be built: {reason}; correct it"

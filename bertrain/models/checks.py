@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, is_out_of_memory
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of, first_position
 
@@ -69,6 +69,8 @@ def check_runs(model: PreTrainedModel, *, length: int) -> None:
         if logits.shape != (1, length, model.config.vocab_size):
             raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())
         sentence = f"{model.config.model_type} cannot predict tokens from tokens alone ({reason}); give another model"
         raise UsageError(sentence, "unsupported", option="model", given=model.config.model_type) from None
@@ -87,6 +89,8 @@ def _check_head(model: PreTrainedModel, ids: torch.Tensor, expected: torch.Tenso
         if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ValueError("it gives other logits")
     except Exception as error:  # of any code
+        if is_out_of_memory(error):
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         sentence = (
             f"the head that FAMILIES has for {model.config.model_type} is not that of the model's own forward pass "

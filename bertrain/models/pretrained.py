@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
 from bertdata import Dataset
-from bertdata.errors import DatasetError, TokenizerError, UsageError
+from bertdata.errors import DatasetError, TokenizerError, UsageError, is_out_of_memory
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models.checks import check_is_encoder, check_length, spelled
@@ -140,9 +140,9 @@ def _from_pretrained(
         auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
         with _without_warnings():
             model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more, **HARMLESS)
-    except (UsageError, MemoryError):
-        raise
     except Exception as error:  # of transformers, for files of any bytes
+        if isinstance(error, UsageError) or is_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0]
         sentence = (
             f"{given} holds no masked language model that transformers can load ({reason}); give another checkpoint"

@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from bertdata.errors import BuildError, DatasetError
+from bertdata.errors import BuildError, DatasetError, is_out_of_memory
 from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer, lacks_template
@@ -169,9 +169,9 @@ def _loaded(path: Path, *members: str) -> dict[str, Any]:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if not (isinstance(saved, dict) and saved.keys() >= {*members}):
             raise ValueError(f"it is not a dictionary with {' and '.join(members) or 'tensors'}")
-    except OSError:
-        raise
     except Exception as error:  # what torch makes of any bytes
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0].rstrip(".")
         sentence = f"{path} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
         raise DatasetError(sentence, "damaged", given=str(path)) from None
