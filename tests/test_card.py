@@ -69,7 +69,7 @@ def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
     assert rows["seconds of training"] == f"{saved.seconds['trained']:.1f}"
     text = (trained / name / "README.md").read_text()
     assert f" {stated['parameters']:,} parameters" in text
-    amounts = f"{dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens, 1 of the rows"
+    amounts = f"{dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens, all rows"
     assert f"| `{stated['dataset_id']}` | {amounts} |" in text
 
 

@@ -86,7 +86,7 @@ def test_losses_that_are_not_finite_are_left_out_and_skipped_steps_said(tmp_path
     assert data["runs"][0]["points"]["loss"] == [3.0, None, None, None]
     assert data["runs"][0]["evaluations"][0] | {"accuracy": 0.5} == data["runs"][0]["evaluations"][0]
     assert data["runs"][0]["best"] is None
-    assert any("3 steps were skipped" in line for line in data["warnings"])
+    assert any("skipped 3 steps" in line for line in data["warnings"])
 
 
 def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import MASKING_POLICIES
+from bertdata.errors import counted
 from bertdata.format.dataset import Dataset
 from bertdata.look import facts, page
 from bertdata.read.loader import Loader
@@ -96,7 +97,7 @@ def _replaced(counts: dict[str, Any]) -> Iterator[str]:
     if size := counts.get("ids_bytes", 0):
         yield f"Ids of {size:,} bytes were imported."
     if skipped := counts.get("skipped_rows", 0):
-        yield f"{skipped:,} rows that cannot be used were skipped."
+        yield f"The build skipped {counted(skipped, 'row')} that cannot be used."
     if replaced := counts.get("replaced_characters", 0):
         yield f"{replaced:,} invalid sequences were replaced by U+FFFD."
     if replaced := counts.get("special_ids_replaced", 0):
@@ -257,7 +258,8 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         found.append("There is no validation split, so a run is not evaluated; build with --validation 0.01.")
     elif about["splits"]["validation"]["documents"] < 20:
         found.append(
-            f"The validation split has {about['splits']['validation']['documents']} documents, so its loss says little."
+            f"The validation split has {counted(about['splits']['validation']['documents'], 'document')}, so its loss "
+            "says little."
         )
     if counts.get("replaced_characters"):
         found.append(
@@ -268,14 +270,14 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         if number > 0.1 * flow["read"]:
             found.append(f"{number / flow['read']:.0%} of the documents were left out: {name}.")
     if skipped := counts.get("skipped_rows", 0):
-        found.append(f"{skipped:,} rows that cannot be used were skipped.")
+        found.append(f"The build skipped {counted(skipped, 'row')} that cannot be used.")
     spelled = sum(counts.get("special_literals", {}).values())
     if spelled:
         found.append(f"The text spells special tokens {_times(spelled)}; they were kept as ordinary text.")
     train = about["splits"].get("train")
     if train and (num_steps := math.ceil(train["steps_per_epoch"])) < _FEW_STEPS:
         found.append(
-            f"An epoch has {num_steps:,} {'step' if num_steps == 1 else 'steps'} of {steps['global_batch_size']} rows, "
+            f"An epoch has {counted(num_steps, 'step')} of {steps['global_batch_size']} rows, "
             "so a long run reads the text many times."
         )
     return found

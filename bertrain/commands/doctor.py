@@ -124,7 +124,7 @@ def _shards(shards: bertdata.Dataset) -> Finding:
     if faults := verify(shards.path):
         return FAIL, f"{faults[0]}; build them again"
     documents = counted(shards.num_documents, "document")
-    return PASS, f"{shards.path}: {documents}, {shards.num_tokens:,} tokens, every byte as written"
+    return PASS, f"{shards.path}: {documents}, {counted(shards.num_tokens, 'token')}, every byte as written"
 
 
 def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 import bertdata
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertrain.commands import pairs
 from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
@@ -54,7 +54,8 @@ def opened(
     """The checkpoint, the shards and the row length, after checking that they belong together."""
     directory, shards = rundir.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
-        sentence = f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split"
+        only = ", ".join(shards.splits)
+        sentence = f"{data} has no split {split!r}, only {only}; give --split, or build with a larger --validation"
         raise UsageError(sentence, "no-split", option="split", given=split)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
@@ -87,7 +88,7 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
         ),
         (
             "measured on",
-            f"{result['targets']:,} masked tokens of {result['samples']:,} samples of {length}, split "
+            f"{result['targets']:,} masked tokens of {counted(result['samples'], 'sample')} of {length}, split "
             f"{result['split']}",
         ),
     ]

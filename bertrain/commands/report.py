@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertdata.look import page
 from bertrain.run.entries import entry_of
 
@@ -261,7 +261,7 @@ def _warnings(
         lines = "line of log.jsonl is" if num_left_out == 1 else "lines of log.jsonl are"
         yield f"{num_left_out:,} {lines} not complete and left out."
     if skipped := sum(entry["skipped"] for entry in steps if type(entry.get("skipped")) is int):
-        yield f"{skipped:,} steps were skipped, as a loss or the gradient was not finite; lower --lr."
+        yield f"The run skipped {counted(skipped, 'step')}, as a loss or the gradient was not finite; lower --lr."
     best, last = _best(evaluations), _last(evaluations, "validation_loss")
     if not evaluations:
         yield "it was not evaluated; give --eval-every and a dataset with a validation split."

@@ -275,5 +275,6 @@ class Batches:
         lines = []
         for (path, _), source, weight, count in parts:
             often = f", read {count / source.num_samples:.2g} times" if len(self.plan.phases) == 1 else ""
-            lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
+            samples = counted(source.num_samples, "sample")
+            lines.append(f"{path}: {weight / total:.4g} of the rows, {samples} an epoch{often}")
         return lines

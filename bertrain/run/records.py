@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import bertdata
+from bertdata.errors import counted
 from bertrain.models.families import has_dropout
 from bertrain.run import card, checkpoint, rundir
 from bertrain.run.rates import Rates
@@ -207,8 +208,9 @@ class Records:
             model_type=config.model_type,
             parts={
                 "Data": {
-                    f"`{shards.dataset_id}`": f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, "
-                    f"{weight / total:.4g} of the rows"
+                    f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "
+                    f"{counted(shards.num_tokens, 'token')}, "
+                    + ("all rows" if weight == total else f"{weight / total:.4g} of the rows")
                     for shards, weight in run.batches.sources
                 },
                 "Training": {

@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 import bertdata
+from bertdata.errors import counted
 from bertdata.files import make_directory, write_file
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import spelled
@@ -108,14 +109,14 @@ class Watch(contextlib.ExitStack):
             self.warn(warning)
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
         rows = plan.phases[0].rows
-        size = f"{rows} {'row' if max(rows) == 1 else 'rows'}"
+        size, steps = f"{rows} {'row' if max(rows) == 1 else 'rows'}", counted(plan.steps, "step")
         of_pass, number = plan.first_micro_batches()
         passes = "one pass" if number == 1 else f"{number} passes of {of_pass}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
-            f"{config.start}: {facts['parameters']:,} parameters, {plan.steps:,} steps, {size} a step, in {passes} on "
+            f"{config.start}: {facts['parameters']:,} parameters, {steps}, {size} a step, in {passes} on "
             f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
-            f"{facts['samples_per_epoch']:,} samples an epoch{resumed}"
+            f"{counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}"
         )
         reference = (
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
 from bertdata.cli import OneSentence
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import DatasetError, UsageError, counted
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
 from bertrain.lab.distillation.options import OF_ROWS
@@ -183,8 +183,8 @@ class _Work:
         made = answers.num_units(header) - len(missing)
         processes = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} processes"
         click.echo(
-            f"{self.out}: {header['samples']:,} samples of {self.loader.length} tokens, {header['slots']} masked "
-            f"tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
+            f"{self.out}: {counted(header['samples'], 'sample')} of {self.loader.length} tokens, {header['slots']} "
+            f"masked tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
             f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of "
             f"{answers.num_units(header)} units are complete; about {seconds:,.0f} s on {processes}"
         )
