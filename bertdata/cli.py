@@ -7,6 +7,7 @@ command imports what it needs when it runs, so that `bertdata --help` answers at
 from __future__ import annotations
 
 import atexit
+import difflib
 import errno
 import gc
 import io
@@ -94,6 +95,8 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = "; make room and run the same command again"
+        elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "; correct the path or its permissions, or give another"
         say(f"Error: {where}{error.strerror or error}{advice}")
         sys.exit(1)
 
@@ -139,7 +142,13 @@ class OneSentence(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with one_sentence():  # the types of options may refuse values
-            return super().parse_args(ctx, args)
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:  # click suggests options that are less alike, too
+                given, names = error.option_name, [name for each in self.get_params(ctx) for name in each.opts]
+                begun = [name for name in names if name.startswith(given) or (given.startswith(name) and len(name) > 5)]
+                near = begun[:1] or difflib.get_close_matches(given, names, 1, 0.76)
+                raise click.NoSuchOption(given, possibilities=near, ctx=error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -93,6 +93,25 @@ def test_an_output_that_is_in_the_way_is_named_before_the_work(tmp_path, corpus)
     arguments = ["train-tokenizer", corpus, "--out", write(tmp_path / "file", "x")]
     refused(main, *arguments, kind="out-exists", option="out")
     assert invoke(main, *arguments).stderr.count("\n") == 1
+    done = invoke(main, "build", corpus, "--out", "/proc/nowhere/out")
+    assert (done.exit_code, done.stderr.rstrip().partition("; ")[2][:16]) == (1, "correct the path")
+
+
+@pytest.mark.parametrize(
+    ("command", "suggested"),
+    [
+        ("bertrain pretrain --device", None),
+        ("bertdata build --vocabsize", "--vocab-size"),
+        ("bertdata build --vocab", "--vocab-size"),
+        ("bertdata build --output", "--out"),
+        ("bertrain pretrain --dataset", "--data"),
+    ],
+)
+def test_a_misspelt_option_gets_the_one_that_it_probably_is(command, suggested):
+    program, *words = command.split()
+    done = invoke(GROUPS[program], *words, "1")
+    assert done.exit_code == 2
+    assert re.findall("--[a-z-]+", done.stderr.splitlines()[-1]) == [words[-1], *([suggested] if suggested else [])]
 
 
 @pytest.mark.parametrize(
