@@ -20,7 +20,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving, word_list, write_all
+from helpers import Handler, ids_of, joined, python, refuses, serving, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -35,7 +35,6 @@ from bertdata.sources import formats, streams
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize import engine
-from bertdata.tokenize import load as loading
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
@@ -429,28 +428,6 @@ def test_special_tokens_that_are_there_are_kept(tmp_path, vocab, dataset):
     assert some.special.roles() == {"unk": 3, "cls": 0, "sep": 2, "bos": 1, "eos": 2, "pad": 4, "mask": 5}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, bert, tmp_path):
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    config = json.loads(load(str(dataset.path)).files["tokenizer_config.json"])
-    assert config["model_input_names"] == names
-
-    def given(tokenizer):
-        return json.loads(tokenizer.files["tokenizer_config.json"])["model_input_names"]
-
-    assert given(load(str(bert))) == names
-    assert given(Tokenizer(byte_level)) == ["input_ids", "attention_mask"]
-    ends = {"sep": ["<|endoftext|>", 0], "cls": ["<|endoftext|>", 0]}
-    roberta = {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": False} | ends
-    sequence = {"type": "Sequence", "processors": [{"type": "BertProcessing"} | ends]}
-    for post_processor, expected in ((roberta, ["input_ids", "attention_mask"]), (sequence, names)):
-        content = json.loads(byte_level) | {"post_processor": post_processor}
-        assert given(Tokenizer(json.dumps(content))) == expected
-    write_all(tmp_path, load(str(bert)).files)
-    (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
-    assert given(load(str(tmp_path))) == ["input_ids", "attention_mask"]
-
-
 def test_a_tokenizer_without_any_special_token(tmp_path):
     dataset = text_dataset(tmp_path, "a b\na\n\nb b b", word_level(["a", "b"]), sentences="line")
     assert dataset.special_tokens.separator is None
@@ -572,13 +549,3 @@ def test_less_text_than_a_sample_is_read_once_and_taken_as_a_whole(tmp_path, num
         texts, num_read = sizes_read([tmp_path / name])
         assert [text for text in texts if text] == LINES[:number]
         assert num_read == len(content)
-
-
-@pytest.mark.parametrize("name", loading.SENTENCEPIECE)
-def test_a_sentencepiece_model_and_its_directory_are_converted(tmp_path, monkeypatch, name):
-    asked = []
-    monkeypatch.setattr(loading, "_convert", asked.append)
-    (tmp_path / name).write_bytes(b"\n\x0e\n\x05<unk>")
-    loading.load(str(tmp_path))
-    loading.load(str(tmp_path / name))
-    assert asked == [str(tmp_path)] * 2

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import random
 from pathlib import Path
-from typing import NamedTuple
 
 import any_tokenizer
 import pytest
@@ -20,22 +19,17 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from bertdata import Tokenizer
 from bertdata.errors import TokenizerError
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import SENTENCEPIECE, load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertrain.run.checkpoint import tokenizer_files
 
 
-class Refused(NamedTuple):
+class Refused(str):
     """An error, and what its sentence says."""
 
-    says: str
-    kind: str = "tokenizer-unreadable"
 
-
-class Warns(NamedTuple):
+class Warns(str):
     """Other ids than AutoTokenizer gives, and what the warning names; "": the same ids without a warning."""
-
-    says: str
 
 
 AS_TRANSFORMERS = Warns("")
@@ -69,31 +63,47 @@ def bpe(**config):
     return {"vocab.json": model["vocab"], "merges.txt": merges, "tokenizer_config.json": config}
 
 
-def saved(config, tokenizer=None, **flags):
-    """The files of a tokenizer.json. flags: of BERT's normalizer."""
+def saved(config, tokenizer=None, *, edit=("", ""), post_processor=None, **flags):
+    """The files of a tokenizer.json, with a text in it replaced by another. flags: of BERT's normalizer."""
     if tokenizer is None:
         tokenizer = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(**flags)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.add_special_tokens(SPECIALS)
-    return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": config}
+    content = json.loads(tokenizer.to_str().replace(*edit)) | {"post_processor": post_processor}
+    return {"tokenizer.json": content, "tokenizer_config.json": config}
 
 
 def token(content, **flags):
     return {"content": content, "lstrip": False, "rstrip": False, "single_word": False, "normalized": False} | flags
 
 
-def spaced(tokenizer):
-    """The same tokenizer with a space before the text."""
-    copy = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    copy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return copy
-
-
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+A, B = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+ENDS = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>")]
+IDS = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in (("<s>", 0), ("</s>", 2))}
+EMPTY = {"type": "TemplateProcessing", "single": [A], "pair": [A, B], "special_tokens": {}}
+ROBERTA = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True}
+TEMPLATES = {  # name → post_processor; and whether it tells two texts apart, or None where it is replaced
+    "bytes": (BYTES, None),
+    "bytes in a sequence": ({"type": "Sequence", "processors": [BYTES]}, None),
+    "empty, as transformers saves it": (EMPTY, None),
+    "bytes and empty": ({"type": "Sequence", "processors": [BYTES, EMPTY]}, None),
+    "one text alone": (EMPTY | {"single": [ENDS[0], A, ENDS[1]], "special_tokens": IDS}, None),
+    "another": (EMPTY | {"single": [A, ENDS[1]], "special_tokens": IDS}, False),
+    "RoBERTa": (ROBERTA | {"add_prefix_space": False}, False),
+    "BERT": (
+        {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["</s>", 2], "cls": ["</s>", 2]}]},
+        True,
+    ),
+}
+MODEL = BertForMaskedLM(BertConfig(num_hidden_layers=0, vocab_size=8))
 MAP, ADDED, CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"
 DECODER = {str(number): token(content, special=True) for number, content in enumerate(SPECIALS)}
 BY_TYPE = {"tokenizer_config.json": {}, CONFIG: {"model_type": "electra"}}
 GAP = {"mask_token": "<gap>"}
+JAPANESE = {"tokenizer_class": "BertJapaneseTokenizer", "model_type": "bert"}
+LIKE_BERT, LIKE_GPT = {"tokenizer_class": "BertTokenizer"}, {"tokenizer_class": "RobertaTokenizer"}
 DIRECTORIES = [
     # --------------------------------------------------------------------------------------- vocab.txt and its settings
     ("uncased", bert(), AS_TRANSFORMERS),
@@ -103,11 +113,7 @@ DIRECTORIES = [
     ("settings of slow tokenizers", bert(never_split=["för"], do_basic_tokenize=False), AS_TRANSFORMERS),
     ("flag is a text", bert(do_lower_case="false"), Refused("vocab.txt: the settings beside it have do_lower_case: ")),
     ("flag is a number", bert(strip_accents=1), Refused("strip_accents: 1")),
-    (
-        "capitals, and no flag",
-        bert([*VOCABULARY, "Hello"]) | BY_TYPE,
-        Refused("do_low"),
-    ),
+    ("capitals, and no flag", bert([*VOCABULARY, "Hello"]) | BY_TYPE, Refused("do_lower_case")),
     ("type of the model", bert(LOWER) | BY_TYPE, AS_TRANSFORMERS),
     ("vocab.txt alone, cased", {"vocab.txt": lines([*SPECIALS, "Hello", "hello"])}, {"Hello hello": [5, 6]}),
     ("vocab.txt alone, uncased", {"vocab.txt": lines([*SPECIALS, "hello"])}, {"Hello hello": [5, 5]}),
@@ -115,15 +121,8 @@ DIRECTORIES = [
         (f"{name}Tokenizer", bert(cls=f"{name}Tokenizer", strip_accents=False), AS_TRANSFORMERS)
         for name in ("DistilBert", "Electra", "ConvBert", "MobileBert", "MPNet", "Splinter", "DPRReader")
     ],
-    *[
-        (f"{name}Tokenizer", bert(cls=f"{name}Tokenizer"), Refused(name))
-        for name in ("BertJapanese", "RoFormer")  # the second needs a package
-    ],
-    (
-        "class in config.json",
-        bert(cls=None) | {CONFIG: {"tokenizer_class": "BertJapaneseTokenizer"}},
-        Refused("BertJap"),
-    ),
+    ("class", bert() | {"tokenizer_config.json": JAPANESE}, Refused("BertJapaneseTokenizer")),
+    ("class in config.json", bert(cls=None) | {CONFIG: JAPANESE}, Refused("BertJapaneseTokenizer")),
     ("BERTweet", bert(cls="BertweetTokenizer") | {"bpe.codes": "a b 1\n"}, Refused("transformers cannot")),
     ("code of its own", bert(cls=None, auto_map={"AutoTokenizer": ["a.B", None]}), Refused("custom code")),
     ("CR LF", bert() | {"vocab.txt": lines(VOCABULARY, "\r\n")}, AS_TRANSFORMERS),
@@ -149,14 +148,11 @@ DIRECTORIES = [
     ("added: another id", bert() | {ADDED: {"<new>": 99}}, AS_TRANSFORMERS),
     ("added: special", bert() | {ADDED: {"<new>": 29}, MAP: {"additional_special_tokens": ["<new>"]}}, AS_TRANSFORMERS),
     ("added: mask", bert([*SPECIALS[:4], *WORDS]) | {ADDED: {"[MASK]": 28}}, AS_TRANSFORMERS),
-    (
-        "decoder",
-        bert(added_tokens_decoder=DECODER | {"29": token("<x>", lstrip=True, normalized=True)}),
-        AS_TRANSFORMERS,
-    ),
-    ("decoder: of a word", bert(added_tokens_decoder={"7": token("[X]", special=True)}), AS_TRANSFORMERS),
+    ("decoder", bert(added_tokens_decoder=DECODER | {"29": token("<x>", lstrip=True)}), AS_TRANSFORMERS),
+    ("decoder: of a word", bert(added_tokens_decoder={"7": token("[X]", normalized=True)}), AS_TRANSFORMERS),
     ("decoder over added", bert(added_tokens_decoder=DECODER) | {ADDED: {"<new>": 29}}, AS_TRANSFORMERS),
     ("decoder: no token", bert(added_tokens_decoder={"7": 5}), Refused("a token that cannot be read")),
+    ("input names", bert(model_input_names=["input_ids", "attention_mask"]), AS_TRANSFORMERS),
     ("input names: no list", bert(model_input_names="input_ids"), Refused("model_input_names")),
     # --------------------------------------------------------------------------------------- vocab.json with merges.txt
     *[
@@ -169,22 +165,24 @@ DIRECTORIES = [
     ("merges: no class", bpe(), Refused("must say a tokenizer_class")),
     ("merges: Python", bpe(tokenizer_class="CTRLTokenizer"), Refused("CTRLTokenizer")),
     # ----------------------------------------------------------------------------------- settings beside tokenizer.json
-    ("json", saved({"tokenizer_class": "BertTokenizer"}), AS_TRANSFORMERS),
+    ("json", saved(LIKE_BERT), AS_TRANSFORMERS),
     ("json: flags of no kind", saved({"do_lower_case": False, "pad_token": "[PAD]"}), AS_TRANSFORMERS),
-    ("json: case", saved({"tokenizer_class": "BertTokenizer"}, lowercase=False), Warns("do_lower_case")),
-    ("json: accents", saved({"tokenizer_class": "BertTokenizer", "strip_accents": False}), Warns("strip_accents")),
-    (
-        "json: Chinese",
-        saved({"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": False}),
-        Warns("tokenize_chinese_chars"),
-    ),
+    ("json: case", saved(LIKE_BERT, lowercase=False), Warns("do_lower_case")),
+    ("json: accents", saved(LIKE_BERT | {"strip_accents": False}), Warns("strip_accents")),
+    ("json: Chinese", saved(LIKE_BERT | {"tokenize_chinese_chars": False}), Warns("tokenize_chinese_chars")),
     ("json: others", saved({"additional_special_tokens": ["<new>"]}), Warns("the token '<new>'")),
-    ("json: mask", saved({"mask_token": "<gap>"}), Warns("the token '<gap>'")),
-    ("json: added", saved({"tokenizer_class": "BertTokenizer"}) | {ADDED: {"<new>": 29}}, Warns("the token '<new>'")),
-    ("json: space", saved({"tokenizer_class": "RobertaTokenizer"}, spaced(BPE)), Warns("add_prefix_space")),
-    ("json: no space", saved({"tokenizer_class": "RobertaTokenizer"}, BPE), AS_TRANSFORMERS),
+    ("json: mask", saved(GAP | {"sep_token": "[SEP]"}), Warns("the token '<gap>'")),
+    ("json: added", saved(LIKE_BERT) | {ADDED: {"<new>": 29}}, Warns("the token '<new>'")),
+    ("json: space", saved(LIKE_GPT | {"add_prefix_space": True}, BPE), Warns("add_prefix_space")),
+    ("json: no space", saved(LIKE_GPT, BPE), AS_TRANSFORMERS),
+    ("json: no type", saved(LIKE_BERT, edit=('"type":"WordPiece",', "")), AS_TRANSFORMERS),
+    *[
+        (f"template: {name}", saved({}, BPE, post_processor=template), AS_TRANSFORMERS)
+        for name, (template, _) in TEMPLATES.items()
+    ],
     # ---------------------------------------------------------------------------------------------- no tokenizer at all
-    ("nothing", {"readme": "x"}, Refused("has neither", "tokenizer-not-found")),
+    *[(name, bpe() | {"merges.txt": "", name: "x"}, Refused("transformers cannot convert")) for name in SENTENCEPIECE],
+    ("nothing", {"readme": "x"}, Refused("has neither")),
     ("map is a list", bert() | {MAP: [1]}, Refused(f"{MAP} is not a JSON object")),
     ("config is cut", bert() | {"tokenizer_config.json": "{"}, Refused("tokenizer_config.json is not a JSON object")),
     *[
@@ -206,10 +204,12 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
     texts = {name: text if isinstance(text, str) else json.dumps(text) for name, text in files.items()}
     write_all(tmp_path, {name: text.encode() for name, text in texts.items()})
     if isinstance(expected, Refused):
-        with refuses(expected.kind, "tokenizer", says=expected.says, error=TokenizerError) as refused:
-            load(str(tmp_path))
-        assert str(tmp_path) in str(refused.value)
-        assert "\n" not in str(refused.value)
+        for path in (tmp_path, *(tmp_path / name for name in files if name in SENTENCEPIECE)):
+            kind = "tokenizer-not-found" if "readme" in files else "tokenizer-unreadable"
+            with refuses(kind, "tokenizer", says=expected, error=TokenizerError) as refused:
+                load(str(path))
+            assert str(tmp_path) in str(refused.value)
+            assert "\n" not in str(refused.value)
         return
     ours = Tokenizer.load(tmp_path)
     ids, ends = ours.encode_batch(expected if isinstance(expected, dict) else TEXTS)
@@ -217,57 +217,29 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
     if isinstance(expected, dict):
         assert found == [*expected.values()]
         return
-    theirs = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    theirs, special = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False), ours.loaded.special
     warned = [note.partition("(")[2].partition(")")[0].partition(", ")[0] for note in ours.loaded.notes]
-    assert warned == [expected.says] * (expected is not AS_TRANSFORMERS)
-    assert (found == theirs(TEXTS, add_special_tokens=False)["input_ids"]) == (expected is AS_TRANSFORMERS)
-    again, special = AutoTokenizer.from_pretrained(write_all(tmp_path / "made", ours.loaded.files)), ours.loaded.special
-    assert again(TEXTS, add_special_tokens=False)["input_ids"] == found or expected is not AS_TRANSFORMERS
+    assert warned == [expected] * (expected != "")
+    assert (found == theirs(TEXTS, add_special_tokens=False)["input_ids"]) == (expected == "")
     roles = {role: getattr(theirs, f"{role}_token_id") for role in special.roles()}
     assert special.roles().items() >= {pair for pair in roles.items() if pair[1] is not None}
     assert {*special.roles().values()} <= {*special.special_ids}
-    if "tokenizer.json" not in files:  # which transformers leaves without a template
-        assert again("a", "x")["input_ids"] == theirs("a", "x")["input_ids"]
-
-
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-A, B = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-ENDS = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>")]
-IDS = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in (("<s>", 0), ("</s>", 2))}
-EMPTY = {"type": "TemplateProcessing", "single": [A], "pair": [A, B], "special_tokens": {}}
-SINGLE = EMPTY | {"single": [ENDS[0], A, ENDS[1]], "special_tokens": IDS}
-ROBERTA = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0], "trim_offsets": True}
-TEMPLATES = [  # name, post_processor of tokenizer.json, ids around two texts of a pair
-    ("none", None, [0, 2, 2]),
-    ("bytes", BYTES, [0, 2, 2]),
-    ("a sequence of bytes", {"type": "Sequence", "processors": [BYTES]}, [0, 2, 2]),
-    ("empty, as transformers saves it", EMPTY, [0, 2, 2]),
-    ("bytes and empty", {"type": "Sequence", "processors": [BYTES, EMPTY]}, [0, 2, 2]),
-    ("of one text alone", SINGLE, [0, 2, 2]),
-    ("RoBERTa's", ROBERTA | {"add_prefix_space": False}, [0, 2, 2, 2]),
-    ("another's", EMPTY | {"single": [A, ENDS[1]], "special_tokens": IDS}, []),
-]
-
-
-@pytest.mark.parametrize(("old", "expected"), [pytest.param(old, ends, id=name) for name, old, ends in TEMPLATES])
-def test_a_tokenizer_without_a_template_gets_that_of_rows(tmp_path, old, expected):
-    """In a dataset, and in a checkpoint of a dataset that was built before and has none."""
-    content = json.loads(BPE.to_str()) | {"post_processor": old}
-    made = LoadedTokenizer(json.dumps(content)).files
-    before = made | {"tokenizer.json": json.dumps(content).encode()}
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    model = BertForMaskedLM(BertConfig(vocab_size=330, **sizes))
-    for files in (made, tokenizer_files(before.__getitem__, model, 32)):
-        theirs = AutoTokenizer.from_pretrained(write_all(tmp_path, files))
-        alone = [
-            *theirs("a", add_special_tokens=False)["input_ids"],
-            *theirs("x", add_special_tokens=False)["input_ids"],
-        ]
-        pair = theirs("a", "x")["input_ids"]
-        assert [number for number in pair if number not in alone] == expected
-        assert len(theirs("a")["input_ids"]) == 1 + len(expected[:2]) + (expected == [])
-    if expected != [0, 2, 2]:
-        assert json.loads(made["tokenizer.json"])["post_processor"] == old
+    again = AutoTokenizer.from_pretrained(write_all(tmp_path / "made", ours.loaded.files))
+    assert again(TEXTS, add_special_tokens=False)["input_ids"] == found or expected
+    pair, given = again("a", "x")["input_ids"], files["tokenizer_config.json"].get("model_input_names")
+    if "tokenizer.json" not in files:
+        assert pair == theirs("a", "x")["input_ids"]
+        assert given in (None, again.model_input_names)
+        return
+    # Without a template there is now that of rows, also in a checkpoint of a dataset that was built before.
+    old = files["tokenizer.json"]["post_processor"]
+    has_types = next((types for template, types in TEMPLATES.values() if template == old), None)
+    a, x = again(["a", "x"], add_special_tokens=False)["input_ids"]
+    assert (pair == [special.cls, *a, special.sep, *x, special.sep]) == (has_types is None)
+    assert ("token_type_ids" in again.model_input_names) == (has_types is not False)
+    before = ours.loaded.files | {"tokenizer.json": texts["tokenizer.json"].encode()}
+    late = AutoTokenizer.from_pretrained(write_all(tmp_path / "late", tokenizer_files(before.__getitem__, MODEL, 32)))
+    assert late("a", "x")["input_ids"] == pair
 
 
 @pytest.mark.slow
