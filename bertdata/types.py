@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
 LARGEST_VOCABULARY = 1 << 24
-RandomFrom = Literal["tokens", "ordinary", "vocabulary"]
 _BY_ROLE = -1  # no id
 
 
@@ -52,7 +51,8 @@ class Masking:
     policy:
         "exact" selects the same share of every row (Devlin et al., 2019).
         "bernoulli" selects each place independently, as transformers' collator does.
-        "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019).
+        "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019); a part of a word only in
+            a row that would else have less than half of its targets.
         "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
         "uniform" selects a share of the row that is drawn anew for each row, and all selected places become [MASK]; the
             batch has a weight for each row (masked diffusion: LLaDA, Nie et al., 2025). probability, min_targets and
@@ -76,10 +76,10 @@ class Masking:
     max_targets: int | None = None  # places selected in a row at most
     mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
     random_fraction: float = 0.1  # share of them that becomes a random id
-    random_from: RandomFrom | None = None
+    random_from: Literal["tokens", "ordinary", "vocabulary"] | None = None
     """Which ids random ones are: "tokens" (the default), those of a token that is not special and not [unusedN];
     "ordinary" (the default of rule 1), all that are not special; or "vocabulary", all."""
-    rule: Literal[1, 2] = 2  # how words are found
+    rule: Literal[1, 2] = 2  # how words are found and selected, and the default of random_from
 
     def __post_init__(self) -> None:
         if self.rule not in (1, 2):
@@ -93,7 +93,7 @@ class Masking:
             object.__setattr__(self, name, require_share(name, getattr(self, name)))
         require_known("policy", self.policy, MASKING_POLICIES)
         require_known("rounding", self.rounding, ("nearest", "even", "floor"))
-        require_known("random_from", self.random_from, get_args(RandomFrom))
+        require_known("random_from", self.random_from, ("tokens", "ordinary", "vocabulary"))
         if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
             sentence = (
                 f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of places that "
@@ -106,6 +106,9 @@ class Masking:
                 "that are together at most 1"
             )
             raise UsageError(sentence, "out-of-range", option="mask_fraction", given=self.mask_fraction)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"rule": 1} | state)  # pickles of earlier versions have no rule
 
     def with_rule_of(self, stored: Mapping[str, Any]) -> Masking:
         """Return this masking by the rule of a stored one, whose members are `stored`; one without a rule is of rule 1.

@@ -416,7 +416,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     opened = bertdata.open(small)
     (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
     with refuses("damaged", given=small / "tokenizer.json"):
-        tables(opened, 2)
+        tables(opened, bertdata.Masking())
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):

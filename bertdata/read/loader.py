@@ -133,15 +133,10 @@ class Loader:
             self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
 
     def _new_masker(self) -> Masker | None:
-        masking, dataset = self.masking, self.sources[0].dataset
-        if masking is None:
+        if self.masking is None:
             return None
-        options: dict[str, Any] = {"length": self.length, "seed": self.seed}
-        words = masking.policy in ("whole_word", "span")
-        if words or (masking.random_from == "tokens" and dataset.manifest.tokenizer):
-            continuing, replacing = tables(dataset, masking.rule)
-            options |= {"continuing_ids": continuing if words else None, "replacing_ids": replacing}
-        return Masker(masking, self._special, **options)
+        options = tables(self.sources[0].dataset, self.masking)
+        return Masker(self.masking, self._special, length=self.length, seed=self.seed, **options)
 
     def _source(self, dataset: Dataset, words: bool) -> Source:
         return Source(

@@ -86,7 +86,7 @@ class Masker:
             select_below=_of_2_32(masking.probability),
             lengths_below=_span_lengths_below(),
             kinds=kinds,
-            most_in_word=MAX_WORD_TOKENS if masking.rule == 2 else length,
+            most_in_word=MAX_WORD_TOKENS,
             is_rule_1=masking.rule == 1,
             mask_id=special.mask,
             mask_below=_of_2_32(hidden),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -13,13 +12,13 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.format.dataset import Dataset
+from bertdata.types import Masking
 
 BEGINS = ("Ġ", "▁", "Ċ", "ĉ")  # what tokens that begin a word begin with: a space (Ġ, ▁), a line end or a tab
 UNSPACED = (  # characters of scripts that put no spaces between words: first and last code point
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Burmese
     (0x1780, 0x17FF),  # Khmer
-    (0x2E80, 0x312F),  # Chinese and Japanese marks, kana, bopomofo
-    (0x3190, 0xA4CF),  # Chinese characters, Yi
+    (0x2E80, 0xA4CF),  # Chinese and Japanese, Yi
     (0xF900, 0xFAFF),  # Chinese characters
     (0xFE30, 0xFE4F),  # vertical marks
     (0xFF00, 0xFFEF),  # characters of full and half width
@@ -49,10 +48,9 @@ def continuing(tokenizer_json: bytes, vocab_size: int, *, rule: int) -> NDArray[
         has_marks = False
     utf8 = _utf8(content)
     for token, token_id in vocabulary.items():
-        if prefix:
-            continues[token_id] = token.startswith(prefix)
-        elif has_marks and not token.startswith(BEGINS):
-            continues[token_id] = rule == 1 or not _is_unspaced(utf8(token))
+        is_inside = token.startswith(prefix) if prefix else has_marks and not token.startswith(BEGINS)
+        if is_inside:
+            continues[token_id] = rule == 1 or not _is_unspaced(utf8(token.removeprefix(prefix or "")))
     return continues
 
 
@@ -66,23 +64,35 @@ def replacing(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.bool_]:
     return named
 
 
-@functools.lru_cache(maxsize=2)
-def _tables(tokenizer_json: bytes, vocab_size: int, rule: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    return continuing(tokenizer_json, vocab_size, rule=rule), replacing(tokenizer_json, vocab_size)
+_tables: dict[tuple[Any, ...], dict[str, NDArray[np.bool_]]] = {}  # those of a few tokenizers, which take a second
 
 
-def tables(dataset: Dataset, rule: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what `continuing` and `replacing` say of the tokenizer of a dataset; do not change the arrays.
+def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:
+    """Return the arguments of a Masker that the tokenizer of a dataset decides; do not change the arrays.
 
     Raises DatasetError if that tokenizer cannot be read.
     """
+    size, words = dataset.special_tokens.vocab_size, masking.policy in ("whole_word", "span")
+    tokens = masking.random_from == "tokens" and bool(dataset.manifest.tokenizer)
+    key = dataset.manifest.tokenizer.get(_TOKENIZER), size, words and masking.rule, tokens
+    if key in _tables or not (words or tokens):
+        return _tables.get(key, {})
+    found = {}
     try:
-        return _tables(dataset.tokenizer_file(_TOKENIZER), dataset.special_tokens.vocab_size, rule)
+        content = dataset.tokenizer_file(_TOKENIZER)
+        if words:
+            found["continuing_ids"] = continuing(content, size, rule=masking.rule)
+        if tokens:
+            found["replacing_ids"] = replacing(content, size)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DatasetError(
             f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build it again",
             "damaged",
         ) from None
+    if len(_tables) == 4:
+        _tables.clear()
+    _tables[key] = found
+    return found
 
 
 def _ids(model: Any) -> dict[str, int]:
@@ -103,5 +113,7 @@ def _utf8(content: dict[str, Any]) -> Callable[[str], bytes]:
 
 def _is_unspaced(text: bytes) -> bool:
     """Return whether the first character of a text is one of UNSPACED, whichever bytes complete it."""
+    if text[:1] < b"\xe0":  # the usual case
+        return False
     codes = [ord((text[:4] + 4 * byte).decode(errors="replace")[0]) for byte in (b"\x80", b"\xbf")]
     return all(any(first <= code <= last for first, last in UNSPACED) for code in codes)

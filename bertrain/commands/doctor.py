@@ -69,6 +69,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         parameters, trained = _sizes(weights)
         size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
         yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
+        run = _run(config, batches, shards, methods, learner)  # which moves the batches to the newest checkpoint
         name = "masks"  # after the model, which refuses another tokenizer, whose tokens are unknown
         yield "masks", (PASS, f"{batches.first_targets():,} targets in the first rows")
     except BertdataError as error:
@@ -80,7 +81,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     memory = _memory(config, plan, weights, nproc, passes, compiled=compiled)
     yield "memory", _less(memory, not_counted(methods))
     yield "disk", _less(_disk(config, parameters, trained), not_counted(methods, saved=True))
-    yield "run", _run(config, batches, shards, methods, learner)
+    yield "run", run
 
 
 def _less(finding: Finding, left_out: str) -> Finding:

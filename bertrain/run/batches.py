@@ -189,14 +189,15 @@ class Batches:
             filled = batch.attention_mask.sum(1)
         wanted = sum(map(self.phase.masking.quota, filled.tolist()))
         found = feed.num_targets(batch)
-        is_random = self.phase.masking.policy in ("bernoulli", "uniform")
-        if not (is_random or self.begun) and 2 * found < wanted:
+        policy, least = self.phase.masking.policy, 200 if self.phase.masking.policy == "bernoulli" else 0
+        if policy != "uniform" and not self.begun and max(2 * found, least) < wanted:
+            reason = "their words are too long, or " if policy in ("whole_word", "span") else ""
+            remedy = "give --masking exact, or " if reason else ""
             sentence = (
-                f"the first {counted(filled.size, 'row')} have {found:,} of the {wanted:,} targets that --masking "
-                f"{self.phase.masking.policy} should select: their words are too long, or most tokens are [UNK]; give "
-                "--masking exact, or build with a tokenizer for this text"
+                f"the first {counted(filled.size, 'row')} have {found:,} of the {wanted:,} targets that they should "
+                f"have: {reason}most tokens are [UNK]; {remedy}build with a tokenizer for this text"
             )
-            raise TrainingError(sentence, "too-short-to-mask", option="masking", given=self.phase.masking.policy)
+            raise TrainingError(sentence, "too-short-to-mask", option="masking", given=policy)
         return targets
 
     def resume(self, directory: Path, saved: TrainState) -> None:

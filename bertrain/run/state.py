@@ -126,4 +126,5 @@ def _is_sound(saved: Mapping[str, Any]) -> bool:
         and saved["phase"] <= max(1, len(saved["phases"]))
         and all(isinstance(phase, dict) and phase.keys() >= {"stop", "methods"} for phase in saved["phases"])
         and all(type(phase["stop"]) is int and isinstance(phase["methods"], dict) for phase in saved["phases"])
+        and all(isinstance(each.get("masking") or {}, dict) for each in (saved["loader"], *saved["phases"]))
     )

@@ -168,23 +168,24 @@ def select_bernoulli(k, candidates, p):
     return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)]
 
 
-def words_of(row, special, continues, inside, begins, rule):
+def words_of(row, special, continues, inside, begins, most):
     """Words as lists of places: candidates side by side, split before each place that does not continue a word.
 
     continues: ids that continue a word. inside, begins: places that are stored as continuing, or beginning, a word.
+    most: places of a word; None: any number, by rule 1.
     """
     words = []
     for t, token in enumerate(row):
         if token in special:
             continue
-        is_inside = t in inside or (token in continues and (rule == 1 or t not in begins))
+        is_inside = t in inside or (token in continues and (most is None or t not in begins))
         if is_inside and t > 0 and row[t - 1] not in special:
             words[-1].append(t)
         else:
             words.append([t])
-    if rule == 1:
+    if most is None:
         return words
-    return [part for word in words for part in ([word] if len(word) <= 16 else [[t] for t in word])]
+    return [part for word in words for part in ([word] if len(word) <= most else [[t] for t in word])]
 
 
 def select_words(k, words, c, rule):
@@ -197,7 +198,8 @@ def select_words(k, words, c, rule):
         else:
             left_out.append(words[j])
     if rule == 2 and len(selected) < c / 2 and left_out:
-        selected += left_out[0][: c - len(selected)]
+        word, first = left_out[0], below32(draw(k, 2**33), len(left_out[0]))
+        selected += (word[first:] + word[:first])[: c - len(selected)]
     return sorted(selected)
 
 
@@ -257,7 +259,8 @@ def mask(
     elif policy == "bernoulli":
         places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **amounts)]
     else:
-        words = words_of(row, special, continues, inside, begins, rule)
+        most = None if rule == 1 else min(16, c) if policy == "span" else 16
+        words = words_of(row, special, continues, inside, begins, most)
         places = select_words(k, words, c, rule) if policy == "whole_word" else select_spans(k, words, c)
     pool = sorted(set(range(vocab_size)) - set(special) if pool is None else pool)
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))

@@ -21,7 +21,7 @@ BEGINS, INSIDE, NOT_STORED = np.uint8(0), np.uint8(1), np.uint8(2)  # what a dat
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
 
-Draw AMOUNT says how many places UNIFORM selects.
+Draw AMOUNT says how many places UNIFORM selects, and with WHOLE_WORD at which place a part of a word begins.
 
 Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or picks the random id (SPANS).
 """
@@ -91,32 +91,42 @@ def _select_bernoulli(key, n, select_below, selected):
 
 
 @part()
-def _find_words(row, n, rules, inside_word, starts, stops):
+def _find_words(row, n, kinds, inside_word, is_rule_1, starts, stops):
     """Writes where the words of a row begin and end. Returns the number of words, and of candidates."""
-    num_words, num_candidates, kind_before, is_long = 0, 0, np.uint8(0), False
+    num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
-        kind = rules.kinds[uint64(row[t])]
+        kind = kinds[uint64(row[t])]
         if kind & MASKABLE:
             num_candidates += 1
-            stored = inside_word[t] if inside_word.size else NOT_STORED
-            by_spelling = kind & CONTINUES and (stored == NOT_STORED or rules.is_rule_1)
-            if not ((by_spelling or stored == INSIDE) and kind_before & MASKABLE):
-                is_long = False
-                begins = True
-            elif not is_long and t - starts[num_words - 1] == rules.most_in_word:
-                is_long = begins = True
-                for place in range(starts[num_words - 1], t):  # each of its tokens becomes a word
-                    starts[num_words - 1], stops[num_words - 1] = place, place + 1
-                    num_words += 1
-                num_words -= 1
-            else:
-                begins = is_long
-            if begins:
+            continues = kind & CONTINUES != 0
+            if inside_word.size:
+                stored = inside_word[t]
+                continues = stored == INSIDE or (continues and (is_rule_1 or stored == NOT_STORED))
+            if not (continues and kind_before & MASKABLE):
                 starts[num_words] = t
                 num_words += 1
             stops[num_words - 1] = t + 1
         kind_before = kind
     return num_words, num_candidates
+
+
+@part()
+def _split_long_words(num_words, most, starts, stops):
+    """Replaces each word of more than `most` places by words of one place. Returns the number of words."""
+    total = 0
+    for w in range(num_words):
+        size = stops[w] - starts[w]
+        total += size if size > most else 1
+    if total == num_words:
+        return num_words
+    place = total
+    for w in range(num_words - 1, -1, -1):
+        start, stop = starts[w], stops[w]
+        step = 1 if stop - start > most else stop - start
+        for first in range(stop - step, start - 1, -step):
+            place -= 1
+            starts[place], stops[place] = first, first + step
+    return total
 
 
 @part()
@@ -129,9 +139,10 @@ def _select_range(start, stop, selected):
 def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
     """Goes through the words in random order, and selects each that still fits into the quota of places.
 
-    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit.
+    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit: so many places
+    from a random one on, and after the last place of the word its first one.
     """
-    left, first_left_out = quota, np.int64(-1)
+    left, passed_over = quota, -1
     for j in range(num_words):
         if left == 0:
             break
@@ -141,10 +152,15 @@ def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
         if stop - start <= left:
             _select_range(start, stop, selected)
             left -= stop - start
-        elif first_left_out < 0:
-            first_left_out = start
-    if 2 * left > quota and first_left_out >= 0 and not is_rule_1:
-        _select_range(first_left_out, first_left_out + left, selected)
+        elif passed_over < 0:
+            passed_over = j
+            starts[j], stops[j] = start, stop
+    if 2 * left > quota and passed_over >= 0 and not is_rule_1:
+        start, size = starts[passed_over], stops[passed_over] - starts[passed_over]
+        place = np.int64(below32(draw(key, AMOUNT), uint64(size)))
+        for _ in range(left):
+            _set(selected, start + place)
+            place = place + 1 if place + 1 < size else 0
 
 
 @part()
@@ -208,7 +224,10 @@ def mask(rules, rows):
             _select_bernoulli(key, n, rules.select_below, selected)
         else:
             inside_word = rows.inside_word[b] if rows.inside_word.size else rows.inside_word.ravel()
-            num_words, m = _find_words(row, n, rules, inside_word, starts, stops)
+            num_words, m = _find_words(row, n, kinds, inside_word, rules.is_rule_1, starts, stops)
+            if not rules.is_rule_1:
+                most = min(rules.most_in_word, quota) if policy == SPANS else rules.most_in_word
+                num_words = _split_long_words(num_words, most, starts, stops)
             if policy == WHOLE_WORD:
                 _select_words(key, num_words, min(m, quota), rules.is_rule_1, starts, stops, selected)
             else:

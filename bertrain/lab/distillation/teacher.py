@@ -87,7 +87,7 @@ class _Work:
         self.vocab_size = self.shards.special_tokens.vocab_size
         student = _student(options, given)
         self.loader = assemble.loader(student, self.shards, variants=options["variants"])
-        if answers.is_teacher_cache(self.out):  # it is continued by the rule of its masks
+        if self.is_complete or next(self.out.glob("unit-*"), None):  # it is continued by the rule of its masks
             stored = answers.read_header(self.out, answers.CACHE if self.is_complete else answers.PLAN)["stream"]
             assert self.loader.masking  # noqa: S101  (a run's rows are masked)
             masking = self.loader.masking.with_rule_of(stored.get("masking") or {})
