@@ -213,6 +213,24 @@ def test_masks_equal_their_reference(data, policy):
     assert (weights is not None) == (policy == "uniform")
 
 
+@pytest.mark.parametrize("policy", ["whole_word", "span"])
+@pytest.mark.parametrize(("size", "length"), [(16, 32), (12, 64), (17, 128)])
+def test_no_token_of_a_long_word_is_preferred(policy, size, length):
+    """Rows of words that are longer than their quotas, or than a word may be, have their targets anywhere."""
+    tokens = SpecialTokens(vocab_size=9, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 2, 3, 4))
+    masking = Masking(policy=policy)
+    masker = Masker(masking, tokens, length=length, seed=0, continuing_ids=np.arange(9) == 6)
+    words = (length - 2) // size
+    row = [2, *[5, *[6] * (size - 1)] * words, 3]
+    matrix, num_rows = np.array([row + [0] * (length - len(row))] * 8000), 8000
+    positions, _, _ = masker.apply(
+        matrix, np.full(num_rows, len(row) - 2), np.zeros(num_rows, np.int64), np.arange(num_rows)
+    )
+    counts = np.bincount((positions[positions > 0] - 1) % size, minlength=size)
+    assert counts.sum() == num_rows * masking.quota(len(row))
+    assert counts.min() > 0.5 * counts.mean()  # spans reach the first places of a row less often
+
+
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))
 def test_text_hash_equals_its_reference(texts):
     data = b"".join(text + b"\n" for text in texts)
