@@ -227,12 +227,15 @@ def test_a_damaged_log_is_drawn_without_its_bad_lines(finished, tmp_path, option
 
 
 def test_a_page_warns_of_a_loss_that_rose_of_an_early_end_and_of_waiting(tmp_path):
-    def warnings(name, *losses, steps=2, data_wait=0.1):
+    def warnings(name, *losses, steps=2, data_wait=0.1, lengths=(64, 64)):
         entries = [step(number, 3.0, data_wait=data_wait) for number in (1, 2)]
-        entries += [{"step": number, "validation_loss": loss} for number, loss in enumerate(losses, 1)]
+        for number, (loss, length) in enumerate(zip(losses, lengths, strict=False), 1):
+            entries += [{"step": number - 1, "stream": {"length": length, "dataset_id": "0"}}]
+            entries += [{"step": number, "validation_loss": loss}]
         return page(write(tmp_path / name, entries, {"config": {}, "resolved": {"steps": steps}}))["warnings"]
 
     assert warnings("well", 2.0, 2.01) == []
+    assert warnings("longer", 2.0, 2.1, lengths=(64, 128)) == []  # losses of other rows are not compared
     for name, said, losses, more in (
         ("rose", "2.0000 at step 1 to 2.1000", (2.0, 2.1), {}),
         ("ended", "step 2 of 3", (2.0,), {"steps": 3}),

@@ -127,14 +127,14 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
         "seconds": _finite(steps[-1].get("seconds")),
         "parameters": resolved.get("parameters"),
         "loss": _last(steps, "loss"),
-        "best": _best(evaluations),
+        "best": _best(_comparable(log)),
         "rate": _median(steps, "tokens_per_s"),
         "reference": _reference(resolved),
         "tokenizer": _tokenizer(path),
         "uniform": _reference(resolved).get("uniform"),
         "clock": {name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name))) for name in _CLOCK},
         "options": _flat({"config": about.get("config", {}), "resolved": resolved}),
-        "warnings": list(_warnings(steps, evaluations, about, num_left_out)),
+        "warnings": list(_warnings(steps, _comparable(log), about, num_left_out)),
     }
 
 
@@ -243,6 +243,19 @@ def _last(steps: list[dict[str, Any]], name: str) -> float | int | None:
 def _median(steps: list[dict[str, Any]], name: str) -> float | int | None:
     known = [value for entry in steps if (value := _finite(entry.get(name))) is not None]
     return _finite(float(np.median(known))) if known else None
+
+
+def _comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest evaluations on rows of one length and the same data: losses on others are not comparable."""
+    found: list[dict[str, Any]] = []
+    before, changed = None, False
+    for entry in log:
+        if isinstance(stream := entry.get("stream"), dict):
+            now = [stream.get(name) for name in ("length", "dataset_id", "sources")]
+            before, changed = now, changed or before not in (None, now)
+        if "validation_loss" in entry:
+            found, changed = [*([] if changed else found), entry], False
+    return found
 
 
 def _best(evaluations: list[dict[str, Any]]) -> dict[str, Any] | None:
