@@ -682,6 +682,9 @@ def test_milestones_stay(dataset, tmp_path):
     remove_after(tmp_path / "run", 4)
     train(dataset.path, tmp_path / "run", **options)
     assert sorted(int(path.name[5:]) for path in (tmp_path / "run").glob("step-*")) == [2, 4, 5, 8]
+    write(tmp_path / "later" / "step-00000002", "in the way")  # so the next checkpoint is the milestone
+    train(dataset.path, tmp_path / "later", **options)
+    assert sorted(int(path.name[5:]) for path in (tmp_path / "later").glob("step-*/")) == [3, 4, 5, 8]
 
 
 def test_milestones_of_words_need_their_count_before_anything_is_written(dataset, tmp_path):

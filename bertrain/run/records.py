@@ -33,6 +33,8 @@ class Records:
         options: dict[str, Any] = {"keep": run.config.keep, "saved": run.resumed_from, "methods": run.methods}
         self.writer = Writer(run.out, warn=run.watch.warn, **options)
         self._write: Callable[[], None] = lambda: None
+        self._tried: int | None = None  # the step of the newest checkpoint that was to be written
+        self._milestones: list[str] = []  # that it is for, and those of writes before it that failed
 
     def begin(self) -> int:
         """Prints what the run is. Returns the step of the last evaluation in the log."""
@@ -152,6 +154,9 @@ class Records:
             self._lock.require()
             self.writer.wait()
             if self.saved_step != run.step:
+                if self.saved_step == self._tried:
+                    self._milestones = []
+                self._milestones, self._tried = [*self._milestones, *run.milestones], run.step
                 self.writer.save(self._target, run.learner.model, self._content(), required=required)
 
         run.ranks.wait_for_others(LONG_S)
@@ -177,7 +182,7 @@ class Records:
             streams=run.batches.positions,
             since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
-            milestones=run.milestones,
+            milestones=self._milestones,
             made_with=run.made_with,
             world_size=run.ranks.world_size,
             versions=card.versions(),
