@@ -132,6 +132,10 @@ class Rates:
         self._flops += self._operations.of_step(rows=rows, length=length, slots=slots)
         self._waited += waited
 
+    def leave_out(self, seconds: float) -> None:
+        """Does not count seconds in which no step was taken."""
+        self._since += seconds
+
     def take(self, world_size: int) -> dict[str, float]:
         """tokens_per_s of all ranks; flops_per_s, mfu (where the peak is known) and memory of one."""
         seconds = time.perf_counter() - self._since
