@@ -99,10 +99,7 @@ def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | 
     if header.count(key) == 1:
         return header.index(key), True
     if key in header:
-        sentence = (
-            f"{file} has {header.count(key)} columns {key!r}; rename all but one of them in its first line, or use "
-            "--on-error skip"
-        )
+        sentence = f"{file} has {header.count(key)} columns {key!r}; rename all but one of them, or use --on-error skip"
         return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key)), True
     columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
     sentence = (

@@ -140,19 +140,13 @@ class Documents:
         )
 
     @classmethod
-    def of(
-        cls,
-        texts: list[bytes],
-        starts: list[int],
-        replaced: list[int],
-        invalid: list[int],
-        surrogates: list[int] | None = None,
-    ) -> Documents:
-        """Documents of these texts. The lists have one length. surrogates: None for none."""
+    def of(cls, texts: list[bytes], *columns: list[int]) -> Documents:
+        """Documents of these texts. columns: `starts`, `replaced`, `invalid` and, if there are some, `surrogates`."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
         text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
         zeros = [0] * len(texts)
-        return cls(text, offsets, *np.array([starts, replaced, invalid, zeros, surrogates or zeros], np.int64))
+        starts, replaced, invalid, surrogates = (*columns, zeros)[:4]
+        return cls(text, offsets, *np.array([starts, replaced, invalid, zeros, surrogates], np.int64))
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
