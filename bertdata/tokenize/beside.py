@@ -20,6 +20,16 @@ _NAMED = {"bos": None, "eos": None, "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD
 _ANY = {"", "pretrained", "tokenizersbackend"}  # kinds whose flags transformers does not know
 _LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "ernie", "layoutlm", "lxmert", "megatronbert", "mobilebert"}
 _LIKE_BERT |= {"squeezebert", "retribert", "dpr", "dprreader", "dprcontextencoder", "dprquestionencoder"}
+_OTHERS = {
+    "esm",
+    "funnel",
+    "mpnet",
+    "prophetnet",
+    "roformer",
+    "splinter",
+    "tapas",
+    "xlmroberta",
+}  # with other vocab.txt
 _LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "roberta"}
 
 
@@ -38,9 +48,10 @@ class Beside:
         found = {name: _object(directory / name) for name in BESIDE if directory and (directory / name).is_file()}
         config, names, model = (found.get(name, {}) for name in (TOKENIZER_CONFIG, _MAP, _MODEL))
         own_code = "AutoTokenizer" in (config.get("auto_map") or ())
-        kind = config.get("tokenizer_class") or model.get("tokenizer_class") or ("its own code" if own_code else None)
-        kind = str(kind or model.get("model_type") or "").lower().replace("-", "").replace("_", "")
-        self.kind = kind.removesuffix("fast").removesuffix("tokenizer")
+        named = config.get("tokenizer_class") or model.get("tokenizer_class") or ("its own code" if own_code else None)
+        kind = str(named or model.get("model_type") or "").lower().replace("-", "").replace("_", "")
+        kind = kind.removesuffix("fast").removesuffix("tokenizer")
+        self.kind = kind if named or kind in _LIKE_BERT | _LIKE_GPT2 | _OTHERS else ""
         self.is_known, self.is_bert = self.kind not in _ANY, self.kind in _ANY | _LIKE_BERT
         has_decoder = "added_tokens_decoder" in config
         self.values = ({} if self.is_known else names) | config if has_decoder else config | names

@@ -18,6 +18,7 @@ from bertdata.tokenize.tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     LoadedTokenizer,
+    give_same_ids,
     template,
 )
 
@@ -50,7 +51,13 @@ def load(spec: str) -> LoadedTokenizer:
         if path.name in SENTENCEPIECE and path.exists():
             return _convert(str(path.parent))
         if path.exists():
-            return _load_file(path, Beside())
+            loaded = _load_file(path, Beside())
+            if path.name == VOCABULARY and not _is_as_in_directory(loaded, path.parent):
+                loaded.notes.append(
+                    f"warning: {path} alone gives other ids than its directory, whose settings are not read; give the "
+                    "directory to use them"
+                )
+            return loaded
     except OSError as error:
         raise TokenizerError(
             f"{spec} cannot be read: {error.strerror}", "unreadable", option="tokenizer", given=spec
@@ -59,6 +66,14 @@ def load(spec: str) -> LoadedTokenizer:
         sentence = f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory"
         raise TokenizerError(sentence, "tokenizer-not-found", option="tokenizer", given=spec)
     return _load_hub(spec)
+
+
+def _is_as_in_directory(loaded: LoadedTokenizer, directory: Path) -> bool:
+    """Whether a vocab.txt gives the ids that its directory gives, as far as that can be loaded."""
+    try:
+        return give_same_ids(loaded.files[TOKENIZER], _load_directory(directory).files[TOKENIZER])
+    except TokenizerError:
+        return True
 
 
 def name_of(spec: str) -> str | None:

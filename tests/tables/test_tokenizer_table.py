@@ -115,6 +115,7 @@ DIRECTORIES = [
     ("flag is a number", bert(strip_accents=1), Refused("strip_accents: 1")),
     ("capitals, and no flag", bert([*VOCABULARY, "Hello"]) | BY_TYPE, Refused("do_lower_case")),
     ("type of the model", bert(LOWER) | BY_TYPE, AS_TRANSFORMERS),
+    ("a type of one's own", bert(LOWER, cls=None) | {CONFIG: {"model_type": "own"}}, {"För": [8]}),
     ("vocab.txt alone, cased", {"vocab.txt": lines([*SPECIALS, "Hello", "hello"])}, {"Hello hello": [5, 6]}),
     ("vocab.txt alone, uncased", {"vocab.txt": lines([*SPECIALS, "hello"])}, {"Hello hello": [5, 5]}),
     *[
@@ -221,6 +222,9 @@ def test_a_directory_gives_the_ids_of_transformers(tmp_path, files, expected):
     warned = [note.partition("(")[2].partition(")")[0].partition(", ")[0] for note in ours.loaded.notes]
     assert warned == [expected] * (expected != "")
     assert (found == theirs(TEXTS, add_special_tokens=False)["input_ids"]) == (expected == "")
+    if "[UNK]" in texts.get("vocab.txt", ""):
+        alone = Tokenizer.load(tmp_path / "vocab.txt")
+        assert alone.loaded.notes or alone.encode_batch(TEXTS)[0].tolist() == ids.tolist()
     roles = {role: getattr(theirs, f"{role}_token_id") for role in special.roles()}
     assert special.roles().items() >= {pair for pair in roles.items() if pair[1] is not None}
     assert {*special.roles().values()} <= {*special.special_ids}
