@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
-from helpers import damages, invoke
+from helpers import damages, invoke, succeeds
 from training import QUIET, flags, seal, train
 
 import bertdata
@@ -28,18 +28,10 @@ from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
 from bertrain.options.flags import command
 
-SQUAD = {
-    "context": "A river.",
-    "qas": [{"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}],
-}
+QUESTION = {"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}
+SQUAD = {"context": "A river.", "qas": [QUESTION]}
 RESULT = {"runs": [{"seed": 0, "dev": {"a": 1.0}, "curve": [{"epoch": 1, "train_loss": 2.0, "dev": {"a": 1.0}}]}]}
-BERT = {
-    "model_type": "bert",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
+BERT = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 TABLE = b"text,label\nriver,1\nsalt,0\n"
 
 
@@ -49,8 +41,8 @@ def dumps(value):
 
 class Reader(NamedTuple):
     """name: of a file, in a directory of its own or below it. good: its bytes, or a function (folder, given) that makes
-    the directory, where given(name) is a fixture. read: (path, given) → raises, or a result of click. kinds: of errors
-    that may come. harmless: the damages that are none to it. more: other contents that are wrong.
+    it, where given(name) is a fixture. read: (path, given) → raises, or a result of click. kinds: of errors that may
+    come. harmless: the damages that are none to it. more: other contents that are wrong.
     """
 
     name: str
@@ -76,30 +68,13 @@ def trained(folder, given):
     shutil.copytree(made / "run", folder / "run")
 
 
-def saved(folder, given):
-    (folder / "saved").mkdir()
-    (folder / "saved" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
-    (folder / "saved" / "dataset_info.json").write_text("{}")
-
-
-def unfinished(folder, given):
-    (folder / "out" / ".build").mkdir(parents=True)
-    (folder / "out" / ".build" / "plan.json").write_text('{"settings": {}, "published": {}, "inputs": []}')
-
-
 def answered(folder, given):
     """A teacher's cache."""
     model, dataset = given("bert_run") / "step-00000002", given("dataset").path
     options = ["--max-samples", 6, "--length", 32, "--top-k", 4, "--variants", 1]
     ask = ["teacher", "--model", model, "--data", dataset, *options]
-    shutil.copytree(
-        given("once")("teacher", lambda place: invoke(main, *ask, "--out", place / "logits")) / "logits",
-        folder / "logits",
-    )
-
-
-def record(path, given):
-    read_record(path)
+    made = given("once")("teacher", lambda place: succeeds(main, *ask, "--out", place / "logits"))
+    shutil.copytree(made / "logits", folder / "logits")
 
 
 def table(path, given):
@@ -110,32 +85,13 @@ def task(name, path, given):
     TASKS[name](Columns("0", "choices" if name == "choice" else "", "-1")).read(str(path))
 
 
-def dataset(path, given):
-    bertdata.open(path.parent)
-
-
-def decoded(path, given):
-    bertdata.open(path.parent).tokenizer_file(path.name)
+def from_saved(path, given):
+    (path.parent / "dataset_info.json").write_text("{}")
+    return build_of(path.parent, path.parent.parent / "out")
 
 
 def build_of(inputs, out):
     return invoke(data_main, "build", inputs, "--out", out, "--type", "bytes", "--workers", 1)
-
-
-def from_saved(path, given):
-    return build_of(path.parent, path.parent.parent / "out")
-
-
-def continued(path, given):
-    return build_of(given("corpus"), path.parent.parent)
-
-
-def answers_of(path, given):
-    TeacherCache(path.parent)
-
-
-def traced(path, given):
-    return invoke(main, "trace", path.parent, "--step", 1)
 
 
 def resumed(path, given):
@@ -147,6 +103,10 @@ def resumed(path, given):
 def searched(path, given):
     (path.parent / "trials.jsonl").write_text("{}\n")
     search.Measurements(path.parent, {"length": 32}, *[None] * 3)
+
+
+def opened(path, given=None):
+    return bertdata.open(path.parent)
 
 
 def configured(path, given):
@@ -162,6 +122,7 @@ def plotted(path, given):
 
 
 UNREADABLE, LINES = "model-unreadable unsupported", "not-of-format not-text bad-row empty no-column"
+OTHER, NUMBERS = "other-version", "list number object"
 NO_RESULTS = (
     b'{"runs": [5]}',
     b'{"runs": [{"seed": 0}]}',
@@ -172,20 +133,21 @@ NO_RESULTS = (
 NO_RECORDS = b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'
 NO_BERT = [BERT | wrong for wrong in ({"num_attention_heads": 3}, {"hidden_act": "geluu"}, {"hidden_size": "wide"})]
 NO_OPTIONS = b'{"config": {"log": "tensorboard"}}', b'{"config": null}', b'{"config": {"steps": "three"}}'
+PLAN = b'{"settings": {}, "published": {}, "inputs": []}'
 READERS = [
-    Reader("a.json", b'{"format_version": 1}', record, "damaged", "list number object", NO_RECORDS),
-    Reader("shards/manifest.json", shards, dataset, "damaged other-version"),
-    Reader("shards/tokenizer.json", shards, decoded, "damaged"),
-    Reader("shards/train-00000.tokens.npy", shards, dataset, "damaged"),
-    Reader("shards/train-00000.documents.npy", shards, dataset, "damaged"),
-    Reader("saved/state.json", saved, from_saved, "not-of-format"),
-    Reader("out/.build/plan.json", unfinished, continued, "other-version"),
-    Reader("logits/cache.json", answered, answers_of, "damaged other-version"),
+    Reader("a.json", b'{"format_version": 1}', lambda path, given: read_record(path), "damaged", NUMBERS, NO_RECORDS),
+    Reader("shards/manifest.json", shards, opened, "damaged other-version"),
+    Reader("shards/tokenizer.json", shards, lambda path, given: opened(path).tokenizer_file(path.name), "damaged"),
+    Reader("shards/train-00000.tokens.npy", shards, opened, "damaged"),
+    Reader("shards/train-00000.documents.npy", shards, opened, "damaged"),
+    Reader("saved/state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', from_saved, "not-of-format"),
+    Reader("out/.build/plan.json", PLAN, lambda path, given: build_of(given("corpus"), path.parent.parent), OTHER),
+    Reader("logits/cache.json", answered, lambda path, given: TeacherCache(path.parent), f"damaged {OTHER}"),
     Reader("config.json", dumps(BERT), modelled, UNREADABLE, more=(*map(dumps, NO_BERT), b'{"model_type": "berd"}')),
-    Reader("run.toml", b"lr = 0.5", configured, "malformed not-a-run other-version", "empty list", (b"lrr = 1",)),
-    Reader("run.json", b'{"config": {"lr": 0.5}}', configured, "not-a-run other-version malformed", more=NO_OPTIONS),
-    Reader("run/run.json", trained, traced, "not-a-run"),
-    Reader("run/step-00000002/trainer.json", trained, resumed, "damaged other-version"),
+    Reader("run.toml", b"lr = 0.5", configured, f"malformed not-a-run {OTHER}", "empty list", (b"lrr = 1",)),
+    Reader("run.json", b'{"config": {"lr": 0.5}}', configured, f"not-a-run {OTHER} malformed", more=NO_OPTIONS),
+    Reader("run/run.json", trained, lambda path, given: invoke(main, "trace", path.parent, "--step", 1), "not-a-run"),
+    Reader("run/step-00000002/trainer.json", trained, resumed, f"damaged {OTHER}"),
     Reader("run/step-00000002/optimizer.pt", trained, resumed, "damaged"),
     Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),
     Reader(
@@ -227,6 +189,7 @@ def test_a_damaged_file_is_one_sentence(reader, tmp_path, request):
         if callable(reader.good):
             reader.good(folder, request.getfixturevalue)
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(reader.good)
         path.write_bytes((damages(path.read_bytes(), made) | dict(enumerate(reader.more)))[what])
         error = error_of(reader.read, path, request.getfixturevalue)
