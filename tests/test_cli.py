@@ -341,7 +341,7 @@ def test_show_reads_no_tokenizer_but_that_of_the_dataset(dataset, tmp_path):
     path = tmp_path / "shards" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b" ")
     refused(main, "show", tmp_path / "shards", kind="damaged", given=path)
-    assert f"engine       not known: {path} is not the file" in succeeds(main, "inspect", tmp_path / "shards").stdout
+    assert f"engine       not known: {path} " in succeeds(main, "inspect", tmp_path / "shards").stdout
     path.unlink()
     path.symlink_to(dataset.path / "tokenizer.json")
     refused(main, "show", tmp_path / "shards", kind="wrong-file-type", given=path)
