@@ -9,12 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import transformers
 from conftest import ROOT
 from helpers import succeeds, tuning
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from training import TINY, changing, train
-from transformers import AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig
 
 from bertrain.lab import finetune
 from bertrain.lab.elastic import extract
@@ -56,6 +57,7 @@ def test_the_hub_reads_a_card(trained, name):
     title = about.text.lstrip().splitlines()[0]
     assert title.startswith(f"# run after step {int(name[-8:])}")
     assert str(trained.parent) not in about.content  # which is nobody else's business
+    assert "transformers 4.57 and newer" in about.text
 
 
 @pytest.mark.parametrize("name", ["step-00000002", "step-00000004"])
@@ -118,8 +120,33 @@ def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
 
 
 def test_a_bar_in_an_option_ends_no_cell():
-    text = card.content("x", "", model_type="bert", parts={"Options": {"--trains": "embeddings|head"}}).decode()
+    text = card.content("x", "", config=BertConfig(), parts={"Options": {"--trains": "embeddings|head"}}).decode()
     assert "\n| --trains | embeddings\\|head |\n" in text
+
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+READ_BY_4 = [  # type and settings of a model, and the names that transformers 4 reads, if it does
+    ("bert", {}, {}),
+    ("bert", {"tie_word_embeddings": False}, None),
+    ("eurobert", {}, None),
+    ("luke", {}, None),
+    ("deberta-v2", {"legacy": False}, None),
+    ("modernbert", {}, {"every_n_layers": 3, "global": 160_000.0, "local": 10_000.0}),
+    ("modernbert", {"layer_types": [FULL] * 2, "num_hidden_layers": 2}, {"every_n_layers": 1}),
+    ("modernbert", {"layer_types": [FULL, LOCAL, FULL], "num_hidden_layers": 3}, {"every_n_layers": 2}),
+    ("modernbert", {"layer_types": [FULL, FULL, LOCAL], "num_hidden_layers": 3}, None),
+    ("modernbert", {"rope_parameters": {LOCAL: {"rope_type": "default", "rope_theta": 20.0}}}, {"local": 20.0}),
+    ("modernbert", {"rope_parameters": {FULL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}}, None),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "names"), READ_BY_4)
+def test_a_card_says_which_transformers_read_a_model(kind, settings, names):
+    config = AutoConfig.for_model(kind, **settings)
+    version = ".".join(transformers.__version__.split(".")[:2]) if names is None else "4.57"
+    assert f"\ntransformers {version} and newer " in card.content("x", "", config=config).decode()
+    found = {"every_n_layers": "global_attn_every_n_layers", "global": "global_rope_theta", "local": "local_rope_theta"}
+    assert names is None or {name: config.to_dict()[found[name]] for name in names} == names
 
 
 def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):

@@ -9,17 +9,22 @@ import json
 import os
 import re
 import subprocess
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from helpers import BAD, GOOD, write
+from families import model_of
+from helpers import BAD, GOOD, python, write
 from training import train
 from transformers import AutoTokenizer
+
+from bertrain.run import checkpoint
 
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
 PINS = {
     "mteb": ["mteb==2.26.24"],
+    "transformers": ["transformers==4.57.3"],
     "euroeval": ["euroeval==16.11.0", "transformers==4.57.6", "datasets==3.6.0", "pandas==2.3.3"],
 }
 
@@ -95,6 +100,32 @@ def test_pairs_are_neighbours_and_no_held_out_text_is_in_both_columns(dataset, b
     sentences, nexts = names["held_out"](dataset, numbered)
     assert {*zip(sentences.values(), nexts.values(), strict=True)} < {*pairs}
     assert set(sentences.values()).isdisjoint(nexts.values())
+
+
+LOSSES = """if True:
+    import sys, torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, __version__
+
+    ids = torch.arange(64).view(2, 32) % 70 + 5
+    for path in sys.argv[1:]:
+        loss = AutoModelForMaskedLM.from_pretrained(path)(input_ids=ids, labels=ids).loss.item()
+        print(__version__[0], f"{loss:.5f}", AutoTokenizer.from_pretrained(path)("river light")["input_ids"])
+"""
+
+
+@pytest.mark.outside
+def test_transformers_4_gives_the_same_losses(dataset, configs, outside, tmp_path):
+    """Also of a ModernBERT with a local layer. Weights are large, so that attention counts."""
+    for name in ("modernbert-tiny", "modernbert", "bert"):
+        model = model_of(configs.get(name, name), dataset)
+        for weight in model.state_dict().values():
+            weight *= 8 if weight.ndim > 1 else 1
+        files = checkpoint.tokenizer_files(dataset.tokenizer_file, model, 32)
+        checkpoint.write(tmp_path / name, model, checkpoint.Content(model.state_dict(), {}, files))
+    paths = sorted(map(str, tmp_path.glob("*")))
+    old, new = (run("-c", LOSSES, *paths) for run in (partial(outside, "transformers", tmp_path), python))
+    assert [line[1:] for line in old.splitlines()] == [line[1:] for line in new.splitlines()]
+    assert [line[0] for line in old.splitlines()] == ["4"] * 3
 
 
 @pytest.mark.outside

@@ -22,6 +22,7 @@ from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import build, pretrained
+from bertrain.models.families import add_names_of_4
 from bertrain.options.values import Output
 from bertrain.run import card, checkpoint, rundir
 
@@ -64,6 +65,8 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
 
 def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, other: PreTrainedModel) -> None:
     """Raises UsageError, which names what differs, if two checkpoints are of different models."""
+    for config in (model.config, other.config):
+        add_names_of_4(config)  # which earlier checkpoints do not have
     one, two = model.config.to_dict(), other.config.to_dict()
     if one["model_type"] != two["model_type"]:
         names = ["model_type"]
@@ -103,7 +106,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     model = mean(directories)
     parts = "\n".join(f"- `{path.resolve().parent.name}/{path.resolve().name}`" for path in directories)
     about = f"The weights are the mean of those of:\n\n{parts}\n\nThe cards of these have the data and the training."
-    files |= {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
+    files |= {card.CARD: card.content(target.name, about, config=model.config)}
     content = checkpoint.Content(model.state_dict(), {}, files)
     with naming(target):
         checkpoint.write(target, model, content)

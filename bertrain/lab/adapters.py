@@ -26,7 +26,7 @@ from bertdata import key
 from bertdata.errors import DatasetError, UsageError, install
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import Method
-from bertrain.models.families import layers_of
+from bertrain.models.families import add_names_of_4, layers_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
 from bertrain.options.fields import Excludes, Options, option
@@ -214,6 +214,7 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
     """
+    add_names_of_4(model.config)
     model.save_pretrained(directory, state_dict=plain(model, state) if has_adapter(model) else dict(state))
     if has_adapter(model):
         write(model, state, directory)

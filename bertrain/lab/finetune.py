@@ -346,7 +346,7 @@ def _card(
         seeds.place(work.job.out, seed).name,
         f"A model that bertrain fine-tuned from `{Path(work.job.start).name}`. Its measures are those of the epoch "
         "that was best on dev; so dev is no held-out text.",
-        model_type=reader.model.config.model_type,
+        config=reader.model.config,
         head=work.task.head.__name__,
         parts={"Training": facts, "Measures": measures},
     )

@@ -26,7 +26,7 @@ from bertdata.errors import UsageError
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build, checks, rotary
 from bertrain.models.encoder import Encoder, inputs_of, recompute_activations
-from bertrain.models.families import family_of
+from bertrain.models.families import add_names_of_4, family_of
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.options.fields import ABOVE_0, Excludes, Needs, Options, option
 from bertrain.run import checkpoint
@@ -235,6 +235,7 @@ class ReplacedTokens(Method):
             weights |= {f"discriminator_predictions.{name}": each for name, each in of_head.items()}
         with torch.device("meta"):
             plain = self._kind(self._config)
+        add_names_of_4(plain.config)
         plain.save_pretrained(directory / NAME, state_dict=weights)
         for name, content in self._files.items():
             (directory / NAME / name).write_bytes(content)

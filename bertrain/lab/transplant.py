@@ -158,7 +158,7 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     counts = f"{made_of.copied:,} tokens copied, {made_of.means:,} means of tokens, {made_of.random:,} at random"
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
     files = checkpoint.tokenizer_files(new.files.__getitem__, model, checks.max_length(model.config))
-    files |= {card.CARD: card.content(target.name, about, model_type=model.config.model_type)}
+    files |= {card.CARD: card.content(target.name, about, config=model.config)}
     with naming(target):
         checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
     click.echo(f"{out}: {counts}; bertrain pretrain --init {out} trains it further")

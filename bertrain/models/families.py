@@ -61,6 +61,7 @@ class Family:
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
     scores: Callable[[PreTrainedConfig, int], float] = lambda config, tokens: 2 * tokens
     """Configuration, tokens that a token attends to → how many vectors of a layer a token is multiplied with there."""
+    is_new: bool = False  # whether transformers 4.57 does not know it
     half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
 
@@ -104,6 +105,7 @@ def _deberta_scores(config: PreTrainedConfig, tokens: int) -> float:
     return 2 * tokens + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
 
 
+_NEW = Family(isolation="kernel", is_new=True)
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
 
 FAMILIES: dict[str, Family] = {
@@ -119,12 +121,12 @@ FAMILIES: dict[str, Family] = {
     "electra": Family(isolation="kernel"),
     "albert": Family(isolation="kernel", layers=_albert_layers),
     "ernie": Family(isolation="kernel"),
-    "eurobert": Family(isolation="kernel"),
-    "gte": Family(isolation="kernel"),
-    "nomic_bert": Family(isolation="kernel"),
-    "jina_embeddings_v3": Family(isolation="kernel"),
-    "ultrabert": Family(isolation="kernel"),
-    "esmc": Family(isolation="kernel"),
+    "eurobert": _NEW,
+    "gte": _NEW,
+    "nomic_bert": _NEW,
+    "jina_embeddings_v3": _NEW,
+    "ultrabert": _NEW,
+    "esmc": _NEW,
     "esm": Family(positions_after_padding=True, isolation="kernel", embed=_esm_embeddings, untrained=("contact_head",)),
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
     "megatron-bert": Family(isolation="mask"),
@@ -151,6 +153,28 @@ def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
     """The family of a model or configuration: its row of FAMILIES, else UNLISTED."""
     config: Any = getattr(model, "config", model)
     return FAMILIES.get(config.model_type, UNLISTED)
+
+
+def add_names_of_4(config: PreTrainedConfig) -> bool:
+    """Give a configuration the names of its settings in transformers 4. Return whether 4.57 reads its models.
+
+    Only ModernBERT has other names there. transformers 4 cannot have every pattern of its layers. It ties the biases of
+    heads whose weights are not tied, and does not know the new head of DeBERTa-v2.
+    """
+    if family_of(config) is UNLISTED or family_of(config).is_new or not getattr(config, "tie_word_embeddings", True):
+        return False
+    if not isinstance(config, ModernBertConfig):
+        return bool(getattr(config, "legacy", True))
+    is_full = [kind == "full_attention" for kind in config.layer_types or ()]
+    every = (n for n in range(1, len(is_full) + 1) if is_full == [i % n == 0 for i in range(len(is_full))])
+    rope: Any = config.rope_parameters
+    places = rope["full_attention"], rope["sliding_attention"]
+    every_n_layers = next(every, None)
+    if every_n_layers is None or {place["rope_type"] for place in places} != {"default"}:
+        return False
+    config.global_attn_every_n_layers = every_n_layers
+    config.global_rope_theta, config.local_rope_theta = (place["rope_theta"] for place in places)
+    return True
 
 
 def first_position(config: PreTrainedConfig) -> int:

@@ -16,9 +16,11 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
+from transformers import PreTrainedConfig
 
 import bertdata
 from bertdata.files import write_file
+from bertrain.models.families import add_names_of_4
 
 CARD = "README.md"
 PIPELINES = {
@@ -53,6 +55,8 @@ model = {head}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
+transformers {version} and newer versions read it.
+
 {parts}## Train it further
 
     bertrain pretrain --init {quoted} --data shards/ --out run/
@@ -79,20 +83,22 @@ def content(
     name: str,
     about: str,
     *,
-    model_type: str,
+    config: PreTrainedConfig,
     title: str | None = None,
     head: str = "AutoModelForMaskedLM",
     parts: Mapping[str, str | Mapping[str, Any]] | None = None,
 ) -> bytes:
     """The card of a directory with a model.
 
-    name: of the directory. about: what the model is. title: the name, if there is no other. head: the class of
-    transformers that loads it. parts: what to tell beside, by heading: a text, or rows of a table.
+    name: of the directory. about: what the model is. config: of the model. title: the name, if there is no other. head:
+    the class of transformers that loads it. parts: what to tell beside, by heading: a text, or rows of a table.
     """
     pipeline = f"pipeline_tag: {PIPELINES[head]}\n" if head in PIPELINES else ""
     told = "".join(f"## {heading}\n\n{_told(part)}\n\n" for heading, part in (parts or {}).items())
     names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "head": head}
-    text = _TEXT.format(about=about, parts=told, pipeline=pipeline, model_type=model_type, **names)
+    version = "4.57" if add_names_of_4(config) else ".".join(transformers.__version__.split(".")[:2])
+    names |= {"model_type": config.model_type, "version": version}
+    text = _TEXT.format(about=about, parts=told, pipeline=pipeline, **names)
     return f"{text}{_MARK}{_digest(text)} -->\n".encode()
 
 

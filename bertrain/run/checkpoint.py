@@ -33,7 +33,7 @@ from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer, lacks_template
 from bertrain.methods import Method
-from bertrain.models.families import has_token_types
+from bertrain.models.families import add_names_of_4, has_token_types
 from bertrain.objectives import Learner
 from bertrain.run import card
 
@@ -69,6 +69,7 @@ def write(
         weights = content.weights
         for method in methods:
             weights = method.plain_weights(model, weights)
+        add_names_of_4(model.config)
         model.save_pretrained(temporary, state_dict=dict(weights))
         for method in methods:
             method.export(model, {**content.weights, **content.objects.get(BESIDE, {})}, temporary)

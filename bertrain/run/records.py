@@ -210,7 +210,7 @@ class Records:
             self._target.name,
             f"A masked language model{size}, trained with bertrain.",
             title=f"{run.out.resolve().name} after step {run.step:,}",
-            model_type=config.model_type,
+            config=config,
             parts={
                 "Data": {
                     f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "

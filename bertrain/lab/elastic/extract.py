@@ -34,7 +34,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         out.name,
         f"A sub-network of {sizes}, with {parameters:,} parameters, of the checkpoint `{directory.name}`"
         f"{after}. The card of that checkpoint has the data and the training.",
-        model_type=small.config.model_type,
+        config=small.config,
     )
     files = checkpoint.plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
     with naming(out):
