@@ -136,6 +136,7 @@ def _read(ranks: World, job: Job) -> tuple[Work, list[str]]:
         warnings += more
     warnings += task.learn(examples["train"])  # which may choose the measure, too
     warnings += heads.take_order(job.start, task)
+    warnings += heads.ends_warning(job.start)
     task.main = job.main or task.main
     made_of = seeds.made_of(job, task)
     seeds.refuse_others(job.out, made_of)

@@ -187,6 +187,18 @@ def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
     return checkpoint.plain_tokenizer(files)
 
 
+def ends_warning(directory: Path | str) -> list[str]:
+    """A line where the tokenizer of a checkpoint adds none of the special tokens that rows of pre-training have."""
+    tokenizer = tokenizer_of(directory)
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    if not (cls and sep) or tokenizer.num_special_tokens_to_add(pair=True):
+        return []
+    return [
+        f"warning: the tokenizer.json of {directory} has no post_processor that puts {cls} and {sep} around texts, so "
+        "texts of a pair are not kept apart; add a TemplateProcessing, as `tokenizers` has it"
+    ]
+
+
 def padding_tokenizer(directory: Path | str, option: str) -> Any:
     """The tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
     tokenizer = tokenizer_of(directory)
