@@ -388,7 +388,7 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
     INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', one of these under a URL (s3, gs, az, hf; files of
-    http and https), a named pipe, or - for standard input. Files may be compressed (.gz, .bz2, .xz, .zst). If a build
+    http and https), a named pipe, or - for standard input. Files may be compressed (gzip, bzip2, xz, zstd). If a build
     is interrupted, run the same command again to continue it.
     """
     from bertdata.write import build as build_dataset

@@ -53,6 +53,11 @@ def zstd(data):
     return sink.getvalue().to_pybytes()
 
 
+def zstd_frame(data, window_log):
+    """A frame of zstd with one block that is not compressed, which asks for a window of 2^window_log bytes."""
+    return b"\x28\xb5\x2f\xfd\0" + bytes([(window_log - 10) << 3]) + (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstd}
 COMPRESSED = [ending for ending in PACK if ending]
 

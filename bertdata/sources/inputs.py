@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,21 +19,23 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 _REQUESTS = 16  # at the same time
-COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-_FASTA = (".fasta", ".fa", ".fna", ".faa")
-KIND_OF = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    **dict.fromkeys(_FASTA, "fasta"),
+HEAD_BYTES = 16  # at the start of a file, which tell its compression
+COMPRESSION_OF = {".gz": "gzip", ".gzip": "gzip", ".bgz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
+COMPRESSION_OF |= {".zst": "zstd", ".zstd": "zstd"}
+_MAGIC = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))|(?P<xz>\xfd7zXZ\0)|"
+    rb"(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"  # a frame, or one that is to be skipped
+)
+_ENDINGS = {
+    "text": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather"),
+    "fasta": (".fasta", ".fa", ".fna", ".faa"),
 }
+KIND_OF = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Input:
     version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
     remote: RemoteFile | None = field(default=None, repr=False, compare=False)
     items: Items | None = field(default=None, repr=False, compare=False)  # of an iterable
+    magic: str = field(default="", repr=False, compare=False)  # the compression that its first bytes tell
 
     def __str__(self) -> str:
         return self.name
@@ -59,8 +63,8 @@ class Input:
 
     @property
     def compression(self) -> str:
-        """By the ending of the name; "" for none."""
-        return compression_of(self.name)
+        """By the first bytes, or, where they were not read, the ending of the name; "" for none."""
+        return self.magic or compression_of(self.name)
 
     @property
     def kind(self) -> str:
@@ -88,17 +92,20 @@ def local(path: str | Path) -> Input:
         if not stat.S_ISREG(status.st_mode):
             sentence = f"{name} is neither a file nor a named pipe; write its text to a file"
             raise InputError(sentence, "wrong-file-type", given=name)
-        open(name, "rb").close()
+        with open(name, "rb", buffering=0) as file:
+            magic = magic_of(file.read(HEAD_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{name} cannot be read: {error.strerror}; check the name", "not-found", given=name) from None
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}", "unreadable", given=name) from None
-    return Input(name, status.st_size, status.st_mtime_ns)
+    return Input(name, status.st_size, status.st_mtime_ns, magic=magic)
 
 
 def of_remote(file: RemoteFile) -> Input:
-    """A remote file as an input."""
-    return Input(file.name, file.size, file.version, file)
+    """A remote file as an input. Asks for its first bytes, if its name does not tell how it is compressed."""
+    is_told = not file.size or compression_of(file.name) or ending_of(file.name) in KIND_OF
+    magic = "" if is_told else magic_of(file.fetch(0, min(file.size, HEAD_BYTES)))
+    return Input(file.name, file.size, file.version, file, magic=magic)
 
 
 def now(files: Sequence[Input]) -> list[Input]:
@@ -112,6 +119,12 @@ def ending_of(name: str) -> str:
     """The ending of a path or URL, lower-case, without that of a compression."""
     last = PurePosixPath(name).name.lower()
     return PurePosixPath(last.removesuffix(PurePosixPath(last).suffix) if compression_of(name) else last).suffix
+
+
+def magic_of(first: bytes) -> str:
+    """The compression of a file with these first bytes, at least HEAD_BYTES of them; "" for none."""
+    match = _MAGIC.match(first)
+    return match.lastgroup or "" if match else ""
 
 
 def compression_of(name: str) -> str:

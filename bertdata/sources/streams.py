@@ -9,15 +9,16 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from bertdata.errors import InputError
-from bertdata.sources.inputs import STANDARD_INPUT, Input
+from bertdata.sources import zstd
+from bertdata.sources.inputs import HEAD_BYTES, STANDARD_INPUT, Input, magic_of
 
 CHUNK = 1 << 17  # bytes read at a time
 UTF_8 = "utf-8"
-_FIRST_BYTES = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -65,26 +66,7 @@ def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
         yield decoder.decode(data, final=not data).encode("utf-8", "bertdata.mark_invalid")
 
 
-class _GzipMember:
-    """A decompressor of one member of a gzip file, as bz2 and lzma have them. It checks the member's sum and length."""
-
-    def __init__(self) -> None:
-        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: with the header and the end of gzip
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._inflater.decompress(self._inflater.unconsumed_tail + data, most)
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inflater.unconsumed_tail and not self.eof
-
-    @property
-    def eof(self) -> bool:
-        return self._inflater.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflater.unused_data
+_inflater = partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)  # 16: with the header and the end of gzip
 
 
 def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
@@ -95,10 +77,10 @@ def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
     """
     member, data = new(), file.read(CHUNK)
     while True:
-        if not data and member.needs_input:
+        if not data and getattr(member, "needs_input", True):
             raise EOFError("it ends before its end-of-stream marker")
         yield member.decompress(data, CHUNK)
-        data = b""
+        data = getattr(member, "unconsumed_tail", b"")  # zlib gives back what it did not take
         if member.eof:
             data = member.unused_data.lstrip(b"\0")  # a file may be padded with zeros
             while not data:
@@ -106,7 +88,7 @@ def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
                     return
                 data = piece.lstrip(b"\0")
             member = new()
-        elif member.needs_input:
+        elif not data and getattr(member, "needs_input", True):
             data = file.read(CHUNK)
 
 
@@ -120,19 +102,24 @@ def _after(first: bytes, file: Any) -> Iterator[bytes]:
 class InputStream:
     """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
 
-    def __init__(self, source: Input, file: Any, compression: str, encoding: str) -> None:
-        self._file = file
-        if compression == "zstd":
+    def __init__(self, file: Any, compression: str, encoding: str) -> None:
+        self._file = self.file = file
+        if compression == "zstd" and (library := zstd.library()):
+            self.file = as_file(zstd.frames(file, library))
+        elif compression == "zstd":
             import pyarrow as pa
 
-            self.file: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
-        else:
-            decompressors = {"gzip": _GzipMember, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
-            self.file = as_file(_members(file, decompressors[compression])) if compression else file
+            self.file = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+        elif compression:
+            decompressors: dict[str, Callable[[], Any]] = {
+                "gzip": _inflater,
+                "bzip2": bz2.BZ2Decompressor,
+                "xz": lzma.LZMADecompressor,
+            }
+            self.file = as_file(_members(file, decompressors[compression]))
         if encoding != UTF_8:
             self.file = as_file(_as_utf8(self.file, encoding))
-        is_plain = not compression and encoding == UTF_8
-        self.is_seekable = is_plain and source.name != STANDARD_INPUT and file.seekable()
+        self.is_seekable = not compression and encoding == UTF_8 and file.seekable()
 
     def read(self, size: int = -1) -> bytes:
         return bytes(self.file.read(size) if size >= 0 else self.file.read())
@@ -145,37 +132,45 @@ class InputStream:
 
 @contextmanager
 def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
-    """Open an input. The ending of its name tells its compression, and for standard input its first bytes.
+    """Open an input. Its first bytes tell its compression.
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
     if source.items:  # whose own errors pass as they are
-        yield InputStream(source, Pieces(iter(source.items)), "", encoding)
+        yield InputStream(Pieces(iter(source.items)), "", encoding)
         return
     compression = source.compression
     try:
-        if source.name == STANDARD_INPUT:
-            first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
-            compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield InputStream(source, as_file(_after(first, sys.stdin.buffer)), compression, encoding)
-        else:
-            with source.open() as file:
-                if compression and source.size == 0:
-                    raise EOFError("it is empty")
-                yield InputStream(source, file, compression, encoding)
+        with nullcontext(sys.stdin.buffer) if source.name == STANDARD_INPUT else source.open() as file:
+            if compression or not source.remote:
+                first = file.read(HEAD_BYTES)
+                if compression and not magic_of(first):
+                    why = "it does not begin as one: if it is not compressed, correct its name"
+                    raise EOFError(why if first else "it is empty")
+                compression = magic_of(first)
+                file = as_file(_after(first, file)) if source.is_stream else file
+                if not source.is_stream:
+                    file.seek(0)
+            yield InputStream(file, compression, encoding)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise _cut_short(source, compression, error) from None
     except FileNotFoundError:
         sentence = f"{source} was removed while it was read; put it back, and run the same command again"
         raise InputError(sentence, "not-found", given=source.name) from None
     except OSError as error:
-        if compression and error.errno is None:  # bz2 and pyarrow report damage like this
+        if compression and error.errno is None:  # bz2 and zstd report damage like this
             raise _cut_short(source, compression, error) from None
         sentence = f"{source} cannot be read: {error.strerror or error}"
         raise InputError(sentence, "unreadable", given=source.name) from None
 
 
 def _cut_short(source: Input, compression: str, error: Exception) -> InputError:
+    if "memory" in str(error):  # what pyarrow says of a large window, and libzstd of one for which there is no memory
+        sentence = (
+            f"{source} has a larger zstd window than can be decompressed here ({error}); install libzstd, free memory, "
+            "or decompress it first, for example zstd -dc --long=31 FILE | bertdata build - --format jsonl"
+        )
+        return InputError(sentence, "too-large", given=source.name)
     return InputError(
         f"{source} is not a complete {compression} file ({error}); get the file again", "cut-short", given=source.name
     )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import refused, succeeds
 from reference.documents import json_text
-from sources import ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, write
+from sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, write, zstd_frame
 
 import bertdata
 from bertdata.cli import main
@@ -32,6 +32,7 @@ class Refused(NamedTuple):
 
 EVERY = MAKE | {"parquet": as_parquet, "fasta": lambda rows: "".join(f">a\n{row}\n" for row in rows).encode()}
 NAME = {kind: f"a{ENDING.get(kind, f'.{kind}')}" for kind in EVERY}
+SKIPPED = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"  # a frame of zstd
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
 
 
@@ -241,6 +242,47 @@ INPUTS = [
     ("jsonl: another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
     ("jsonl: both", {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'}, "", ["\ufffd\ufffd"], "1 lone ", "1 sequence "),
     # ------------------------------------------------------------- compression, byte order marks, keys and file names
+    *[
+        (f"{name}: its first bytes tell how it is compressed", {name: PACK[ending](b"a\n\nb")}, "", ["a", "b"])
+        for name, ending in (
+            *[("a", ending) for ending in COMPRESSED],
+            *[("-", ending) for ending in COMPRESSED],
+            ("a.txt", ".xz"),
+            ("a.txt.gz", ".zst"),
+            ("a.txt.gzip", ".gz"),
+            ("a.jsonl.bgz.txt", ".gz"),
+            ("a.txt.zstd", ".zst"),
+        )
+    ],
+    *[
+        (
+            f"{name}: zstd with a window of 2^{log}, after frames with none",
+            {name: SKIPPED + PACK[".zst"](b"a\n\n") + zstd_frame(b"b", log) + SKIPPED + zstd_frame(b"c", log)},
+            "",
+            ["a", "bc"],
+        )
+        for name in ("a.zst", "-")
+        for log in (27, 28, 31)
+    ],
+    (
+        "a zstd file that ends in a block",
+        {"a.zst": zstd_frame(b"abc", 31)[:-1]},
+        "",
+        Refused("cut-short", "inside", None),
+    ),
+    ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
+    ("text that begins as bzip2", {"a.txt": b"BZh9 is a name"}, "", ["BZh9 is a name"]),
+    *[
+        (f"{what}, not compressed text", {"a": content}, "", Refused("not-text", what))
+        for what, content in (
+            ("zip", b"PK\3\4" + bytes(26)),
+            ("tar", b"a.txt" + bytes(252) + b"ustar" + bytes(250) + b"text"),
+            ("lz4", b"\x04\x22\x4d\x18" + bytes(9)),
+            ("--format parquet", as_parquet(TEXTS)),
+            ("--encoding utf-16", "text\n".encode("utf-16")),
+            ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
+        )
+    ],
 ]
 
 

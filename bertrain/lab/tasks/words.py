@@ -60,7 +60,7 @@ class Words(Task):
     head = AutoModelForTokenClassification
 
     def read(self, path: str) -> tuple[list[Sentence], list[str]]:
-        is_table = re.search(r"\.(jsonl|json|parquet)(\.(gz|bz2|xz|zst))?$", path.lower())
+        is_table = re.search(r"\.(jsonl|json|parquet)(\.(gz|gzip|bgz|bz2|xz|zst|zstd))?$", path.lower())
         sentences = (_lists if is_table else _lines)(path, self.columns.text, self.columns.label)
         if not sentences:
             sentence = f"{path} holds no sentences; give a word a line, and a blank line behind each sentence"
