@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import threading
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,7 @@ from bertdata.sources import formats
 from bertdata.sources.kernels import PADDING, Cuts
 from bertdata.sources.texts import Documents, padded
 
+MARK = codecs.BOM_UTF8
 _NOTHING = np.zeros(0, np.uint8)
 
 
@@ -55,12 +57,14 @@ class Buffer:
         return bool((self.bytes[first:] == ord("\n")).any())
 
     def extend(self, wanted: int, read: _Read) -> None:
-        """Reads at most `wanted` bytes more."""
-        size = self._size + wanted
+        """Reads at most `wanted` bytes more, at least 3, and drops a byte order mark at the start of the input."""
+        size, is_first = self._size + max(wanted, len(MARK)), self.begin + self._size == 0
         if self._scratch.capacity < size:
             self._scratch = _Scratch.of(max(size, 2 * self._scratch.capacity), self.bytes)
-        length = read(self._scratch.buffer[self._size : size], is_first=self.begin + self._size == 0)
+        length = read(self._scratch.buffer[self._size : size], is_first=is_first)
         self._size, self.is_end = self._size + length, not length
+        if is_first and self.bytes[: len(MARK)].tobytes() == MARK:
+            self.drop(len(MARK))
 
     def cut(self, kernel: Any, how: bool) -> tuple[Documents, int, int]:
         """The complete documents, how many bytes they take, and where the first document begins, complete or not.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import BertdataError, InputError
 from bertdata.sources import formats
-from bertdata.sources.buffer import Buffer
+from bertdata.sources.buffer import MARK, Buffer
 from bertdata.sources.formats import TextFormat, require_text
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
@@ -74,7 +74,7 @@ class TextFile:
             buffer += chunk[:length].data
             self._require_short(len(buffer), 0)
         raw = bytes(buffer)
-        if raw.strip(b" \t\r\n"):
+        if raw.removeprefix(MARK).strip(b" \t\r\n"):
             yield _whole(raw)
 
     def _decoded(self, found: Documents) -> Documents:
@@ -106,7 +106,9 @@ class TextFile:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
         length: int = stream.file.readinto(buffer.data)
         if is_first:
-            require_text(self.file, buffer[: min(length, formats.JUDGED_BYTES)].tobytes(), self.form.encoding)
+            first = buffer[: min(length, formats.JUDGED_BYTES)].tobytes()
+            require_text(self.file, first, self.form.encoding)
+            self._require_no_array(first[:_HEAD].removeprefix(MARK))
         return length
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
@@ -132,8 +134,6 @@ class TextFile:
                     if stop is not None and buffer.begin >= stop:
                         return
                     continue
-                if buffer.begin == 0:
-                    self._require_no_array(buffer.bytes[:_HEAD].tobytes())
                 kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
                 complete, used, start = buffer.cut(kernel, how)
                 if is_fasta and is_at_head and start >= 0:
@@ -193,7 +193,10 @@ class TextFile:
                 yield Chunk(unit, part.num_bytes, stream.bytes_read, partial(self._decoded, part))
 
     def _before(self, stream: InputStream, offset: int) -> int:
-        """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where."""
+        """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where.
+
+        It is byte 0, too, where only a byte order mark can be before it.
+        """
         stop = offset
         while stop > 0:
             start = max(0, stop - min(formats.BLOCK_BYTES, _MARGIN))
@@ -203,13 +206,15 @@ class TextFile:
                 stop = start + length
                 break
             stop = start
+        before = stop - 1 if stop > len(MARK) else 0
         if offset > 0:
-            stream.file.seek(max(0, stop - 1))
-        return max(0, stop - 1)
+            stream.file.seek(before)
+        return before
 
 
 def _whole(raw: bytes) -> Documents:
     """A file that is one document."""
+    text = raw.removeprefix(MARK)
     if raw.endswith(b"\n"):
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    return Documents.of([raw.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])
+        text = text.removesuffix(b"\n").removesuffix(b"\r")
+    return Documents.of([text.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])

@@ -75,7 +75,8 @@ def read_vectors(path: str) -> Vectors:
     try:
         with opened(local(path)) as stream:
             for number, line in zip(range(1, MOST_VECTORS + 1), _lines(stream, path), strict=False):
-                word, *values = line.decode("utf-8", "replace").rstrip().rsplit(" ", len(rows[0]) if rows else -1)
+                text = line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip()
+                word, *values = text.rsplit(" ", len(rows[0]) if rows else -1)
                 if (number == 1 and len(values) == 1) or not WORD.fullmatch(word):
                     continue
                 try:

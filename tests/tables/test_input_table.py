@@ -32,6 +32,7 @@ class Refused(NamedTuple):
 
 EVERY = MAKE | {"parquet": as_parquet, "fasta": lambda rows: "".join(f">a\n{row}\n" for row in rows).encode()}
 NAME = {kind: f"a{ENDING.get(kind, f'.{kind}')}" for kind in EVERY}
+MARK = "\ufeff".encode()  # a byte order mark
 SKIPPED = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"  # a frame of zstd
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
 
@@ -283,6 +284,26 @@ INPUTS = [
             ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
         )
     ],
+    *[
+        (
+            f"{kind}{ending}: a byte order mark is no text",
+            {NAME[kind] + ending: PACK[ending](MARK + EVERY[kind](["stone"]))},
+            how,
+            ["stone"],
+        )
+        for kind in ("text", "jsonl", "csv", "tsv", "fasta")
+        for ending in ("", ".gz")
+        for how in (["", "--documents line", "--documents file"] if kind == "text" else [""])
+    ],
+    (
+        "text: each file with a mark",
+        {"a.txt": MARK + b"a", "b.txt": MARK + b"\n\na"},
+        "--dedup",
+        ["a"],
+        "an earlier one",
+    ),
+    ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
+    ("text: a mark inside", {"a.txt": b"a" + MARK + b"b"}, "", ["a\ufeffb"]),
 ]
 
 
