@@ -109,6 +109,8 @@ class TextFile:
             first = buffer[: min(length, formats.JUDGED_BYTES)].tobytes()
             require_text(self.file, first, self.form.encoding)
             self._require_no_array(first[:_HEAD].removeprefix(MARK))
+            if first.count(b"\r") - first.count(b"\r\n") > first.count(b"\n"):
+                self.form.warnings.add(f"{self.file}: lines end with CR alone, so they are one line; end them with LF")
         return length
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError, require_known, require_positive
@@ -37,6 +37,7 @@ class TextFormat:
     on_error: str = "fail"  # one of ON_ERROR: whether a row that cannot be used is an error, or is skipped
     shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
     max_documents: int | None = None  # None: no limit
+    warnings: set[str] = field(default_factory=set, compare=False, repr=False)  # what is found while reading
     maps: tuple[str, ...] = ()  # functions from a text to a text or None, as sources.maps takes them
 
     def __post_init__(self) -> None:

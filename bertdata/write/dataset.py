@@ -250,6 +250,8 @@ class _Work:
                 before = passes - total
                 self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
                 self.progress(passes, passes)
+                for warning in sorted(form.warnings):
+                    say(f"warning: {warning}")
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=is_pipe)) from None
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"

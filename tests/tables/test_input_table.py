@@ -278,7 +278,6 @@ INPUTS = [
         for what, content in (
             ("zip", b"PK\3\4" + bytes(26)),
             ("tar", b"a.txt" + bytes(252) + b"ustar" + bytes(250) + b"text"),
-            ("lz4", b"\x04\x22\x4d\x18" + bytes(9)),
             ("--format parquet", as_parquet(TEXTS)),
             ("--encoding utf-16", "text\n".encode("utf-16")),
             ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
@@ -303,6 +302,9 @@ INPUTS = [
         "an earlier one",
     ),
     ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
+    ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"], "a.txt: lines end with CR alone"),
+    ("text: CR, gzip", {"a.gz": PACK[".gz"](b"a\rb\r")}, "--documents file", ["a\rb\r"], "a.gz: lines end with CR"),
+    ("text: CR in lines", {"a.txt": b"1 %\r2 %\nend\n"}, "--documents line", ["1 %\r2 %", "end"]),
     ("text: a mark inside", {"a.txt": b"a" + MARK + b"b"}, "", ["a\ufeffb"]),
 ]
 
