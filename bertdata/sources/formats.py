@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from dataclasses import dataclass, field
 
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
@@ -18,11 +19,7 @@ LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: pa
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first JUDGED_BYTES is invalid or NUL
 JUDGED_BYTES = 1 << 20
 _FEWEST_JUDGED = 1 << 10  # bytes
-_OTHERS = (  # what a file is that has these bytes at this place
-    (0, b"PK\3\4", "a zip archive, as .docx and .xlsx files are; unpack it, and name its files"),
-    (257, b"ustar", "a tar archive; unpack it, and name its files"),
-    (0, b"PAR1", "Parquet; give --format parquet"),
-)
+_OTHERS = re.compile(rb"(?s)(?P<zip>PK\x03\x04)|(?P<Parquet>PAR1)|.{257}(?P<tar>ustar)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +68,14 @@ def num_not_text(first: bytes) -> int:
 
 def require_text(file: Input, first: bytes, encoding: str) -> None:
     """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
-    what = next((what for place, magic, what in _OTHERS if first.startswith(magic, place)), "")
-    if compression := magic_of(first):
-        what = f"compressed with {compression}, which its name does not tell; decompress it, or correct its name"
+    other = _OTHERS.match(first)
+    what = magic_of(first) or (other.lastgroup if other else "")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and 4 * first.count(0) >= len(first) >= 8:
-        what = "UTF-16 or UTF-32; give --encoding utf-16 or utf-32"
+        what = "UTF-16 or UTF-32"
     if what:
-        raise InputError(
-            f"{file} is not {encoding.upper()} text, but {what}", "not-text", option="inputs", given=file.name
-        )
+        advice = "unpack it, or give its ending, --format or --encoding"
+        sentence = f"{file} is not {encoding.upper()} text, but {what}; {advice}"
+        raise InputError(sentence, "not-text", option="inputs", given=file.name)
     if num_bad := num_not_text(first):
         sentence = (
             f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "

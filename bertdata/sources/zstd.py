@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 _CHUNK = 1 << 17  # bytes read at a time
 _MOST = 1 << 20  # bytes of a piece
-_WINDOW_LOG_MAX, _LARGEST = 100, 31  # a parameter, and its largest value
 
 
 class _Span(ctypes.Structure):
@@ -35,7 +34,7 @@ def frames(file: Any, zstd: ctypes.CDLL) -> Iterator[bytes]:
     """Yield the decompressed bytes of all frames of a file. Raises OSError or EOFError if it is damaged."""
     context, piece, left = c_void_p(zstd.ZSTD_createDCtx()), ctypes.create_string_buffer(_MOST), 0
     try:
-        zstd.ZSTD_DCtx_setParameter(context, _WINDOW_LOG_MAX, _LARGEST)
+        zstd.ZSTD_DCtx_setParameter(context, 100, 31)  # ZSTD_d_windowLogMax, and its largest value
         while data := file.read(_CHUNK):
             given, taken = _Span(ctypes.cast(c_char_p(data), c_void_p), len(data)), _Span(None, 0, 0)
             while given.position < given.size or (left and taken.position == taken.size):  # or more is ready

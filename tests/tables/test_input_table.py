@@ -278,8 +278,8 @@ INPUTS = [
         for what, content in (
             ("zip", b"PK\3\4" + bytes(26)),
             ("tar", b"a.txt" + bytes(252) + b"ustar" + bytes(250) + b"text"),
-            ("--format parquet", as_parquet(TEXTS)),
-            ("--encoding utf-16", "text\n".encode("utf-16")),
+            ("Parquet", as_parquet(TEXTS)),
+            ("UTF-16", "text\n".encode("utf-16")),
             ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
         )
     ],
