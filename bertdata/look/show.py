@@ -35,12 +35,8 @@ def shown(
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
     if not 0 <= first < loader.num_samples:
-        raise UsageError(
-            f"--sample is {first}; give a position from 0 to {loader.num_samples - 1}",
-            "out-of-range",
-            option="sample",
-            given=first,
-        )
+        sentence = f"--sample is {first}; give a position from 0 to {loader.num_samples - 1}"
+        raise UsageError(sentence, "out-of-range", option="sample", given=first)
     blocks = []
     for position in range(first, min(first + count, loader.num_samples)):
         batch = loader.read(np.array([position]))

@@ -74,12 +74,11 @@ def open_index(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise BuildError(
+        sentence = (
             f"the sampling index cannot be written to {directory}: {error.strerror or error}; "
-            "set BERTDATA_CACHE to a directory with room",
-            "unwritable",
-            given=directory,
-        ) from None
+            "set BERTDATA_CACHE to a directory with room"
+        )
+        raise BuildError(sentence, "unwritable", given=directory) from None
     return _read(directory, name, dtypes)
 
 

@@ -38,13 +38,11 @@ def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
     are_pairs = (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs)
     if pairs and all(are_pairs):
         return pairs
-    raise UsageError(
+    sentence = (
         "what was given to read is no dataset; give one from bertdata.open(path), or several with their weights, such "
-        "as [(a, 0.7), (b, 0.3)]",
-        "not-a-dataset",
-        option="shards",
-        given=shards,
+        "as [(a, 0.7), (b, 0.3)]"
     )
+    raise UsageError(sentence, "not-a-dataset", option="shards", given=shards)
 
 
 class Loader:
@@ -165,30 +163,21 @@ class Loader:
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
         if not isinstance(self.masking, Masking | None):
-            raise UsageError(
-                f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None",
-                "malformed",
-                option="masking",
-                given=self.masking,
-            )
+            sentence = f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None"
+            raise UsageError(sentence, "malformed", option="masking", given=self.masking)
 
     def _require_for_mix(self, num_datasets: int) -> None:
         """Raises UsageError for what does not go with a mix, or only with one."""
         if num_datasets > 1 and (self.variants is not None or self.teacher_cache):
             option = "variants" if self.variants is not None else "teacher_cache"
-            raise UsageError(
+            sentence = (
                 f"{option} does not go with a mix of {num_datasets} datasets: a teacher's answers are to the samples "
-                "of one dataset; give one",
-                "conflict",
-                option=option,
+                "of one dataset; give one"
             )
+            raise UsageError(sentence, "conflict", option=option)
         if self.starts and (len(self.starts) != num_datasets or num_datasets == 1 or min(self.starts) < 0):
-            raise UsageError(
-                f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets",
-                "out-of-range",
-                option="starts",
-                given=self.starts,
-            )
+            sentence = f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets"
+            raise UsageError(sentence, "out-of-range", option="starts", given=self.starts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -327,12 +316,8 @@ class Loader:
             raise UsageError(sentence, "malformed", option="positions")
         positions = positions.astype(np.int64, copy=False)
         if (first := np.min(positions, initial=0)) < 0:
-            raise UsageError(
-                f"position {first} comes before the first sample; give numbers from 0",
-                "out-of-range",
-                option="positions",
-                given=int(first),
-            )
+            sentence = f"position {first} comes before the first sample; give numbers from 0"
+            raise UsageError(sentence, "out-of-range", option="positions", given=int(first))
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)
@@ -395,20 +380,12 @@ class Loader:
             differing[name] = was, now
         if differing:
             words = "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differing.items())
-            raise StateError(
-                f"this state belongs to another stream: {words}; give the Loader the same options",
-                "other-stream",
-                option="state",
-                given=differing,
-            )
+            sentence = f"this state belongs to another stream: {words}; give the Loader the same options"
+            raise StateError(sentence, "other-stream", option="state", given=differing)
         position = state.get("position")
         if type(position) is not int or not 0 <= position < 1 << 62:
-            raise StateError(
-                f"position is {position!r} in this state; expected a number of samples",
-                "damaged",
-                option="state",
-                given=position,
-            )
+            sentence = f"position is {position!r} in this state; expected a number of samples"
+            raise StateError(sentence, "damaged", option="state", given=position)
         self.position = position
         if masking != self.masking:
             self.masking = masking

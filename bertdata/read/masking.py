@@ -51,12 +51,11 @@ class Masker:
         replacing_ids bool [V]: ids that random_from="tokens" allows, if they are not special. None: all.
         """
         if special.mask is None:
-            raise UsageError(
+            sentence = (
                 "the tokenizer of the dataset has no [MASK], so nothing can be masked; make the dataset again with "
-                "--special-tokens, which adds the special tokens that are missing",
-                "tokenizer-lacks-token",
-                option="masking",
+                "--special-tokens, which adds the special tokens that are missing"
             )
+            raise UsageError(sentence, "tokenizer-lacks-token", option="masking")
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)
         ordinary[list(special.special_ids)] = False

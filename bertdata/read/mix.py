@@ -98,23 +98,17 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
         except (ValueError, ZeroDivisionError):
             exact.append(Fraction(0))
         if exact[-1] <= 0:
-            raise UsageError(
-                f"the weight of a dataset is {weight}; give a number above 0, such as 0.7",
-                "out-of-range",
-                option="shards",
-                given=weight,
-            )
+            sentence = f"the weight of a dataset is {weight}; give a number above 0, such as 0.7"
+            raise UsageError(sentence, "out-of-range", option="shards", given=weight)
     common = lcm(*(fraction.denominator for fraction in exact))
     numbers = [int(fraction * common) for fraction in exact]
     numbers = [number // gcd(*numbers) for number in numbers]
     if sum(numbers) > MAX_SUM:
-        raise UsageError(
+        sentence = (
             f"the weights {', '.join(map(str, weights))} have too many digits; give decimals such as 0.25, or whole "
-            f"numbers in the same ratio with a sum of at most {MAX_SUM:,}",
-            "malformed",
-            option="shards",
-            given=weights,
+            f"numbers in the same ratio with a sum of at most {MAX_SUM:,}"
         )
+        raise UsageError(sentence, "malformed", option="shards", given=weights)
     return tuple(numbers)
 
 
@@ -122,33 +116,27 @@ def require_alike(datasets: Sequence[Dataset]) -> None:
     """Raises UsageError unless datasets can fill rows of one batch: other text, the same tokenizer."""
     for one, other in combinations(datasets, 2):
         if one.dataset_id == other.dataset_id:
-            raise UsageError(
+            sentence = (
                 f"{one.path} and {other.path} are the same dataset, {one.dataset_id}; give it once, with the sum of "
-                "the weights",
-                "conflict",
-                option="shards",
-                given=other.path,
+                "the weights"
             )
+            raise UsageError(sentence, "conflict", option="shards", given=other.path)
     first = datasets[0]
     for other in datasets[1:]:
         digests = [str(item.manifest.tokenizer.get("tokenizer.json"))[:16] for item in (first, other)]
         if digests[0] != digests[1] and not _have_same_tokenizer(first, other):
-            raise UsageError(
+            sentence = (
                 f"{first.path} and {other.path} have different tokenizers (tokenizer.json {' and '.join(digests)}), so "
-                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}",
-                "tokenizer-differs",
-                option="shards",
-                given=other.path,
+                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}"
             )
+            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
         if _ids_of(first) != _ids_of(other):
-            raise UsageError(
+            sentence = (
                 f"{first.path} and {other.path} have one tokenizer but different special tokens or separators of "
                 "documents, so their rows cannot share a batch; make one of them again as the other was made, both by "
-                "bertdata build or both by bertdata import",
-                "tokenizer-differs",
-                option="shards",
-                given=other.path,
+                "bertdata build or both by bertdata import"
             )
+            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
 
 
 def _have_same_tokenizer(first: Dataset, other: Dataset) -> bool:

@@ -40,28 +40,20 @@ class Pairs:
     def __init__(self, stream: TokenStream, *, seed: int, short_seq_prob: float) -> None:
         dataset, split = stream.dataset, stream.split
         if not dataset.splits[split].stores("sentences"):
-            raise UsageError(
+            sentence = (
                 f"{dataset.path} does not store where sentences begin, and pairs are made of sentences; build it again "
-                "with --sentences line",
-                "not-stored",
-                option="samples",
-                given="pairs",
+                "with --sentences line"
             )
+            raise UsageError(sentence, "not-stored", option="samples", given="pairs")
         if dataset.splits[split].num_documents < 2:
-            raise UsageError(
+            sentence = (
                 f"split {split} of {dataset.path} has one document; pairs need at least two, because half of them "
-                "join segments of two documents",
-                "empty",
-                option="split",
-                given=split,
+                "join segments of two documents"
             )
+            raise UsageError(sentence, "empty", option="split", given=split)
         if stream.length < 5:
-            raise UsageError(
-                f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment",
-                "out-of-range",
-                option="length",
-                given=stream.length,
-            )
+            sentence = f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment"
+            raise UsageError(sentence, "out-of-range", option="length", given=stream.length)
         self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
         identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
         arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)

@@ -43,12 +43,8 @@ class Pieces:
 
     def __init__(self, stream: TokenStream, *, packed: bool) -> None:
         if stream.length > MAX_LENGTH:
-            raise UsageError(
-                f"length is {stream.length}; give at most {MAX_LENGTH}, the longest row of documents or packed",
-                "too-long",
-                option="length",
-                given=stream.length,
-            )
+            sentence = f"length is {stream.length}; give at most {MAX_LENGTH}, the longest row of documents or packed"
+            raise UsageError(sentence, "too-long", option="length", given=stream.length)
         self.stream, self._packed = stream, packed
         if packed:
             identity = index_identity(stream, "packed") | {"packed_together": PACKED_TOGETHER}

@@ -89,32 +89,24 @@ class TokenStream:
     def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
         """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
         if split not in [*dataset.splits]:
-            raise UsageError(
+            sentence = (
                 f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
-                "a split without documents, so build with --validation 0 to put all into train",
-                "no-split",
-                option="split",
-                given=split,
+                "a split without documents, so build with --validation 0 to put all into train"
             )
+            raise UsageError(sentence, "no-split", option="split", given=split)
         if not 3 <= length <= MAX_LENGTH:
-            raise UsageError(
-                f"length is {length}; give 3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]",
-                "out-of-range",
-                option="length",
-                given=length,
-            )
+            sentence = f"length is {length}; give 3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
+            raise UsageError(sentence, "out-of-range", option="length", given=length)
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
             missing = " and ".join(
                 name for name, token in (("[CLS]", special.cls), ("[SEP]", special.sep)) if token is None
             )
-            raise UsageError(
+            sentence = (
                 f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
-                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing",
-                "tokenizer-lacks-token",
-                option="shards",
-                given=dataset.path,
+                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
             )
+            raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.split, self.length = dataset, split, length
         self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
         self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
@@ -215,14 +207,12 @@ def require_room(streams: Sequence[TokenStream]) -> None:
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
         most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
     if num_arrays > most:
-        raise DatasetError(
+        sentence = (
             f"{path}{' and what is mixed with it' * (len(streams) > 1)}: reading the split opens up to {num_arrays:,} "
             f"files, and this system allows a process {most:,}; raise ulimit -Hn and vm.max_map_count, or build with a "
-            "larger --shard-size",
-            "too-many-files",
-            option="shards",
-            given=path,
+            "larger --shard-size"
         )
+        raise DatasetError(sentence, "too-many-files", option="shards", given=path)
 
 
 def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:

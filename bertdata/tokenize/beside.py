@@ -20,16 +20,7 @@ _NAMED = {"bos": None, "eos": None, "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD
 _ANY = {"", "pretrained", "tokenizersbackend"}  # kinds whose flags transformers does not know
 _LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "ernie", "layoutlm", "lxmert", "megatronbert", "mobilebert"}
 _LIKE_BERT |= {"squeezebert", "retribert", "dpr", "dprreader", "dprcontextencoder", "dprquestionencoder"}
-_OTHERS = {
-    "esm",
-    "funnel",
-    "mpnet",
-    "prophetnet",
-    "roformer",
-    "splinter",
-    "tapas",
-    "xlmroberta",
-}  # with other vocab.txt
+_OTHERS = {"esm", "funnel", "mpnet", "prophetnet", "roformer", "splinter", "tapas", "xlmroberta"}  # other vocab.txt
 _LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "roberta"}
 
 

@@ -280,12 +280,11 @@ def _require_on_hub(name: str) -> None:
             **options,
         ) from None
     except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
-        raise TokenizerError(
+        sentence = (
             f"{nowhere} {hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or "
-            "give a local path",
-            "server-failed",
-            **options,
-        ) from None
+            "give a local path"
+        )
+        raise TokenizerError(sentence, "server-failed", **options) from None
 
 
 def _first(error: Exception) -> str:

@@ -144,13 +144,11 @@ class Tokenizer:
         first = encode(probe).sequence_ids.index(0)
         before, after = found[:first], found[first + len(alone) :]
         if found != [*before, *alone, *after]:
-            raise UsageError(
+            sentence = (
                 "this tokenizer changes texts when it adds special tokens; use AutoTokenizer of transformers, or leave "
-                "add_special_tokens out",
-                "unsupported",
-                option="add_special_tokens",
-                given=True,
+                "add_special_tokens out"
             )
+            raise UsageError(sentence, "unsupported", option="add_special_tokens", given=True)
         return before, after
 
 
@@ -191,12 +189,8 @@ def _require_text(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
         try:
             str(data[start:stop].data, "utf-8")
         except UnicodeDecodeError as error:
-            raise UsageError(
-                f"text {number} is not UTF-8 at byte {error.start}; decode it, or leave it out",
-                "not-text",
-                option="texts",
-                given=number,
-            ) from None
+            sentence = f"text {number} is not UTF-8 at byte {error.start}; decode it, or leave it out"
+            raise UsageError(sentence, "not-text", option="texts", given=number) from None
 
 
 def _of_arrow(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -205,12 +199,8 @@ def _of_arrow(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     kind = {"string": np.int32, "large_string": np.int64}.get(str(array.type))
     if kind is None or array.null_count:
         problem = f"{array.null_count} values that are null" if array.null_count else f"the type {array.type}"
-        raise UsageError(
-            f"texts is a pyarrow array with {problem}; give one of strings, none of them null",
-            "wrong-column-type",
-            option="texts",
-            given=str(array.type),
-        )
+        sentence = f"texts is a pyarrow array with {problem}; give one of strings, none of them null"
+        raise UsageError(sentence, "wrong-column-type", option="texts", given=str(array.type))
     _, bounds, values = array.buffers()
     if len(array) == 0 or values is None:
         return np.zeros(PADDING, np.uint8), np.zeros(len(array) + 1, np.int64)

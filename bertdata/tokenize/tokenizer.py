@@ -283,21 +283,17 @@ class LoadedTokenizer:
                     words = list(word_splitter(text))
                     joined = "".join(words)
                 except Exception as error:  # whatever the function of a user raises
-                    raise UsageError(
+                    sentence = (
                         f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; "
-                        "fix the function, which must give the words of a text as texts",
-                        "function-failed",
-                        option="words",
-                        given=text,
-                    ) from None
-                if joined != text:
-                    raise UsageError(
-                        f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
-                        "function must give all characters of the text, spaces too",
-                        "bad-function",
-                        option="words",
-                        given=text,
+                        "fix the function, which must give the words of a text as texts"
                     )
+                    raise UsageError(sentence, "function-failed", option="words", given=text) from None
+                if joined != text:
+                    sentence = (
+                        f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
+                        "function must give all characters of the text, spaces too"
+                    )
+                    raise UsageError(sentence, "bad-function", option="words", given=text)
                 ends = np.cumsum([len(word) for word in words])
                 word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
                 begins_word[first : first + word.size] = np.diff(word, prepend=-1) != 0

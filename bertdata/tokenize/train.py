@@ -102,12 +102,8 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     try:
         tokenizer.train_from_iterator(texts, trainer)
     except Exception as error:  # the library raises bare Exception
-        raise UsageError(
-            f"no unigram vocabulary of {vocab_size} tokens can be trained on this text: {error}",
-            "out-of-range",
-            option="vocab_size",
-            given=vocab_size,
-        ) from None
+        sentence = f"no unigram vocabulary of {vocab_size} tokens can be trained on this text: {error}"
+        raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size) from None
     content = json.loads(tokenizer.to_str())
     content["model"]["vocab"] = _reproducible(content["model"]["vocab"])
     content["added_tokens"] = []
@@ -126,12 +122,8 @@ TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
 
 def _require(vocab_size: int, least: int, what: str) -> None:
     if vocab_size < least:
-        raise UsageError(
-            f"a vocabulary of {vocab_size} has no room for {what}; give at least {least}",
-            "out-of-range",
-            option="vocab_size",
-            given=vocab_size,
-        )
+        sentence = f"a vocabulary of {vocab_size} has no room for {what}; give at least {least}"
+        raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size)
 
 
 def _alphabet(
