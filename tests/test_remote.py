@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from unittest.mock import patch
+from urllib.parse import quote, unquote
 
 import pytest
 from helpers import Handler, refused, refuses, serving, stop_after, without_origins
@@ -63,6 +64,37 @@ def test_a_directory_and_a_pattern_stand_for_objects(bucket, tmp_path, vocab):
         report = build(url, tmp_path / "out", tokenizer=vocab, say=said.append, overwrite=True)
         assert report.dataset.num_documents == number * len(ROWS)
     assert any("in/notes.pdf" in line for line in said)
+
+
+class OddKeys(Handler):
+    """A bucket of objects with the text "stone", which answers no question about a single one of them."""
+
+    keys = ["d/a.txt", "d//b.txt", "d/c\n[1]%#?.txt", "d/../e.txt"]
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        if "list-type" in query:
+            fields = "<Size>5</Size><ETag>1</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            listed = "".join(f"<Contents><Key>{quote(key)}</Key>{fields}</Contents>" for key in self.keys)
+            self.answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>".encode())
+        else:
+            assert unquote(path).removeprefix("/bucket/") in self.keys
+            self.answer(206, b"stone", Content_Range="bytes 0-4/5", ETag='"1"')
+
+    def do_HEAD(self):
+        self.answer(404)
+
+
+@pytest.mark.parametrize("is_open", ["false", "true"])
+def test_keys_that_obstore_refuses_are_read_or_named(tmp_path, vocab, monkeypatch, is_open):
+    said = []
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", is_open)
+    with serving(OddKeys) as address:
+        use_server(monkeypatch, address)
+        stores.store_at.cache_clear()
+        dataset = build("s3://bucket/d", tmp_path / "out", tokenizer=vocab, validation=0, say=said.append).dataset
+    assert dataset.num_documents == 3
+    assert any("left out 1 file" in line and "s3://bucket/d/../e.txt" in line for line in said)
 
 
 @settings(max_examples=settings().max_examples // 2)

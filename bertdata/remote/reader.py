@@ -24,6 +24,8 @@ class RemoteFile:
     version: str  # its ETag, else the time of its last change; on the hub the digest of its content
     ask: Callable[[int, int], bytes] = field(repr=False, compare=False)  # (start, stop) → these bytes, tried once
     again: Callable[[], RemoteFile] | None = field(default=None, repr=False, compare=False)  # None: it cannot change
+    listing: Callable[[], dict[str, RemoteFile]] | None = field(default=None, repr=False, compare=False)
+    """Lists again the files among which this one was found; the same object for all of them."""
 
     def now(self) -> RemoteFile:
         """The same file as it is now. Raises RemoteError if it does not exist."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bertdata.remote.reader import RemoteFile
 
 _HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
+_DOTS = "with a dot as a part of the key, for which no request can be made"
 _LINK = "linked to a directory or to nothing"
 _SHOWN = 3  # names of files that a message lists
 
@@ -85,6 +86,8 @@ def find_inputs(
         if name not in under_urls:
             inputs.files.extend(map(local, _files_here(name, choice)))
             continue
+        for path in [path for path in under_urls[name] if not {".", ".."}.isdisjoint(path.split("/"))]:
+            inputs.left_out.setdefault(_DOTS, []).append(under_urls[name].pop(path).name)
         remote = {file.name: file for file in under_urls[name].values()}
         names = list(remote)
         if "" not in under_urls[name]:

@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +75,12 @@ class Input:
         """A binary file object."""
         return self.remote.open() if self.remote else open(self.name, "rb")
 
-    def now(self) -> Input:
-        """The same input as it is now."""
-        return of_remote(self.remote.now()) if self.remote else local(self.name)
+    def now(self, remote: RemoteFile | None = None) -> Input:
+        """The same input as it is now. remote: the file as it is now, if that is known."""
+        if not self.remote:
+            return local(self.name)
+        remote = remote or self.remote.now()
+        return replace(self, size=remote.size, version=remote.version, remote=remote)
 
 
 def local(path: str | Path) -> Input:
@@ -109,9 +112,11 @@ def of_remote(file: RemoteFile) -> Input:
 
 
 def now(files: Sequence[Input]) -> list[Input]:
-    """The same inputs as they are now."""
+    """The same inputs as they are now. What a list of files found is looked up in a new list."""
+    listings = {file.remote.listing for file in files if file.remote and file.remote.listing}
+    listed = {each.name: each for listing in listings for each in listing().values()}
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        of_urls = pool.map(Input.now, [file for file in files if file.remote])
+        of_urls = pool.map(lambda file: file.now(listed.get(file.name)), [file for file in files if file.remote])
         return [next(of_urls) if file.remote else file.now() for file in files]
 
 
