@@ -23,7 +23,6 @@ if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C ma
 
 import contextlib
 import gc
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,10 +131,9 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         if is_last or run.step % config.log_every == 0 or in_a_row >= PATIENCE:
             records.log(rates, is_last=is_last)
         if is_last or run.milestones or run.step % config.save_every == 0:
-            run.end_of_steps()
-            saving = time.perf_counter()
+            waited_before = run.clock.seconds["waited"]
             records.save(required=run.is_done or bool(signals.stopped))
-            rates.leave_out(time.perf_counter() - saving)
+            rates.leave_out(run.clock.seconds["waited"] - waited_before)
         if signals.stopped:
             return
 

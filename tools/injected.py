@@ -164,8 +164,8 @@ bertdata/write/staging.py
 
 calls export: an error of the system is one sentence
 bertdata/cli.py
--    except OSError as error:
-+    except ZeroDivisionError as error:
+-    except (MemoryError, RuntimeError, OSError) as error:
++    except (MemoryError, RuntimeError) as error:
 
 calls build: an error of a write ends the command
 bertdata/files.py
