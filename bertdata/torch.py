@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import RandomSampler
 
 from bertdata.errors import StateError, UsageError, counted
 from bertdata.read.loader import Loader
@@ -67,8 +67,8 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
 
     Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
     default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
-    of epoch e, also in persistent workers of a DataLoader: they share the number. Where a sampler has an epoch, as that
-    of accelerate and a DistributedSampler, the dataset follows it when the sampler starts. Pickles in under 4 KB.
+    of epoch e, also in persistent workers of a DataLoader: they share the number. The dataset takes the epoch of
+    accelerate's sampler when that starts. With a DistributedSampler call `set_epoch` of both. Pickles in under 4 KB.
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
@@ -91,16 +91,14 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         return self.loader.num_samples
 
     def _follow(self, caller: FrameType) -> None:
-        """Takes the epoch of a sampler that starts, which asks for the length first.
+        """Takes the epoch of a sampler of accelerate that starts, which asks for the length first.
 
         accelerate tells the epoch to its sampler alone, not to the dataset, on several processes and after
-        skip_first_batches. A DistributedSampler at epoch 0 may not have been told of any.
+        skip_first_batches.
         """
         sampler = caller.f_locals.get("self") if caller.f_code.co_name == "__iter__" else None
-        if isinstance(sampler, RandomSampler | DistributedSampler):
-            epoch = getattr(sampler, "epoch", None)
-            if epoch is not None and (epoch or isinstance(sampler, RandomSampler)):
-                self.set_epoch(epoch)
+        if isinstance(sampler, RandomSampler) and hasattr(sampler, "epoch"):  # that of torch has none
+            self.set_epoch(sampler.epoch)
 
     def __getitem__(self, index: int) -> Tensors:
         return self.__getitems__([index])[0]

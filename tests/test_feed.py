@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from helpers import refuses
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
@@ -276,15 +276,6 @@ def test_samples_follow_the_epoch_of_the_sampler_of_accelerate(dataset, num_proc
     resumed = skip_first_batches(prepared, skipped) if skipped else prepared
     resumed.set_epoch(2)
     assert {bytes(row) for batch in resumed for row in batch["input_ids"].numpy()} <= expected
-
-
-@pytest.mark.parametrize("told", ["sampler", "dataset"])
-def test_samples_follow_a_distributed_sampler(dataset, told):
-    samples = SampleDataset(Loader(dataset, **OPTIONS))
-    sampler = DistributedSampler(samples, num_replicas=2, rank=1)
-    (sampler if told == "sampler" else samples).set_epoch(2)
-    assert len(list(DataLoader(samples, 7, sampler=sampler))) > 1
-    assert samples.epoch == 2
 
 
 def test_accelerate_leaves_batches_as_they_are(dataset):
