@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForQuestionAnswering
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertrain.commands import reading
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, rows_of
@@ -183,14 +183,16 @@ def _part(parent: Any, name: str, kind: type[T], place: str) -> T:
 def _labels(windows: list[Window], questions: list[Question]) -> list[tuple[int, int]]:
     """Return the first and the last token of each window's first answer; 0, 0 if it does not hold all of its tokens.
 
-    Characters without a token, such as white space and soft hyphens, may be at both ends of an answer.
+    Characters without a token, such as white space and soft hyphens, may be at both ends of an answer. White space
+    there never counts, as tokens may begin with the space before a word.
     """
     places: list[Any] = []
     ends: dict[int, tuple[int, int]] = {}  # of a question → the characters from its first token to its last one
     for window in windows:
         begin, text = (questions[window.question].answers or [(0, "")])[0]
+        begin, end = begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
         firsts, lasts = window.spans.T
-        (inside,) = np.nonzero((lasts > begin) & (firsts < begin + len(text)) & (lasts > firsts))
+        (inside,) = np.nonzero(np.minimum(lasts, end) > np.maximum(firsts, begin))
         places.append(inside)
         if inside.size:
             first, last = ends.get(window.question, (len(questions[window.question].context), 0))
@@ -209,5 +211,6 @@ def _warnings(windows: list[Window], questions: list[Question], labels: list[tup
     lost = [question for number, question in enumerate(questions) if question.answers and number not in learned]
     if not lost:
         return []
-    sentence = f"no row holds all of the answer, or it has no token; {len(lost):,} answers of the file are not learned"
+    num_lost = counted(len(lost), "answer")
+    sentence = f"no row holds all of the answer, or it has no token; the file has {num_lost} that cannot be learned"
     return [f"warning: {lost[0].place}: {sentence}"]
