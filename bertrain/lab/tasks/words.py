@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification
 
 from bertdata import IGNORE_INDEX
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
@@ -28,8 +28,8 @@ _MARKER = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
 _FORMS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"(?P<letter>[BIESLUMW])[-_](?P<kind>.+)",  # B-LOC
-        r"(?P<kind>.+)[-_](?P<letter>[BIESLUMW])",  # LOC-B
+        r"(?P<letter>[BIESLUMW])[-_:./](?P<kind>.+)",  # B-LOC
+        r"(?P<kind>.+)[-_:./](?P<letter>[BIESLUMW])",  # LOC-B
         r"(?P<letter>[BIESLUMW])(?P<kind>)",  # B
         r"(?P<letter>)(?P<kind>.+)",  # LOC
     )
@@ -75,7 +75,7 @@ class Words(Task):
         if self.form is None:
             listed = ", ".join(self.names[:SHOWN])
             return [f"{path}: the tags ({listed}) are not entity tags such as B-LOC, so only accuracy is measured"]
-        if self.form is _FORMS[-1] and self.names != ["O"]:
+        if self.form is _FORMS[-1] and self.names not in (["O"], ["o"]):
             return [f"{path}: the tags have no B- or I-, so neighbouring words with the same tag count as one entity"]
         return []
 
@@ -108,7 +108,7 @@ class Words(Task):
         if unknown:
             warnings.append(
                 f"warning: {unknown[0][0]}: the sentence has the tag {unknown[0][1]!r}, which is never trained on; "
-                f"{len(unknown):,} words of the file have such tags and count as wrong"
+                f"such tags count as wrong, in this file those of {counted(len(unknown), 'word')}"
             )
         return warnings
 
@@ -145,12 +145,14 @@ def _form_of(train: list[Sentence], names: list[str]) -> re.Pattern[str] | None:
     for form in _FORMS[:-1] if inside else ():
         if all(form.fullmatch(name) for name in inside):
             return form
-    if len(inside) < len(names) and any(name[:2].upper() in ("B-", "I-") for name in inside):
+    if any(name[:2].upper() in ("B-", "I-") for name in inside):
         wrong = {name for name in inside if not _FORMS[0].fullmatch(name)}
         tag, place = next((tag, s.place) for s in train for tag in s.tags if tag in wrong)
-        sentence = f"{place}: the sentence has the tag {tag!r}, and others are like {min(set(inside) - wrong)}"
+        sentence = (
+            f"{place}: the sentence has the tag {tag!r}, and others are like {min({*inside} - wrong, default='B-LOC')}"
+        )
         raise UsageError(f"{sentence}; write it as O, or as a letter of BIOES or BILOU and a kind", "bad-row")
-    return _FORMS[-1] if "O" in names else None
+    return _FORMS[-1] if len(inside) < len(names) else None
 
 
 def _bioes(tag: str, form: re.Pattern[str]) -> str:
@@ -202,7 +204,7 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
         if not tables.is_number(column):
             sentence = f"--{option} {column}: the columns of {path} have no names; give the number, from 0"
             raise UsageError(sentence, "malformed", option=option, given=column)
-    lines = re.split("\r\n|[\r\n]", reading.text(path))
+    lines = re.split("\r{,2}\n|\r", reading.text(path))
     is_universal = ".conllu" in Path(path).name.lower()
     sentences: list[Sentence] = []
     inside = False
