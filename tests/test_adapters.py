@@ -196,11 +196,12 @@ def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path):
 @pytest.mark.parametrize("name", fast(["bert", "modernbert"], among=["modernbert"]))
 def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     start, data = last_checkpoint(runs(name)[0]), write_labelled(tmp_path / "train.tsv", repeat=4)
+    data.write_text(data.read_text() + "house\t2\n" * 4)
     options = ["--lr", 2e-2, "--batch-size", 4, "--epochs", 10, "--lora", "r=4,alpha=8"]
     command = [finetune.main, *tuning(start, data, tmp_path / "out", *options)]
     result = json_of(*command)
     assert result["lora"] == "r=4,alpha=8"
-    assert result["dev_accuracy"]["min"] == 1.0
+    assert result["dev_accuracy"]["min"] > 0.8
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}
     succeeds(*command, "--seeds", 2)
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}
@@ -210,10 +211,11 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     both = [key for key in before if key in after and not key.startswith("head.")]  # a ModernBERT's is trained in full
     assert {key for key in both if not torch.equal(before[key], after[key])} == {f"{key}.weight" for key in maps}
     merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-0")
-    plain = AutoModelForSequenceClassification.from_pretrained(start, num_labels=2)
+    plain = AutoModelForSequenceClassification.from_pretrained(start, num_labels=3)
     beside = PeftModel.from_pretrained(plain, tmp_path / "out" / "seed-0" / "adapter")
     torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=1e-6)
-    alone = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-0" / "adapter")
+    path = tmp_path / "out" / "seed-0" / "adapter"
+    alone = AutoPeftModelForSequenceClassification.from_pretrained(path, num_labels=3)
     torch.testing.assert_close(logits(merged), logits(alone), rtol=0, atol=1e-6)
     other = weights_in(tmp_path / "out" / "seed-1")
     assert not torch.equal(after["classifier.weight"], other["classifier.weight"])

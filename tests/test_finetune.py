@@ -207,6 +207,10 @@ def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name)
     kinds = {"classification": "single_label_classification", "regression": "regression", "qa": None}
     assert config.problem_type == kinds[name]
     assert list(config.id2label.values()) == (other.names or ["LABEL_0", "LABEL_1"][: config.num_labels])
+    if name == "regression":  # a name that a head has stays
+        model.config.architectures, model.config.id2label = ["BertForSequenceClassification"], {0: "similarity"}
+        model.config.save_pretrained(tmp_path / "several")
+        assert heads.load(tmp_path / "several", other, from_scratch=False)[0].config.id2label == {0: "similarity"}
 
 
 HEADS = [  # labels of a head, labels to train on, and the order that the kept head gives them; None: it is new
@@ -214,6 +218,8 @@ HEADS = [  # labels of a head, labels to train on, and the order that the kept h
     (["NOT", "Yes"], ["not", "yes"], ["not", "yes"]),
     (["LABEL_0", "LABEL_1"], "01", "01"),
     ("01", ["0.0", "1.0"], ["0.0", "1.0"]),
+    ("aA", "Aa", "aA"),
+    (["LABEL_0", "0"], ["0", "LABEL_0"], ["LABEL_0", "0"]),
     ("ab", "ac", None),
     (["LABEL_0", "LABEL_1"], "ab", None),
 ]
@@ -232,11 +238,16 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
         assert torch.equal(model.classifier.weight, saved["classifier.weight"]) == (order is not None)
         assert (loaded, [*model.config.id2label.values()]) == (39, [*(order or wanted)])
         assert len(heads.take_order(tuned / "seed-0", classes(*wanted))) == (order is None)
-    assert heads.take_order(bert_run / "step-00000002", classes("a", "b")) == []  # without a head
     (tags := TASKS["token"](Columns("0", "", "-1"))).names = [*known.values()]
     other, _ = heads.load(tuned / "seed-0", tags, from_scratch=False)  # its head has the same names and sizes
     assert not torch.equal(other.classifier.weight, saved["classifier.weight"])
     assert heads.take_order(tuned / "seed-0", tags) == []
+    plain = shutil.copytree(bert_run / "step-00000002", tmp_path / "plain")  # without a head
+    for directory, has_head in ((plain, False), (tuned / "seed-0", True)):
+        for architectures in ({}, {"architectures": None}):
+            known = json.loads((directory / "config.json").read_text()) | architectures
+            (directory / "config.json").write_text(json.dumps(known))
+            assert len(heads.take_order(directory, classes("a", "b"))) == has_head
     other, loaded = heads.load(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
     assert other.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
     assert loaded == 39  # the pooler too

@@ -13,13 +13,13 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, byte_level_bpe
 from helpers import BAD, GOOD, json_of, refuses, tuning, write, write_labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import entities as slow
 from training import on_ranks, weights_in
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedTokenizerFast
 
 from bertdata.files import locked
 from bertrain.lab import finetune, seeds, tables
@@ -152,6 +152,7 @@ ORDERS = [  # labels to train on, their names in order, and the number of each
     (["b", "10", "9", "a"], "9 10 a b", [3, 1, 0, 2]),
     (["1.10", "1.1", "01", "1"], "01 1 1.1 1.10", [3, 2, 0, 1]),
     ([True, False], "False True", [1, 0]),
+    (["1e99999999999999999999", "2"], "2 1e99999999999999999999", [1, 0]),
 ]
 
 
@@ -200,6 +201,7 @@ WORD_FILES = [  # end of the name, columns of words and tags, contents, sentence
     ("tsv", 1, 2, "1\t-DOCSTART-\tO\n1\triver\tX\n \n1\tsalt \t Y\r\n", "river/X", "salt/Y"),
     ("txt", 0, -1, "river X\rlight Y\r\rsalt Z\r", "river/X light/Y", "salt/Z"),
     ("txt", 0, -1, b"\xef\xbb\xbfriver NN\n", "river/NN"),  # a byte order mark is not part of a word
+    ("txt", 0, -1, b"river X\r\r\nlight Y\r\r\n\r\r\nsalt Z\r\r\n", "river/X light/Y", "salt/Z"),
     ("conllu", 1, 3, UNIVERSAL, "do/AUX n't/PART New York/PROPN", "#/SYM"),
     ("jsonl", 0, 1, '{"w": ["#", "salt"], "t": ["O", "B-THING"]}', "#/O salt/B-THING"),
     *(
@@ -240,11 +242,16 @@ SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entiti
     ("B I O B", "B I B O", 1, 2, 2),
     ("B M E S B E", "B M E S S S", 2, 4, 3),
     ("LOC LOC O PER", "LOC LOC O LOC", 1, 2, 2),
+    ("loc loc o per", "loc loc o loc", 1, 2, 2),
+    *((f"B{c}X I{c}X O B{c}Y", f"B{c}X I{c}X O B{c}X", 1, 2, 2) for c in ":./"),
     ("O O", "O O", 0, 0, 0),
     ("NN VB DT", "NN VB DT", None),
     ("0 1 2 10", "0 1 2 10", None),
     ("B-X LOC O O", "", "'LOC'"),
     ("b-x i-x B- O", "", "'B-'"),
+    ("B- I- O", "", "'B-'"),
+    ("B-X I-X _", "", "'_'"),
+    ("B-X I-X 0 0", "", "'0'"),
 ]
 
 
@@ -261,7 +268,7 @@ def test_entities_are_measured_as_seqeval_does(gold, mine, expected):
     answer = torch.tensor([tags.names.index(tag) for tag in found])
     scores = tags.score([answer], words.Gold([sentence], [{i: i for i in range(len(true))}]))
     assert scores.pop("accuracy") == sum(a == b for a, b in zip(true, found, strict=True)) / len(true)
-    assert ("only accuracy" in said, "no B-" in said) == (not scores, "LOC" in true)
+    assert ("only accuracy" in said, "no B-" in said) == (not scores, true[0] in ("LOC", "loc"))
     if scores:
         right, predicted, num_true = expected
         precision, recall = right / max(1, predicted), right / max(1, num_true)
@@ -380,12 +387,17 @@ ANSWERED = [  # text, answer, its tokens in the first row and in the last one; "
     *((f"{end}river{end}", f"{end}river{end}", "river", "river") for end in ENDS),
     ("salt " * 60 + " \u200briver \u00ad", " \u200briver \u00ad", "[CLS]", "river"),
     ("salt \u200b light", " \u200b ", "[CLS]", "[CLS]"),  # no token
+    ("salt river light", "river ", " river", " river"),  # tokens with the space before a word
+    ("salt river light", " river", " river", " river"),
+    ("salt river light", " ", "[CLS]", "[CLS]"),
     ("river " * 60, "river " * 60, "[CLS]", "[CLS]"),  # longer than a row
 ]
 
 
 @pytest.mark.parametrize(("text", "answer", "in_first", "in_last"), ANSWERED)
 def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in_last):
+    if in_first[0] == " ":
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(500, ["[CLS]", "[PAD]"]), pad_token="[PAD]")
     answers = task("qa")
     examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", text, answer))))
     data, warned = answers.encode(tokenizer, examples, 32)
@@ -710,6 +722,13 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
         refusal = helpers.refused(finetune.main, *common, *more, kind="other-settings", option="out")
         assert all(str(value) in refusal.sentence for value in [first, *values])
     assert all(path.read_bytes() == content for path, content in files.items())
+    kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
+    del kept["of"]["the order of labels"]  # as in 0.1.0
+    (first / "seed.json").write_text(json.dumps(kept))
+    seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
+    (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
+    refusal = helpers.refused(finetune.main, *common, kind="other-settings", option="out")
+    assert "files: the order of labels was 1, 0 and is 0, 1;" in refusal.sentence
     (first / "seed.json").write_text("{}")  # not complete
     tuned(*common)
     assert trained == [0, 1, 0]

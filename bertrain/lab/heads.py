@@ -71,7 +71,10 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
     """
     config = _config(directory)
     is_same = task.keeps(_labels(config, task))
-    labels = task.config() | {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
+    labels = task.config()
+    if is_same and task.names is None:
+        del labels["id2label"], labels["label2id"]
+    labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
         model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
     except Exception as error:  # of transformers, for files of any bytes
@@ -114,11 +117,21 @@ def _labels(config: Any, task: Task) -> list[str]:
 
 def take_order(directory: str, task: Task) -> list[str]:
     """Give a task the order of the labels that a checkpoint has. Return a line if its head is for others."""
-    known = _labels(_config(directory), task)
-    if not known or task.keeps(known):
+    config = _config(directory)
+    known = _labels(config, task)
+    if not known or task.keeps(known) or not (config.architectures or _has_head(directory, task)):
         return []
     listed = ", ".join([*known[:SHOWN], *["..."] * (len(known) > SHOWN)])
     return [f"{directory} has a head for other labels ({listed}); a new head replaces it"]
+
+
+def _has_head(directory: str, task: Task) -> bool:
+    """Return whether a checkpoint has all weights of a head for such a task; False for one that `load` refuses."""
+    try:
+        model, info = _with_head(directory, task)
+    except Exception:  # of transformers, for files of any bytes
+        return False
+    return all(name.startswith(f"{model.base_model_prefix}.") for name in info["missing_keys"])
 
 
 def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -236,7 +249,8 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
             f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"
         )
         raise UsageError(sentence, "model-unreadable", option="teacher", given=directory) from None
-    known, wanted = [*(model.config.id2label or {}).values()], task.names or ["LABEL_0"]
+    known = [*(model.config.id2label or {}).values()]
+    wanted = task.names or known[: task.num_labels]  # a number may have any name
     if info["missing_keys"] or sorted(known) != sorted(wanted):
         what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
         sentence = (

@@ -22,6 +22,7 @@ from bertrain.run import checkpoint, rundir
 
 SEED = "seed.json"
 _CONTENT = "the content of "
+_LABELS = "the order of labels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ def made_of(job: Job, task: Task) -> dict[str, Any]:
     options = {"checkpoint": job.start, "task": job.task, **asdict(job.settings), **columns}
     named: dict[str, Any] = {flag(name): value for name, value in options.items() if name != "skip"}
     named |= {"the measure": task.main, "skipping of damaged rows": columns["skip"]}
+    named |= {_LABELS: ", ".join(task.names)} if task.names else {}
     contents = {split: [Path(file) for file in task.files(path)] for split, path in job.files.items()}
     contents["checkpoint"] = _files_of_model(job.start)
     if job.teacher:
@@ -119,6 +121,9 @@ def _kept(directory: Path) -> dict[str, Any] | None:
     try:
         kept = json.loads((directory / SEED).read_bytes())
         is_whole = kept["of"][f"{_CONTENT}--checkpoint"] and kept["run"]["best_epoch"] and kept["run"]["dev"]
+        config = json.loads((directory / "config.json").read_bytes())
+        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # as transformers leaves these out
+        kept["labels"] = ", ".join(map(str, names.values()))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *damaged):
         return None
     return kept if is_whole else None
@@ -135,6 +140,8 @@ def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
     for directory in sorted(out.glob("seed-*")):
         kept = _kept(directory)
         before = kept["of"] if kept else wanted
+        if kept and _LABELS in wanted:  # version 0.1.0 had other orders, and seed.json did not have them
+            before = {_LABELS: kept["labels"]} | before
         differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
         if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path

@@ -50,7 +50,7 @@ def ordered(labels: Iterable[Any]) -> list[str]:
     """Return the different labels as texts: numbers by their value, then the others. 1 and 1.0 are one label."""
 
     def place(name: str) -> tuple[bool, Decimal, str]:
-        is_number = re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", name)
+        is_number = re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,9})?", name)
         return not is_number, Decimal(name if is_number else 0), name
 
     longest_first = sorted({str(label) for label in labels}, key=len, reverse=True)
@@ -131,6 +131,9 @@ class Task:
         """
         if self.names is None:
             return len(known) == self.num_labels
+        if sorted(map(str, known)) == sorted(self.names):  # which may differ in capitals alone
+            self.names = [*map(str, known)]
+            return True
         own = {_plain(name): name for name in self.names}
         plain = [_plain(name) for name in known]
         is_same = sorted(plain) == sorted(own) and len(own) == len(self.names)
