@@ -243,7 +243,7 @@ SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entiti
     ("B M E S B E", "B M E S S S", 2, 4, 3),
     ("LOC LOC O PER", "LOC LOC O LOC", 1, 2, 2),
     ("loc loc o per", "loc loc o loc", 1, 2, 2),
-    *((f"B{c}X I{c}X O B{c}Y", f"B{c}X I{c}X O B{c}X", 1, 2, 2) for c in ":./"),
+    *((f"B{c}X I{c}X O B{c}Y", f"B{c}X I{c}X O B{c}X", 1, 2, 2) for c in ":./|"),
     ("O O", "O O", 0, 0, 0),
     ("NN VB DT", "NN VB DT", None),
     ("0 1 2 10", "0 1 2 10", None),
@@ -251,6 +251,7 @@ SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entiti
     ("b-x i-x B- O", "", "'B-'"),
     ("B- I- O", "", "'B-'"),
     ("B-X I-X _", "", "'_'"),
+    ("B_X I_X LOC O", "", "'LOC'"),
     ("B-X I-X 0 0", "", "'0'"),
 ]
 

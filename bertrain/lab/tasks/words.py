@@ -28,8 +28,8 @@ _MARKER = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
 _FORMS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"(?P<letter>[BIESLUMW])[-_:./](?P<kind>.+)",  # B-LOC
-        r"(?P<kind>.+)[-_:./](?P<letter>[BIESLUMW])",  # LOC-B
+        r"(?P<letter>[BIESLUMW])[-_:./|](?P<kind>.+)",  # B-LOC
+        r"(?P<kind>.+)[-_:./|](?P<letter>[BIESLUMW])",  # LOC-B
         r"(?P<letter>[BIESLUMW])(?P<kind>)",  # B
         r"(?P<letter>)(?P<kind>.+)",  # LOC
     )
@@ -145,7 +145,8 @@ def _form_of(train: list[Sentence], names: list[str]) -> re.Pattern[str] | None:
     for form in _FORMS[:-1] if inside else ():
         if all(form.fullmatch(name) for name in inside):
             return form
-    if any(name[:2].upper() in ("B-", "I-") for name in inside):
+    begin = "[BI][-_:./|]" if len(inside) < len(names) else "[BI]-"  # without O they may be parts of speech
+    if any(re.match(begin, name, re.IGNORECASE) for name in inside):
         wrong = {name for name in inside if not _FORMS[0].fullmatch(name)}
         tag, place = next((tag, s.place) for s in train for tag in s.tags if tag in wrong)
         sentence = (
