@@ -145,10 +145,13 @@ class OneSentence(click.Command):
             try:
                 return super().parse_args(ctx, args)
             except click.NoSuchOption as error:  # click suggests options that are less alike, too
-                given, names = error.option_name, [name for each in self.get_params(ctx) for name in each.opts]
-                begun = [name for name in names if name.startswith(given) or (given.startswith(name) and len(name) > 5)]
-                near = begun[:1] or difflib.get_close_matches(given, names, 1, 0.76)
-                raise click.NoSuchOption(given, possibilities=near, ctx=error.ctx) from None
+                given, parameters = error.option_name.lstrip("-"), self.get_params(ctx)
+                names = [name for each in parameters if isinstance(each, click.Option) for name in each.opts]
+                words = [name[2:] for name in names if given not in (f"no-{name[2:]}", f"un{name[2:]}")]
+                begun = [word for word in words if word.startswith(given) or (given.startswith(word) and len(word) > 2)]
+                near = begun[:1] or difflib.get_close_matches(given, words, 1, 0.76)
+                vars(error)["possibilities"] = [f"--{word}" for word in near]  # the class leaves out what is less alike
+                raise
 
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

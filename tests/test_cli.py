@@ -104,6 +104,10 @@ def test_an_output_that_is_in_the_way_is_named_before_the_work(tmp_path, corpus)
         ("bertdata build --vocabsize", "--vocab-size"),
         ("bertdata build --vocab", "--vocab-size"),
         ("bertdata build --output", "--out"),
+        ("bertdata build --output-dir", "--out"),
+        ("bertdata build --input", None),
+        ("bertdata build --uncased", None),
+        ("bertrain pretrain --pos", None),
         ("bertrain pretrain --dataset", "--data"),
     ],
 )

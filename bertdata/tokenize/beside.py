@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ _MAP, _ADDED, _MODEL = "special_tokens_map.json", "added_tokens.json", "config.j
 BESIDE = (TOKENIZER_CONFIG, _MAP, _ADDED, _MODEL)
 _NAMED = {"bos": None, "eos": None, "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 """Role → the token that BERT's tokenizer has for it by default, in the order in which AutoTokenizer adds them."""
-_ANY = {"", "pretrained", "tokenizersbackend"}  # kinds whose flags transformers does not know
-_LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "ernie", "layoutlm", "lxmert", "megatronbert", "mobilebert"}
-_LIKE_BERT |= {"squeezebert", "retribert", "dpr", "dprreader", "dprcontextencoder", "dprquestionencoder"}
-_OTHERS = {"esm", "funnel", "mpnet", "prophetnet", "roformer", "splinter", "tapas", "xlmroberta"}  # other vocab.txt
-_LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "roberta"}
+_ANY = {"", "pretrained", "tokenizersbackend", "ernie", "megatronbert", "retribert"}
+"""Kinds whose flags transformers does not know."""
+_LIKE_BERT = {"bert", "convbert", "distilbert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"}
+_LIKE_BERT |= {"dprreader", "dprcontextencoder", "dprquestionencoder"}
+_OTHERS = {"esm", "funnel", "mpnet", "prophetnet", "roformer", "splinter", "tapas", "xlm-roberta"}  # other vocab.txt
+_LIKE_GPT2 = {"bart", "deberta", "gpt2", "led", "longformer", "mvp", "roberta"}
+_PARTS: dict[str, list[str | None]] = dict.fromkeys(_LIKE_BERT, ["BertNormalizer", "BertPreTokenizer", "WordPiece"])
+_PARTS |= dict.fromkeys(_LIKE_GPT2, [None, "ByteLevel", "BPE"])
+"""Kind → the normalizer, pre-tokenizer and model that transformers gives it, whatever a tokenizer.json has."""
 
 
 class Beside:
@@ -38,11 +43,10 @@ class Beside:
         """directory: which holds the files; None: there are none. Raises TokenizerError for a file that is no JSON."""
         found = {name: _object(directory / name) for name in BESIDE if directory and (directory / name).is_file()}
         config, names, model = (found.get(name, {}) for name in (TOKENIZER_CONFIG, _MAP, _MODEL))
-        own_code = "AutoTokenizer" in (config.get("auto_map") or ())
+        own_code = "AutoTokenizer" in str(config.get("auto_map"))
         named = config.get("tokenizer_class") or model.get("tokenizer_class") or ("its own code" if own_code else None)
-        kind = str(named or model.get("model_type") or "").lower().replace("-", "").replace("_", "")
-        kind = kind.removesuffix("fast").removesuffix("tokenizer")
-        self.kind = kind if named or kind in _LIKE_BERT | _LIKE_GPT2 | _OTHERS else ""
+        kind = str(named or _class_of(str(model.get("model_type", "")))).lower()
+        self.kind = kind.removesuffix("fast").removesuffix("tokenizer")
         self.is_known, self.is_bert = self.kind not in _ANY, self.kind in _ANY | _LIKE_BERT
         has_decoder = "added_tokens_decoder" in config
         self.values = ({} if self.is_known else names) | config if has_decoder else config | names
@@ -51,9 +55,9 @@ class Beside:
         self.roles = {role: content for role, content in contents.items() if isinstance(content, str)}
         if _ADDED in found and not has_decoder:
             extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
-            named = {*self.roles.values(), *(token for token in extra if isinstance(token, str))}
+            named = [*self.roles.values(), *(extra if isinstance(extra, list) else ())]
             self.values["added_tokens_decoder"] = {
-                number: {"content": token, "normalized": token not in named, "special": token in named}
+                str(number): {"content": token, "normalized": token not in named, "special": token in named}
                 for token, number in found[_ADDED].items()
             }
 
@@ -83,22 +87,23 @@ class Beside:
         defaults = _NAMED if self.kind in _LIKE_BERT else dict.fromkeys(_NAMED)
         values = {f"{role}_token": token for role, token in defaults.items()} | self.values
         others = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+        if not isinstance(others, list | dict):
+            raise TypeError(f"{others!r} is not a list of tokens")
         if isinstance(others, dict):
             values, others = values | others, []
         for token in (*(values[name] for name in values if name.endswith("_token")), *others):
             if isinstance(token, str | dict):
                 yield _token(token, special=True)
 
-    def differences(self, content: dict[str, Any], library: tokenizers.Tokenizer) -> list[str]:
-        """The settings with which AutoTokenizer makes another tokenizer of a tokenizer.json that they are beside.
-
-        content: of tokenizer.json. library: that tokenizer.
-        """
-        normalizer, pre_tokenizer = library.normalizer, content.get("pre_tokenizer") or {}
+    def differences(self, library: tokenizers.Tokenizer) -> list[str]:
+        """The settings with which AutoTokenizer makes another tokenizer of a tokenizer.json that they are beside."""
+        content, normalizer = json.loads(library.to_str()), library.normalizer
+        parts = [(content[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         a, e, chinese = ((normalizer.normalize_str(text) if normalizer else text) for text in "Aé东")
-        is_so = {"do_lower_case": a == "a", "strip_accents": e == "e", "tokenize_chinese_chars": chinese == " 东 "}
-        if pre_tokenizer.get("type") == "ByteLevel":
-            is_so["add_prefix_space"] = pre_tokenizer.get("add_prefix_space")
+        is_so: dict[str, Any] = {"tokenizer_class": parts, "do_lower_case": a == "a", "strip_accents": e == "e"}
+        is_so["tokenize_chinese_chars"] = chinese == " 东 "
+        if parts[1] == "ByteLevel":
+            is_so["add_prefix_space"] = content["pre_tokenizer"]["add_prefix_space"]
         wanted = {name: self.values.get(name) for name in is_so if self.is_known}
         if self.kind in _LIKE_BERT:
             lower = wanted["do_lower_case"] is not False
@@ -106,12 +111,22 @@ class Beside:
         else:
             defaults = {"add_prefix_space": False} if self.kind in _LIKE_GPT2 else {}
         wanted = {name: defaults.get(name) if value is None else value for name, value in wanted.items()}
+        wanted["tokenizer_class"] = _PARTS.get(self.kind)
         added = {token.content for token in library.get_added_tokens_decoder().values()}
         try:
             names = [f"the token {token.content!r}" for token in self.tokens() if token.content not in added]
         except TokenizerError:
             names = ["a token that cannot be read"]
         return [*(name for name, value in wanted.items() if value not in (None, is_so[name])), *names]
+
+
+def _class_of(model_type: str) -> str:
+    """The class of the tokenizer that AutoTokenizer makes for a type of model; "": not known."""
+    classes: dict[str, Any] = {kind: kind for kind in (*_PARTS, *_OTHERS)}
+    with suppress(ImportError):
+        if model_type:  # transformers, where it is installed, takes some seconds to load
+            from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as classes
+    return classes.get(model_type) or ""
 
 
 def _token(token: str | dict[str, Any], **special: bool) -> AddedToken:

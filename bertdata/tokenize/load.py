@@ -25,7 +25,7 @@ from bertdata.tokenize.tokenizer import (
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RESIDUES = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]  # ESM-2's
 VOCABULARY = "vocab.txt"
-SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
 FILES = (TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, *SENTENCEPIECE)
 """Those that make a directory one of a tokenizer."""
 MOST_BYTES = 1 << 27  # of a file; the largest on the hub has 34 MB
@@ -59,9 +59,8 @@ def load(spec: str) -> LoadedTokenizer:
                 )
             return loaded
     except OSError as error:
-        raise TokenizerError(
-            f"{spec} cannot be read: {error.strerror}", "unreadable", option="tokenizer", given=spec
-        ) from None
+        sentence = f"{spec} cannot be read: {error.strerror}"
+        raise TokenizerError(sentence, "unreadable", option="tokenizer", given=spec) from None
     if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt", ".model", "/")) or spec.count("/") > 1:
         sentence = f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory"
         raise TokenizerError(sentence, "tokenizer-not-found", option="tokenizer", given=spec)
@@ -104,7 +103,7 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
         sentence = f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file"
         raise TokenizerError(sentence, "too-large", option="tokenizer", given=path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
@@ -116,19 +115,24 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
     try:
         if isinstance(content, dict):
             loaded = LoadedTokenizer(text, roles, input_names)
-            if differing := beside.differences(content, loaded.library):
+            if differing := beside.differences(loaded.library):
+                more = f", and {len(differing) - 3} more" * (len(differing) > 3)
                 loaded.notes.append(
-                    f"warning: settings beside {path} ({', '.join(differing)}) make AutoTokenizer give other ids; "
-                    f"these are the ids of {TOKENIZER}"
+                    f"warning: settings beside {path} ({', '.join(differing[:3])}{more}) make AutoTokenizer give "
+                    f"other ids; these are the ids of {TOKENIZER}"
                 )
             return loaded
-        lines = [line.rstrip(_WHITE_SPACE) or line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+        # A line of "##" and white space can be no part of a text; it stays as it is, so that datasets keep their ids.
+        lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+        lines = [line if line.rstrip(_WHITE_SPACE) in ("", "##") else line.rstrip(_WHITE_SPACE) for line in lines]
         if lines == RESIDUES:
             return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, input_names)
-        if roles.get("unk", "[UNK]") in lines:
+        if beside.is_bert and roles.get("unk", "[UNK]") in lines:
             return LoadedTokenizer(_bert_of(lines, beside).to_str(), roles, input_names)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
+    if not beside.is_bert:  # a vocab.txt of EsmTokenizer with other tokens than ESM-2's
+        return _convert(str(path.parent))
     sentence = (
         f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them; or that "
         "of ESM-2)"
@@ -154,10 +158,10 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
             raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
     chinese = beside.flag("tokenize_chinese_chars") is not False
     flags = {"strip_accents": beside.flag("strip_accents"), "handle_chinese_chars": chinese}
-    if not beside.values and not beside.is_known:
-        return bert_tokenizer(vocabulary, lowercase=lower)
     roles = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"} | beside.roles
     tokenizer = bert_tokenizer(vocabulary, lowercase=lower, unk=roles["unk"], added=beside.tokens(), **flags)
+    if not beside.is_known:
+        add_roles(tokenizer)  # as those of a vocab.txt alone
     add_template(tokenizer, roles["cls"], roles["sep"])
     return tokenizer
 
@@ -168,7 +172,7 @@ def _load_hub(name: str) -> LoadedTokenizer:
     The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
     """
     path = _from_hub(name, only_cache=True)
-    if path is None or not _knows_all(name, path.name):
+    if path is None or not _knows_all(name):
         try:
             _require_on_hub(name)
             path = _from_hub(name, only_cache=False)
@@ -178,20 +182,15 @@ def _load_hub(name: str) -> LoadedTokenizer:
     return _load_directory(path.parent) if path else _convert(name)
 
 
-def _knows_all(name: str, vocabulary: str) -> bool:
+def _knows_all(name: str) -> bool:
     """Whether the cache has all files of a tokenizer, or knows of each that it lacks that the hub has none."""
     from huggingface_hub import try_to_load_from_cache
 
-    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *_beside(vocabulary)))
-
-
-def _beside(vocabulary: str) -> tuple[str, ...]:
-    """The files that count beside a file of a repository."""
-    return BESIDE if vocabulary == VOCABULARY else (TOKENIZER_CONFIG,)
+    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *BESIDE))
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
-    """The tokenizer.json or vocab.txt of a repository, with tokenizer_config.json beside it if there is one."""
+    """The tokenizer.json or vocab.txt of a repository, with those of BESIDE that are there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
@@ -202,7 +201,7 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
             return None
 
     path = download(TOKENIZER) or download(VOCABULARY)
-    for file in _beside(path.name) if path else ():
+    for file in BESIDE if path else ():
         download(file)
     return path
 
@@ -222,18 +221,19 @@ def _convert(name: str) -> LoadedTokenizer:
     except Exception as error:  # transformers raises many kinds
         sentence = (
             f"transformers cannot convert the tokenizer {name}: {_first(error)}; its tokenizer_config.json must say a "
-            "tokenizer_class, and a SentencePiece model needs the packages sentencepiece and protobuf"
+            "tokenizer_class that reads its files; a SentencePiece model needs the packages sentencepiece and protobuf"
         )
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name) from None
-    if not getattr(tokenizer, "backend_tokenizer", None):
+    present = [file for file in (VOCABULARY, *SENTENCEPIECE, "merges.txt") if (Path(name) / file).is_file()]
+    reads_nothing = present == [VOCABULARY] and VOCABULARY not in tokenizer.vocab_files_names.values()
+    if reads_nothing or not getattr(tokenizer, "backend_tokenizer", None):
         sentence = (
             f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one of its {type(tokenizer).__name__}; "
             "give another tokenizer"
         )
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name)
-    roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
-    present = {role: token for role, token in roles.items() if token}
-    return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names)
+    given = {role: token for role in ROLE_SPELLINGS if (token := getattr(tokenizer, f"{role}_token", None))}
+    return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), given, tokenizer.model_input_names)
 
 
 def _require_on_hub(name: str) -> None:
@@ -258,27 +258,17 @@ def _require_on_hub(name: str) -> None:
     except EntryNotFoundError:
         pass  # the repository is there; its tokenizer may have other files, such as a vocab.txt
     except OfflineModeIsEnabled:
-        raise TokenizerError(
-            f"{nowhere} HF_HUB_OFFLINE is set; unset it, or give a local path", "tokenizer-not-found", **options
-        ) from None
+        sentence = f"{nowhere} HF_HUB_OFFLINE is set; unset it, or give a local path"
+        raise TokenizerError(sentence, "tokenizer-not-found", **options) from None
     except GatedRepoError:
-        raise TokenizerError(
-            f"{nowhere} {hub} gives it only to users who were granted access; log in with an access token (HF_TOKEN)",
-            "access-denied",
-            **options,
-        ) from None
+        sentence = f"{nowhere} {hub} gives it only to users who were granted access; log in with a token (HF_TOKEN)"
+        raise TokenizerError(sentence, "access-denied", **options) from None
     except RepositoryNotFoundError:
-        raise TokenizerError(
-            f"{nowhere} {hub} has no repository of this name, or a private one; check the name, or set HF_TOKEN",
-            "tokenizer-not-found",
-            **options,
-        ) from None
+        sentence = f"{nowhere} {hub} has no repository of this name, or a private one; check the name, or set HF_TOKEN"
+        raise TokenizerError(sentence, "tokenizer-not-found", **options) from None
     except HFValidationError as error:
-        raise TokenizerError(
-            f"{nowhere} it cannot be a name on the hub ({_first(error)}); give a path or the name of a repository",
-            "tokenizer-not-found",
-            **options,
-        ) from None
+        sentence = f"{nowhere} it cannot be a name on the hub ({_first(error)}); give a path or a repository"
+        raise TokenizerError(sentence, "tokenizer-not-found", **options) from None
     except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
         sentence = (
             f"{nowhere} {hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or "

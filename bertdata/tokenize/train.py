@@ -36,7 +36,8 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
         return len(blank.pre_tokenizer.pre_tokenize_str(blank.normalizer.normalize_str("a" + c))) == 1
 
     room = vocab_size - len(SPECIALS)
-    alphabet, notes = _alphabet(texts, blank.normalizer, room, tokens_of=lambda c: 1 + joins(c))
+    effect = "a word with one of them becomes [UNK]; a larger --vocab-size keeps them"
+    alphabet, notes = _alphabet(texts, blank.normalizer, room, effect, tokens_of=lambda c: 1 + joins(c))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIALS, *alphabet, *("##" + c for c in alphabet if joins(c))],
@@ -47,6 +48,9 @@ def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -
     blank.train_from_iterator(texts, trainer)
     learned = sorted(blank.get_vocab(with_added_tokens=False).keys() - set(SPECIALS), key=lambda token: token.encode())
     vocabulary = {token: number for number, token in enumerate([*SPECIALS, *learned])}
+    singles = len(alphabet) + sum(map(joins, alphabet))
+    if 2 * singles > vocab_size == len(vocabulary):
+        notes.append(f"warning: single characters take {singles:,} of {vocab_size:,} tokens; use a larger --vocab-size")
     return LoadedTokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str(), notes=notes)
 
 
@@ -92,7 +96,10 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
     tokenizer.decoder = decoders.Metaspace()
     # The trainer keeps every character that it meets, so it may meet only as many as there is room for.
     room = max(1, (vocab_size - len(SPECIALS)) // 2 - 1)
-    alphabet, notes = _alphabet(texts, tokenizer.normalizer, room)
+    effect = (
+        "they become [UNK], as at most half of a unigram vocabulary is single characters; give a larger --vocab-size"
+    )
+    alphabet, notes = _alphabet(texts, tokenizer.normalizer, room, effect)
     if len(alphabet) >= room:
         kept = _OnlyThese({ord(c): c for c in alphabet})
         texts = [tokenizer.normalizer.normalize_str(text).translate(kept) for text in texts]
@@ -127,11 +134,12 @@ def _require(vocab_size: int, least: int, what: str) -> None:
 
 
 def _alphabet(
-    texts: list[str], normalizer: Any, room: int, tokens_of: Callable[[str], int] = lambda c: 1
+    texts: list[str], normalizer: Any, room: int, effect: str, tokens_of: Callable[[str], int] = lambda c: 1
 ) -> tuple[list[str], list[str]]:
     """The most frequent characters of the normalized texts that fit, in ascending order, and a note about the others.
 
-    room: for how many tokens there is room. tokens_of: a character → how many tokens it takes.
+    room: for how many tokens there is room. effect: what the note says of the others. tokens_of: a character → how many
+    tokens it takes.
     """
     characters: Counter[str] = Counter()
     for text in texts:
@@ -142,8 +150,8 @@ def _alphabet(
     if lost:
         share = lost / sum(characters[c] for c in ranked)
         notes.append(
-            f"warning: {len(ranked) - num_kept:,} of the {len(ranked):,} characters of the text do not fit into the "
-            f"vocabulary and become [UNK], {share:.2%} of the text; a larger --vocab-size keeps them"
+            f"warning: {len(ranked) - num_kept:,} of the {len(ranked):,} different characters of the text have "
+            f"no token ({share:.2%} of all characters); {effect}"
         )
     return sorted(ranked[:num_kept]), notes
 
