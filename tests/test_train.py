@@ -152,7 +152,8 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     known = {trained.spell(number).lstrip("#▁") for number in range(trained.special.vocab_size)}
     assert {*"thesonfriv"} <= known
     assert len({*chinese} - known) == left_out
-    assert done.stderr.count(f"warning: {left_out:,} of the 2,010 characters ") == (left_out > 0)
+    assert done.stderr.count(f"warning: {left_out:,} of the 2,010 different characters ") == (left_out > 0)
+    assert done.stderr.count("single characters take ") == (size == 1000)
     assert done.stderr.count("gives no more") == (left_out == 0)
 
 
