@@ -43,11 +43,13 @@ FAST, SLOW, CPU = "not slow and not gpu and not dry and not outside", "slow and 
 BUDGET_S = 100  # CPU time of the fast tests of one mutation
 LIMIT_S = {FAST: 9 * BUDGET_S, SLOW: 1500, CPU: 900}  # a run of tests that takes longer hangs
 KERNEL_TESTS = {
-    "bertdata/bits.py": ["kernels", "text", "engine", "words"],
-    "bertdata/read/kernels/": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
-    "bertdata/sources/kernels.py": ["text", "inputs", "formats", "split", "import", "kernels"],
-    "bertdata/tokenize/kernels/": ["engine", "words", "tokens", "text", "kernels", "build"],
-    "bertdata/write/kernels.py": ["kernels", "build", "import", "prepare"],
+    "bertdata/bits.py": "test_kernels test_text test_engine test_words",
+    "bertdata/read/kernels/": "test_kernels test_samples test_loader test_mix test_large test_words test_promises",
+    "bertdata/sources/kernels.py": "tables/test_input_table test_text test_inputs test_formats test_split test_import "
+    "test_kernels",
+    "bertdata/tokenize/kernels/": "tables/test_tokenizer_table test_engine test_words test_tokens test_text "
+    "test_kernels test_build",
+    "bertdata/write/kernels.py": "test_kernels test_build test_import test_prepare",
 }
 """A file of kernels, or a folder of such → its files of tests."""
 KERNELS_IN_TREE = {"NUMBA_CACHE_DIR": ""}
@@ -246,7 +248,7 @@ def tests_for(mutation: Mutation, recorded: dict[str, Any]) -> list[str]:
     """Return the tests of a mutation: by file, files and tests with the shortest times first."""
     for folder, names in KERNEL_TESTS.items():
         if mutation.file.startswith(folder):
-            return [f"tests/test_{name}.py" for name in names]
+            return [f"tests/{name}.py" for name in names.split()]
     executed, seconds = recorded["executed"].get(mutation.file, {}), recorded["seconds"]
     tests = executed.get(str(mutation.line)) or sorted({test for tests in executed.values() for test in tests})
     files: dict[str, list[str]] = {}
@@ -312,7 +314,8 @@ def lines(out: str) -> None:
     import coverage
 
     recorded: dict[str, Any] = {"executed": {}, "seconds": {}}
-    files = sorted((path.stat().st_size, f"tests/{path.name}") for path in (ROOT / "tests").glob("test_*.py"))
+    paths = (ROOT / "tests").rglob("test_*.py")
+    files = sorted((path.stat().st_size, path.relative_to(ROOT).as_posix()) for path in paths)
     with tempfile.TemporaryDirectory() as folder:
 
         def record(half: int) -> None:
