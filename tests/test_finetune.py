@@ -395,7 +395,7 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
         path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     else:
-        pq.write_table(pa.table({"sentence": texts, "label": labels}), path)
+        pq.write_table(pa.table({"sentence": [text.encode() for text in texts], "label": labels}), path)
     assert tables.read(str(path), text="0", other="", label="-1") == tables.Examples(texts, None, labels)
     if kind != "tsv":
         assert tables.read(str(path), text="sentence", other="", label="label").texts == texts

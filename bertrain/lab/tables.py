@@ -229,7 +229,12 @@ def _rows(file: Path, wanted: set[str], skip: bool, only: bool) -> tuple[list[An
         _check_names(columns, str(file))
         used = {_named(name, columns) for name in wanted}
         table = pyarrow.parquet.read_table(file, columns=[name for name in columns if name in used] if only else None)
-        return columns, list(enumerate(table.to_pylist(), 1))
+        rows = list(enumerate(table.to_pylist(), 1))
+        for number, row in rows:
+            for name, value in row.items():
+                if isinstance(value, bytes) and name in used:
+                    row[name] = reading.decoded(value, f"{file}, row {number}")
+        return columns, rows
     if kind in (".jsonl", ".json"):
         rows = []
         with open(file, encoding="utf-8-sig") as lines:
