@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TypeVar
+from xml.etree import ElementTree
 
 from bertdata.errors import RemoteError
 from bertdata.urls import LOGIN, scheme_of, without_secrets
@@ -56,7 +57,7 @@ def in_background(work: Callable[[], _Result]) -> Future[_Result]:
 @lru_cache(maxsize=1)
 def expected() -> tuple[type[Exception], ...]:
     """What the libraries raise when a request fails."""
-    kinds: list[type[Exception]] = [OSError, http.client.HTTPException]
+    kinds: list[type[Exception]] = [OSError, http.client.HTTPException, ElementTree.ParseError]
     try:
         from obstore.exceptions import BaseError
 

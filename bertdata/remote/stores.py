@@ -17,16 +17,20 @@ from xml.etree import ElementTree
 from bertdata.errors import RemoteError, install
 from bertdata.remote import requests, web
 from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import as_remote_error, expected, patiently
+from bertdata.remote.requests import absent, as_remote_error, expected, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
 _VALID = timedelta(hours=1)  # for how long a signed URL is used
-_REFUSED = re.compile(r"^/|//|[\0-\x1f\x7f]")  # keys for which obstore makes no request
+_REFUSED = re.compile(r"^/|//|/$|[\0-\x1f\x7f]")  # keys for which obstore makes no request, or asks for another key
 
 
 def file_at(url: str) -> RemoteFile:
     """The object of a URL, with its size. Raises RemoteError if it is not there or may not be read."""
     store, key = store_of(url), _key(url)
+    if _is_odd(url):
+        if key not in (found := files_below(url, key)):
+            raise absent(url)
+        return found[key]
     try:
         return _described(url, patiently(url, lambda: _obstore().head(store, key)))
     except RemoteError as error:
@@ -38,38 +42,40 @@ def file_at(url: str) -> RemoteFile:
 def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
     """The files of a bucket whose key begins so, by key. url: any of the bucket."""
     root, store = _root(url), store_of(url)
-    try:
-        listed = patiently(url, lambda: [meta for page in _obstore().list(store, prefix or None) for meta in page])
-    except RemoteError as error:
-        if error.kind != "unsupported" or not root.startswith("s3:"):
-            raise
+    if root.startswith("s3:"):  # obstore strips slashes from both ends of a key
         listed = list(_listed_by_urllib(root, prefix))
+    else:
+        listed = patiently(url, lambda: [meta for page in _obstore().list(store, prefix or None) for meta in page])
     again = partial(files_below, url, prefix)
     return {meta["path"]: _described(f"{root}/{meta['path']}", meta, again) for meta in listed if meta["size"]}
 
 
 def _listed_by_urllib(root: str, prefix: str) -> Iterator[dict[str, Any]]:
-    """Yield what obstore says of the objects of an S3 bucket, also of those whose keys it refuses."""
-    after, is_more = "", True
-    while is_more:
-        page = _page(root, {"list-type": 2, "encoding-type": "url", "prefix": prefix, "start-after": after})
+    """Yield what obstore says of the objects of an S3 bucket, with keys as they are."""
+    query: dict[str, Any] = {"list-type": 2, "encoding-type": "url", "prefix": prefix}
+    while True:
+        page = _page(root, query)
+        decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
         for each in page.iterfind("{*}Contents"):
-            after = unquote_plus(each.findtext("{*}Key", ""))
-            yield {"path": after, "size": int(each.findtext("{*}Size", "0")), "e_tag": each.findtext("{*}ETag")}
-        is_more = page.findtext("{*}IsTruncated") == "true"
+            key, size = decoded(each.findtext("{*}Key", "")), int(each.findtext("{*}Size", "0"))
+            yield {"path": key, "size": size, "e_tag": each.findtext("{*}ETag")}
+        query["continuation-token"] = page.findtext("{*}NextContinuationToken")
+        if not query["continuation-token"]:
+            return
 
 
 def _page(root: str, query: dict[str, Any]) -> ElementTree.Element:
-    address = _signed(root, f"?{urlencode(query)}&")
-    return ElementTree.fromstring(patiently(root, lambda: urlopen(address, timeout=requests.TIMEOUT_S).read()))
+    rest = f"?{urlencode(query, quote_via=quote)}&"
+    return patiently(root, lambda: ElementTree.XML(urlopen(_signed(root, rest), timeout=requests.TIMEOUT_S).read()))
 
 
 def _signed(root: str, rest: str) -> str:
     """Return the URL of a request to an S3 bucket that obstore would not make, signed by it.
 
-    rest: a path and a query that ends in ? or &. obstore signs it as a part of the address of its server.
+    rest: a path and a query that ends in ? or &. obstore signs it as a part of the address of its server, to which it
+    appends "/x" and its own query: this relies on how it joins URLs.
     """
-    is_open = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
+    is_open = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "on", "yes", "y")
     keys = {"access_key_id": "-", "secret_access_key": "-", "skip_signature": "false"} if is_open else {}
     address = _obstore().sign(store_at(root, **keys), "GET", "x", _VALID).partition("/x?")[0]
     there = {"endpoint": f"{address}{rest}x=", "virtual_hosted_style_request": "true", **keys}
@@ -84,7 +90,7 @@ def write(url: str, content: Path | bytes) -> None:
 
 def _ask(url: str, version: str, start: int, stop: int) -> bytes:
     key = _key(url)
-    if _REFUSED.search(key):
+    if _is_odd(url):
         return web.part_of(_signed(_root(url), f"/{quote(key)}?"), url, start, stop, version=f'"{version}"')
     same = {"if_match": f'"{version}"'} if not version.startswith(("W/", "time ")) else {}
     return bytes(_obstore().get(store_of(url), key, options={"range": (start, stop), **same}).bytes())
@@ -128,6 +134,11 @@ def _first_process() -> int:
 def _root(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _is_odd(url: str) -> bool:
+    """Whether obstore cannot ask for the object of a URL, and urllib can."""
+    return url.startswith("s3:") and bool(_REFUSED.search(_key(url)))
 
 
 def _key(url: str) -> str:
