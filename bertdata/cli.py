@@ -38,6 +38,7 @@ from bertdata.choices import (
 )
 from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -181,7 +182,8 @@ def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
 
 
 def _say(line: str) -> None:
-    """Prints a line on stderr, above a progress bar if there is one."""
+    """Prints a line on stderr, above a progress bar if there is one. Names in it may have control characters."""
+    line = line.translate(_CONTROLS)
     if not sys.stderr.isatty():
         click.echo(line, err=True)
         return
@@ -430,7 +432,7 @@ def _say_built(report: Any, out: str) -> None:
     """Prints what a user should know about a new dataset: warnings to stderr, its size and id to stdout."""
     dataset, counts = report.dataset, report.dataset.manifest.counts
     for warning in _warnings(report):
-        click.echo(f"warning: {warning}", err=True)
+        _say(f"warning: {warning}")
     details = {
         "without a token dropped": counts["dropped_documents"],
         "removed by --map": counts.get("removed_documents", 0),
@@ -454,13 +456,13 @@ def _warnings(report: Any) -> Iterator[str]:
     settings = dataset.manifest.settings
     if report.lone_surrogates:
         yield (
-            f"replaced by U+FFFD: {counted(report.lone_surrogates, 'lone surrogate')}, halves of UTF-16 pairs, "
-            f"the first at {report.first_surrogate}; --strict fails instead"
+            f"replaced by U+FFFD: {counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at "
+            f"{report.first_surrogate}; --strict fails instead"
         )
     if num_invalid := counts["replaced_characters"] - report.lone_surrogates:
         is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
-        advice = "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
+        advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
         yield (
             f"replaced by U+FFFD: {counted(num_invalid, 'sequence')} of bytes that are not "
             f"{settings.get('encoding', 'UTF-8')}{first}; --strict fails instead{advice}"

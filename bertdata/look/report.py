@@ -263,7 +263,7 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         )
     if counts.get("replaced_characters"):
         found.append(
-            f"{counts['replaced_characters']:,} invalid sequences were replaced; perhaps the text has another "
+            f"{counts['replaced_characters']:,} invalid sequences were replaced; if the text is not UTF-8, give its "
             "--encoding."
         )
     for name, number in flow["left_out"].items():

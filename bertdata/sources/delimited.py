@@ -37,18 +37,18 @@ def texts_of_column(
     with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="") as decoded:
         lines = _Lines(file, decoded)
         rows = csv.reader(lines, delimiter=SEPARATORS[kind], strict=True)
-        header, _ = _next_row(rows, lines)
-        if header is None:
-            sentence = f"{file} has no header; give one whose first line names its columns, or --format text for prose"
-            raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
-        column, is_header = _column_in(file, header, form)
         texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
+        header: list[str] = []
+        column: int | BadRow = 0
         while True:
-            lines.row = number + 1
-            row, why = _next_row(rows, lines) if is_header else (header, None)
-            is_header = True
-            if row is None and why is None:
+            lines.row = number + (bool(header) or _is_number(form.text_key))
+            row, why = _next_row(rows, lines)
+            if row is None and (why is None or not lines.row):
                 break
+            if row and not header:
+                header, (column, is_header) = row, _column_in(file, row, form)
+                if is_header:
+                    continue
             number += 1
             text = None
             if isinstance(column, BadRow):
@@ -63,8 +63,16 @@ def texts_of_column(
             if size >= formats.BLOCK_BYTES:
                 yield texts, reasons
                 texts, reasons, size = [], {}, 0
+        if not header and not number:
+            sentence = f"{file} has no header; give one whose first line names its columns, or --format text for prose"
+            raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
         if texts:
             yield texts, reasons
+
+
+def _is_number(key: str) -> bool:
+    """Whether a column may be given by its number, so that there is no header."""
+    return key.removeprefix("-").isdecimal() and len(key) < 10
 
 
 def _next_row(rows: Iterator[list[str]], lines: _Lines) -> tuple[list[str] | None, BadRow | None]:
@@ -93,7 +101,7 @@ def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | 
     Raises InputError if there is no such column, unless bad rows are skipped.
     """
     key, columns = form.text_key, ", ".join(header)
-    is_number = key.removeprefix("-").isdecimal() and -len(header) <= int(key) < len(header)
+    is_number = _is_number(key) and -len(header) <= int(key) < len(header)
     if is_number and not (key in header and all(name.isdecimal() for name in header if name)):
         return int(key), False
     if header.count(key) == 1:

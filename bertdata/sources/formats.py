@@ -19,7 +19,10 @@ LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: pa
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first JUDGED_BYTES is invalid or NUL
 JUDGED_BYTES = 1 << 20
 _FEWEST_JUDGED = 1 << 10  # bytes
-_OTHERS = re.compile(rb"(?s)(?P<zip>PK\x03\x04)|(?P<Parquet>PAR1)|.{257}(?P<tar>ustar)")
+_OTHERS = re.compile(
+    rb"(?s)(?P<zip>PK\x03\x04)|(?P<Parquet>PAR1\x15)|.{257}(?P<tar>ustar(?:  )?\0)|"
+    rb"(?P<lz4>\x04\x22\x4d\x18)|(?P<SevenZip>7z\xbc\xaf\x27\x1c)|(?P<UTF_16>\xff\xfe|\xfe\xff)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +72,9 @@ def num_not_text(first: bytes) -> int:
 def require_text(file: Input, first: bytes, encoding: str) -> None:
     """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
     other = _OTHERS.match(first)
-    what = magic_of(first) or (other.lastgroup if other else "")
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and 4 * first.count(0) >= len(first) >= 8:
-        what = "UTF-16 or UTF-32"
+    what = magic_of(first) or (other.lastgroup or "" if other else "").replace("_", "-")
     if what:
-        advice = "unpack it, or give its ending, --format or --encoding"
+        advice = "unpack it, or correct its ending, --format or --encoding"
         sentence = f"{file} is not {encoding.upper()} text, but {what}; {advice}"
         raise InputError(sentence, "not-text", option="inputs", given=file.name)
     if num_bad := num_not_text(first):

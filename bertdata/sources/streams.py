@@ -165,12 +165,12 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
 
 
 def _cut_short(source: Input, compression: str, error: Exception) -> InputError:
-    if "memory" in str(error):  # what pyarrow says of a large window, and libzstd of one for which there is no memory
-        sentence = (
-            f"{source} has a larger zstd window than can be decompressed here ({error}); install libzstd, free memory, "
-            "or decompress it first, for example zstd -dc --long=31 FILE | bertdata build - --format jsonl"
-        )
-        return InputError(sentence, "too-large", given=source.name)
+    # pyarrow speaks of memory where a window is large, and libzstd where there is none for it
+    larger = "larger window than can be used here" if "memory" in str(error) else ""
+    if needs := "dictionary" if "ictionary" in str(error) else larger:
+        library = "" if zstd.library() else "install libzstd, or "
+        advice = f"{library}decompress it first by zstd -d, with --long=31 or -D DICTIONARY"
+        return InputError(f"{source} needs a {needs} ({error}); {advice}", "unsupported", given=source.name)
     return InputError(
         f"{source} is not a complete {compression} file ({error}); get the file again", "cut-short", given=source.name
     )

@@ -52,8 +52,9 @@ class TableFile:
         with _open_table(self.file, self.form) as (table, why):
             units, num_rows = _group_units(table.metadata, self.form, why), table.metadata.num_rows
             if why:
-                rows = pa.nulls(num_rows if is_wanted(0) else 0, pa.large_binary())
-                yield from _cut(self.file, rows, 1, 0, self.file.size or 0, {0: why})
+                for first in range(1, num_rows + 1 if is_wanted(0) else 1, _MOST_ROWS):
+                    rows = pa.nulls(min(_MOST_ROWS, num_rows + 1 - first), pa.large_binary())
+                    yield from _cut(self.file, rows, first, 0, self.file.size or 0, {0: why})
                 return
             for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
                 bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows

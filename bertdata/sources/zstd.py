@@ -23,10 +23,10 @@ def library() -> ctypes.CDLL | None:
     """Return libzstd, or None if the system does not have it."""
     try:
         found = ctypes.CDLL("libzstd.so.1")
-    except OSError:
+        found.ZSTD_createDCtx.restype, found.ZSTD_getErrorName.restype = c_void_p, c_char_p
+        found.ZSTD_decompressStream.restype, found.ZSTD_DCtx_setParameter.restype = c_size_t, c_size_t  # new in 1.4
+    except (OSError, AttributeError):
         return None
-    found.ZSTD_createDCtx.restype, found.ZSTD_getErrorName.restype = c_void_p, c_char_p
-    found.ZSTD_decompressStream.restype = c_size_t
     return found
 
 

@@ -34,6 +34,7 @@ EVERY = MAKE | {"parquet": as_parquet, "fasta": lambda rows: "".join(f">a\n{row}
 NAME = {kind: f"a{ENDING.get(kind, f'.{kind}')}" for kind in EVERY}
 MARK = "\ufeff".encode()  # a byte order mark
 SKIPPED = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"  # a frame of zstd
+DICTIONARY = bytes.fromhex("28b52ffd210701090000") + b"a"  # a frame of zstd that needs dictionary 7
 TEXTS = ["the stone", "río ﬁ水", "[MASK]\0 x"]
 
 
@@ -217,7 +218,7 @@ INPUTS = [
     ("tsv: cp1252", {"a.tsv": "n\ttext\n1\tnaïve\n".encode("cp1252")}, "--encoding cp1252", ["naïve"]),
     ("text: cp1252", {"a.txt": b"\x8d\x8f\n"}, "--encoding cp1252", ["\ufffd\ufffd"], "2 sequences of bytes that are"),
     ("text: cp1252, strict", {"a": b"a\n\n\x81\n"}, "--encoding cp1252 --strict", Refused("not-text", "a, line 3 ")),
-    ("text: latin-1", {"a.txt": b"H\xe4user " * 200}, "", ["H\ufffduser " * 200], "; if the text is"),
+    ("text: latin-1", {"a.txt": b"H\xe4user " * 200}, "", ["H\ufffduser " * 200], "; if a text file is"),
     ("text: few", {"a.txt": b"x\n" * 9999 + b"\xff"}, "", ["x\n" * 9999 + "\ufffd"], "; --strict fails instead\n"),
     *[
         (f"{name}: a picture", {name: content}, "", Refused("wrong-column-type", f"{name}: the bytes in ", "text_key"))
@@ -233,6 +234,8 @@ INPUTS = [
     ("csv: a header of numbers, index", {"a.csv": b",0\n0,b\n"}, "--text-key 0", ["b"]),
     ("csv: a name that is a number", {"a.csv": b"2024,n\na,b\n"}, "--text-key 2024", ["a"]),
     ("csv: no such number", {"a.csv": b"a,b\n"}, "--text-key 2", Refused("no-column", "only a, b; name ", "text_key")),
+    ("csv: bad first", {"a.csv": b'"a"b\n"c"\n'}, "--text-key 0 --on-error skip", ["c"], "a.csv, row 1: quotation "),
+    ("csv: many digits", {"a.csv": b"a\nb\n"}, f"--text-key {'1' * 5000}", Refused("no-column", "only a", "text_key")),
     ("csv: short row", {"a.csv": b"a,b\nc\n"}, "--text-key 0", Refused("bad-row", "a.csv, row 2: the row ")),
     ("jsonl: lone surrogates", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict"),
     ("jsonl: lone, piped", {"-": LONE}, "--format jsonl", [FACE], "the first at -, byte 0; "),
@@ -272,14 +275,20 @@ INPUTS = [
         Refused("cut-short", "inside", None),
     ),
     ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
-    ("text that begins as bzip2", {"a.txt": b"BZh9 is a name"}, "", ["BZh9 is a name"]),
+    ("a zstd dictionary", {"a.zst": DICTIONARY}, "", Refused("unsupported", "needs a dictionary", None)),
+    *[
+        (f"text that begins as {text[:4]}", {"a.txt": text.encode()}, "", [text])
+        for text in ("BZh9 is a name", "PAR1 is a name", f"{257 * 'a'}ustar is a name")
+    ],
     *[
         (f"{what}, not compressed text", {"a": content}, "", Refused("not-text", what))
         for what, content in (
             ("zip", b"PK\3\4" + bytes(26)),
-            ("tar", b"a.txt" + bytes(252) + b"ustar" + bytes(250) + b"text"),
+            ("tar", b"a.txt" + bytes(252) + b"ustar\0" + bytes(250) + b"text"),
             ("Parquet", as_parquet(TEXTS)),
             ("UTF-16", "text\n".encode("utf-16")),
+            ("UTF-16", "река".encode("utf-16")),
+            ("lz4", b"\x04\x22\x4d\x18" + bytes(9)),
             ("gzip", PACK[".gz"](PACK[".gz"](b"twice"))),
         )
     ],
