@@ -367,6 +367,7 @@ def _cut(
             longest = formats.LONGEST_DOCUMENT >> 20
             sentence = f"{file}, row {first + row}: the text is longer than {longest:,} MiB; split it"
             raise InputError(sentence, "too-large", option="inputs", given=file.name)
-        decode = partial(_documents, column.slice(row, stop - row), first + row, reasons)
-        yield Chunk(unit, int(offsets[stop] - offsets[row]) + stop - row, bytes_read, decode)
+        part = column.slice(row, stop - row)
+        num_bytes = int(offsets[stop] - offsets[row]) + len(part) + 64 * part.null_count  # why a row is skipped
+        yield Chunk(unit, num_bytes, bytes_read, partial(_documents, part, first + row, reasons))
         row = stop
