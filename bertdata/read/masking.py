@@ -22,7 +22,6 @@ from bertdata.errors import UsageError
 from bertdata.read.kernels import masks as kernels
 from bertdata.types import Masking, SpecialTokens
 
-MAX_WORD_TOKENS = 16  # rule 2
 SPAN_END_PROBABILITY, MAX_SPAN_WORDS = 0.2, 10  # SpanBERT: after each word a span ends with this probability
 _NOWHERE = np.zeros((0, 0), np.uint8)
 
@@ -85,7 +84,6 @@ class Masker:
             select_below=_of_2_32(masking.probability),
             lengths_below=_span_lengths_below(),
             kinds=kinds,
-            most_in_word=MAX_WORD_TOKENS,
             is_rule_1=masking.rule == 1,
             mask_id=special.mask,
             mask_below=_of_2_32(hidden),
@@ -107,8 +105,8 @@ class Masker:
         call it.
 
         Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
-        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: what the dataset
-        stores of words, as stream.Rows has it. The weights, float32 [B], are None unless the policy is "uniform".
+        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: where stored
+        words begin, as in stream.Rows. The weights, float32 [B], are None unless the policy is "uniform".
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)

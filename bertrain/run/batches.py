@@ -174,7 +174,8 @@ class Batches:
         for method in self._methods:
             method.check_batches(self)
         most = min(loader.num_samples, self.plan.samples())
-        targets = feed.num_targets(loader.read(np.arange(min(most, 1024))))
+        batch = loader.read(np.arange(min(most, 1024)))
+        targets = feed.num_targets(batch)
         share = self.phase.masking.probability
         if targets == 0:
             sentence = (
@@ -183,12 +184,12 @@ class Batches:
                 f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
             )
             raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
-        batch = loader.read(np.arange(min(most, CHECKED_ROWS)))
         filled = np.full(batch.sample_ids.size, loader.length)
         if batch.attention_mask is not None:
             filled = batch.attention_mask.sum(1)
+        filled = filled[:CHECKED_ROWS]
         wanted = sum(map(self.phase.masking.quota, filled.tolist()))
-        found = feed.num_targets(batch)
+        found = int((batch.targets[:CHECKED_ROWS] != bertdata.IGNORE_INDEX).sum())
         policy, least = self.phase.masking.policy, 200 if self.phase.masking.policy == "bernoulli" else 0
         if policy != "uniform" and not self.begun and max(2 * found, least) < wanted:
             reason = "their words are too long, or " if policy in ("whole_word", "span") else ""

@@ -17,7 +17,8 @@ from bertdata.types import IGNORE_INDEX
 MASK = np.uint64(keys.purpose("mask"))
 EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # as choices.MASKING_POLICIES lists them
 MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
-BEGINS, INSIDE, NOT_STORED = np.uint8(0), np.uint8(1), np.uint8(2)  # what a dataset stores of a place
+INSIDE, NOT_STORED = np.uint8(1), np.uint8(2)  # a place of inside_word: it continues a word; nothing is stored for it
+MOST_IN_WORD = 16  # tokens, by rule 2
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
 
@@ -36,7 +37,6 @@ class MaskRules(NamedTuple):
     select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
     lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound that the high 32 bits of a draw reach
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
-    most_in_word: int  # a word of more tokens is taken for so many words of one
     is_rule_1: bool
     mask_id: int
     mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
@@ -52,7 +52,7 @@ class MaskRows(NamedTuple):
     text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: stored of each place: BEGINS, INSIDE or NOT_STORED; [0, 0]: not stored
+    inside_word: NDArray[np.uint8]  # [B, T]: 0 where a word begins, INSIDE or NOT_STORED; [0, 0]: nothing is stored
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
@@ -112,7 +112,7 @@ def _find_words(row, n, kinds, inside_word, is_rule_1, starts, stops):
 
 @part()
 def _split_long_words(num_words, most, starts, stops):
-    """Replaces each word of more than `most` places by words of one place. Returns the number of words."""
+    """Splits each word of more than `most` places into words of one place. Returns the number of words."""
     total = 0
     for w in range(num_words):
         size = stops[w] - starts[w]
@@ -139,8 +139,8 @@ def _select_range(start, stop, selected):
 def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
     """Goes through the words in random order, and selects each that still fits into the quota of places.
 
-    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit: so many places
-    from a random one on, and after the last place of the word its first one.
+    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit: consecutive
+    places from a random one, which continue with the first place of the word after its last one.
     """
     left, passed_over = quota, -1
     for j in range(num_words):
@@ -226,7 +226,7 @@ def mask(rules, rows):
             inside_word = rows.inside_word[b] if rows.inside_word.size else rows.inside_word.ravel()
             num_words, m = _find_words(row, n, kinds, inside_word, rules.is_rule_1, starts, stops)
             if not rules.is_rule_1:
-                most = min(rules.most_in_word, quota) if policy == SPANS else rules.most_in_word
+                most = min(MOST_IN_WORD, quota) if policy == SPANS else MOST_IN_WORD
                 num_words = _split_long_words(num_words, most, starts, stops)
             if policy == WHOLE_WORD:
                 _select_words(key, num_words, min(m, quota), rules.is_rule_1, starts, stops, selected)
