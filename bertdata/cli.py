@@ -7,7 +7,6 @@ command imports what it needs when it runs, so that `bertdata --help` answers at
 from __future__ import annotations
 
 import atexit
-import difflib
 import errno
 import gc
 import io
@@ -146,6 +145,8 @@ class OneSentence(click.Command):
             try:
                 return super().parse_args(ctx, args)
             except click.NoSuchOption as error:  # click suggests options that are less alike, too
+                import difflib
+
                 given, parameters = error.option_name.lstrip("-"), self.get_params(ctx)
                 names = [name for each in parameters if isinstance(each, click.Option) for name in each.opts]
                 words = [name[2:] for name in names if given not in (f"no-{name[2:]}", f"un{name[2:]}")]

@@ -52,7 +52,7 @@ class Masking:
         "exact" selects the same share of every row (Devlin et al., 2019).
         "bernoulli" selects each place independently, as transformers' collator does.
         "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019); a part of a word only in
-            a row that would else have less than half of its targets.
+            a row that would otherwise have less than half of its targets.
         "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
         "uniform" selects a share of the row that is drawn anew for each row, and all selected places become [MASK]; the
             batch has a weight for each row (masked diffusion: LLaDA, Nie et al., 2025). probability, min_targets and
@@ -62,8 +62,8 @@ class Masking:
     targets. The share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the
     others keep their id. With "span" the same happens to all places of a span.
 
-    Rule 1 is that of earlier versions, and is there to repeat their batches. It draws random ids of no token as well;
-    with "whole_word" and "span" it finds no words in some vocabularies, so that rows have few targets.
+    Rule 1 is that of version 0.1.0, and repeats its batches. It also replaces by ids that no token has, and with
+    "whole_word" and "span" it finds no words in some vocabularies, so that rows have few targets.
 
     BERT's own masks are rounding="even", min_targets=1, max_targets=20, random_from="vocabulary". Raises UsageError for
     values out of range.
@@ -111,9 +111,10 @@ class Masking:
         vars(self).update({"rule": 1} | state)  # pickles of earlier versions have no rule
 
     def with_rule_of(self, stored: Mapping[str, Any]) -> Masking:
-        """Return this masking by the rule of a stored one, whose members are `stored`; one without a rule is of rule 1.
+        """Return this masking with the rule of a stored one.
 
-        random_from is the default of that rule, if it is a default here.
+        stored: the members of the stored masking. Without "rule" its rule is 1. If random_from has its default here, it
+        gets the default of that rule.
         """
         rule = stored.get("rule", 1)
         if rule not in (1, 2) or rule == self.rule:

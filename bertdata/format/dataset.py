@@ -40,9 +40,8 @@ class Dataset:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._directory = Path(
-            os.path.abspath(path)
-        )  # files are opened later, and the process may change its directory
+        # Absolute, as files are opened later, and the process may change its directory until then.
+        self._directory = Path(os.path.abspath(path))
         self._manifest_path = self._directory / MANIFEST
         self._manifest, self._arrays, self._opened_at = _opened(self.path)
         self.dataset_id: str = self._manifest.dataset_id

@@ -64,7 +64,8 @@ def replacing(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.bool_]:
     return named
 
 
-_tables: dict[tuple[Any, ...], dict[str, NDArray[np.bool_]]] = {}  # those of a few tokenizers, which take a second
+_tables: dict[tuple[Any, ...], dict[str, NDArray[np.bool_]]] = {}
+"""A cache, as a large tokenizer.json takes a second to parse."""
 
 
 def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:

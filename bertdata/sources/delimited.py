@@ -54,7 +54,7 @@ def texts_of_column(
             if isinstance(column, BadRow):
                 why = column
             elif row is not None and len(row) != len(header):
-                why = BadRow(f"the row has another number of fields, {len(row)}, than the first line, {len(header)}")
+                why = BadRow(f"the row has {len(row)} fields and the first line {len(header)}")
             elif row is not None:
                 text = row[column].encode("utf-8", "surrogateescape")
             texts.append(text)
@@ -71,7 +71,7 @@ def texts_of_column(
 
 
 def _is_number(key: str) -> bool:
-    """Whether a column may be given by its number, so that there is no header."""
+    """Return whether a key may be the number of a column in a file without a header."""
     return key.removeprefix("-").isdecimal() and len(key) < 10
 
 

@@ -161,13 +161,8 @@ class Documents:
         return cls(text, laid, starts, none, np.where(invalid, starts, -1), none, none)
 
 
-_COLUMNS = (
-    "starts",
-    "replaced",
-    "invalid",
-    "inputs",
-    "surrogates",
-)  # members of Documents with a number for each document
+_COLUMNS = ("starts", "replaced", "invalid", "inputs", "surrogates")
+"""Members of Documents with a number for each document."""
 
 
 class Chunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the files beside a vocabulary say: flags, special tokens and added tokens, as AutoTokenizer reads them."""
+"""The settings beside a vocabulary: flags, special tokens and added tokens, as AutoTokenizer reads them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Beside:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        """directory: which holds the files; None: there are none. Raises TokenizerError for a file that is no JSON."""
+        """directory: which holds the files; None: no files. Raises TokenizerError for a file that is not JSON."""
         found = {name: _object(directory / name) for name in BESIDE if directory and (directory / name).is_file()}
         config, names, model = (found.get(name, {}) for name in (TOKENIZER_CONFIG, _MAP, _MODEL))
         own_code = "AutoTokenizer" in str(config.get("auto_map"))
@@ -70,7 +70,7 @@ class Beside:
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
 
     def tokens(self) -> list[AddedToken]:
-        """The tokens that AutoTokenizer adds, in its order. Raises TokenizerError for what is no token."""
+        """The tokens that AutoTokenizer adds, in its order. Raises TokenizerError for an invalid token."""
         try:
             special = {token.content: token for token in self._special_tokens()}
             decoder = self.values.get("added_tokens_decoder") or {}

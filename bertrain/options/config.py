@@ -383,7 +383,7 @@ class Config(Options):
 
     @cached_property
     def milestones(self) -> dict[str, list[int]]:
-        """--save-at: numbers of tokens and of words, ascending. Raises UsageError for what is none."""
+        """--save-at: numbers of tokens and of words, ascending. Raises UsageError for anything else."""
         found: dict[str, list[int]] = {"tokens": [], "words": []}
         for given in self.save_at:
             unit, _, numbers = given.partition("=")
@@ -479,7 +479,7 @@ def _of_phase(number: int) -> Iterator[None]:
 
 
 def _duration(unit: str, given: Any) -> Fraction:
-    """A duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for what is none."""
+    """A duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for anything else."""
     try:
         text = values.amount(given) if unit == "tokens" else str(given)
         if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # such a fraction has that many digits
