@@ -28,6 +28,7 @@ import torch
 from common import MALLOC, has_bf16, report
 
 import bertdata
+from bertrain.models.encoder import choose_attention
 
 LENGTH, WARM = 128, 5
 
@@ -56,7 +57,6 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     )  # fmt: skip
 
     from bertdata.torch import SampleDataset
-    from bertrain.models.attention import choose_attention
     from bertrain.objectives import Learner, MaskedTokens
 
     shards = bertdata.open(data)
@@ -115,17 +115,17 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
 
 
 def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
-    from bertrain.models import attention
-    from bertrain.options.config import Config
+    from bertrain import trainer
+    from bertrain.config import Config
     from bertrain.pretrain import pretrain
 
-    chosen, choose = list[str](), attention.choose_attention
+    chosen, choose = list[str](), trainer.choose_attention
 
     def watched(model: Any, **more: Any) -> None:
         choose(model, **more)
         chosen.append(attention_of(model))
 
-    attention.choose_attention = watched
+    trainer.choose_attention = watched
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
     pretrain(
         Config.of(

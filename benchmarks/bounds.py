@@ -51,7 +51,7 @@ from bertrain.__main__ import main as trainer
 from bertrain.commands.report import report
 from bertrain.lab import tables
 from bertrain.lab.augment import read_vectors
-from bertrain.run.log import Log
+from bertrain.report import Log
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "bounds.jsonl"

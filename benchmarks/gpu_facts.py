@@ -34,7 +34,7 @@ from common import machine
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
-from bertrain.models.attention import KERNELS
+from bertrain.models.encoder import KERNELS
 
 TOKENS, HEADS, WIDTH = 32_768, 12, 64
 PRODUCTS = [(8192, 8192, 8192), (TOKENS, 768, 768), (TOKENS, 768, 3072), (TOKENS, 3072, 768), (768, TOKENS, 3072),

@@ -37,6 +37,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bertrain.data import micro_batches, to_device
+from bertrain.models.encoder import KERNELS, attention_kernels, has_kernel, leave_out_masks, limit_kernels
+from bertrain.models.load import new_model
+from bertrain.speed import Operations, peak_flops
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import click
@@ -47,14 +52,10 @@ from common import machine
 import bertdata
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain.models import attention
-from bertrain.models import build as model
+from bertrain.config import Config
 from bertrain.objectives import Learner, MaskedTokens
 from bertrain.optim import optimizers
-from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.run import rates
-from bertrain.runtime import feed
 
 ROWS = {32: 4, 128: 256, 512: 64, 1024: 32}  # of a step, by length
 GRID = [("bert-base", 128), ("modernbert-base", 1024), ("modernbert-base", 128), ("bert-base", 512),
@@ -103,7 +104,7 @@ def kernels_of(way: str, module: Any, device: torch.device) -> Callable[[], cont
     """A function that makes the context of a step: which kernels of attention may run."""
     if way == "plain":
         return contextlib.nullcontext
-    return attention.limited(attention.kernels(way if way in attention.KERNELS else "auto", module, device))
+    return limit_kernels(attention_kernels(way if way in KERNELS else "auto", module, device))
 
 
 def profile(steps: Callable[[int], None]) -> dict[str, Any]:
@@ -127,10 +128,10 @@ def measure(
     shards: bertdata.Dataset, name: str, length: int, way: str, *, rows: int, seconds: float, device: torch.device
 ) -> dict[str, Any]:
     """Tokens a second of whole steps, what share of the time waits for data, MFU and peak memory."""
-    weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
+    weights = new_model(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
-    if way in ("compiled", "cudnn", "eager") and feed.has_kernel(device):
-        attention.leave_out_masks(weights, in_windows=True)
+    if way in ("compiled", "cudnn", "eager") and has_kernel(device):
+        leave_out_masks(weights, in_windows=True)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "cudnn", "packed") and device.type == "cuda":
@@ -149,10 +150,10 @@ def measure(
         with limited():
             with torch.autocast(device.type, torch.bfloat16):
                 if way == "plain":
-                    given = {key: feed.to_device(tensor, device) for key, tensor in tensors(batch).items()}
+                    given = {key: to_device(tensor, device) for key, tensor in tensors(batch).items()}
                     loss = module(**given).loss
                 else:
-                    piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
+                    piece = next(micro_batches(batch, size=rows, count=1, device=device))
                     loss = module(**piece)["mlm"].sum / (rows * loader.num_slots)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(weights.parameters(), config.clip_norm)
@@ -174,8 +175,8 @@ def measure(
         steps(5)
         count += 5
     passed = time.perf_counter() - start
-    flops = rates.Operations.of(weights).of_step(rows=rows * count, length=length, slots=loader.num_slots) / passed
-    peak = rates.peak_flops(device, "bf16")
+    flops = Operations.of(weights).of_step(rows=rows * count, length=length, slots=loader.num_slots) / passed
+    peak = peak_flops(device, "bf16")
     return {
         "tokens_per_s": round(count * rows * length / passed),
         "mfu": round(flops / peak, 4) if peak else None,

@@ -9,7 +9,7 @@ at equal operations and at equal seconds. What is done stands in OUT/results.jso
 may be stopped at any time. It ends with a table: loss at the end, operations, seconds of training, and the loss on the
 validation split just before and just after each growth.
 
-Operations are counted from the model (bertrain/run/rates.py): 2 for a multiply-add, the backward pass twice the
+Operations are counted from the model (bertrain/speed.py): 2 for a multiply-add, the backward pass twice the
 forward pass, and no backward pass through a frozen trunk. The phases of a run (docs/phases.md) lie beside it in a file.
 """
 
@@ -26,8 +26,8 @@ from recipes import result_of, run, with_phases
 from transformers import PreTrainedConfig
 
 import bertdata
-from bertrain.models import build
-from bertrain.run.rates import Operations
+from bertrain.models.load import new_model
+from bertrain.speed import Operations
 
 LENGTH, ROWS_OF_A_STEP, LAYERS = 64, 32, 6
 MODEL = {"model_type": "modernbert", "num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 2,
@@ -73,7 +73,7 @@ def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
     def shorten(config: PreTrainedConfig) -> None:
         config.num_hidden_layers = layers
 
-    model, _ = build.build(str(config), special, length=LENGTH, seed=0, configure=shorten)
+    model, _ = new_model(str(config), special, length=LENGTH, seed=0, configure=shorten)
     return Operations.of(model).of_step(rows=1, length=LENGTH, slots=0) / LENGTH / 3
 
 

@@ -40,7 +40,7 @@ import torch
 from common import MALLOC, has_bf16, report, small_modernbert, steps_in
 from environments import python_of
 
-from bertrain.run.validation import EVALUATED_SAMPLES
+from bertrain.evaluate import EVALUATED_SAMPLES
 
 LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md

@@ -20,8 +20,8 @@ from common import machine
 from recipes import run
 
 from bertdata.tokenize.load import load
+from bertrain import checkpoint
 from bertrain.lab import transplant
-from bertrain.run import rundir
 
 OPTIONS = "--length 64 --global-batch-size 32 --precision fp32 --eval-every 0 --save-every 1000000"
 STARTS = ("old vocabulary", "transplanted", "embeddings at random", "new model")
@@ -65,7 +65,7 @@ def main(
 
     old_shards, base = shards_of(first, out, "first", new), out / "base"
     train(base, old_shards, "--recipe", "tiny", steps=steps)
-    trained = rundir.find(base)
+    trained = checkpoint.find(base)
     for other in others:
         name = other.stem
         shards = shards_of(other, out, name, new)

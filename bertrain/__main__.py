@@ -6,8 +6,14 @@ torch is not installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,7 +21,6 @@ from click.shell_completion import CompletionItem
 import bertdata
 from bertdata.cli import one_sentence
 from bertdata.errors import install
-from bertrain.runtime.stop import leaving_at_interrupt
 
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
@@ -34,6 +39,29 @@ COMMANDS = {
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
 """By name: the module whose `main` is the command, and what it is for."""
+
+
+@contextlib.contextmanager
+def leaving_at_interrupt() -> Iterator[None]:
+    """Ends the process at once on Ctrl-C, while nothing but imports is done.
+
+    A KeyboardInterrupt would not do: torch imports numpy from C++, which swallows it, and goes on with half of numpy.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, b"interrupted; run the same command again\n")
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Commands(click.Group):

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import click
 
 from bertrain import lab
-from bertrain.options.fields import Excludes, Options
+from bertrain.options import Excludes, Options
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
     import bertdata
+    from bertrain.config import Config
+    from bertrain.data import Batches
     from bertrain.objectives import Learner, Objective
-    from bertrain.options.config import Config
-    from bertrain.run.batches import Batches
-    from bertrain.run.phases import Phase
+    from bertrain.plan import Phase
 
 GROUP = "bertrain.methods"
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]

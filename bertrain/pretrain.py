@@ -15,7 +15,7 @@ import importlib
 import sys
 
 if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
-    from bertrain.runtime.stop import leaving_at_interrupt
+    from bertrain.__main__ import leaving_at_interrupt
 
     with leaving_at_interrupt():
         imported = importlib.import_module("bertrain.pretrain")
@@ -30,17 +30,15 @@ import click
 import torch
 
 from bertdata.cli import one_sentence
-from bertrain.options.config import Config, default_out
-from bertrain.options.flags import command
-from bertrain.run import rundir
-from bertrain.run.rates import Rates
-from bertrain.run.records import Records
-from bertrain.run.run import Run
-from bertrain.run.training import PATIENCE
-from bertrain.run.validation import Validation
-from bertrain.runtime import feed
-from bertrain.runtime.dist import LONG_S, SILENT_S, Readings, world
-from bertrain.runtime.stop import Signals
+from bertrain import checkpoint
+from bertrain.cli import command
+from bertrain.config import Config, default_out
+from bertrain.data import micro_batches, to_device
+from bertrain.evaluate import Validation
+from bertrain.ranks import LONG_S, SILENT_S, Readings, Signals, world
+from bertrain.report import Records, Watch
+from bertrain.speed import Rates
+from bertrain.trainer import PATIENCE, Run
 
 
 def pretrain(config: Config) -> None:
@@ -48,11 +46,12 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = Path(ranks.from_first(lambda: config.out or default_out(config)))
         config = replace(config, out=str(out))
-        lock = rundir.Lock(out)
+        lock = checkpoint.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
-        choice = ranks.from_first(lambda: rundir.choose(out, lambda line: click.echo(f"warning: {line}")))
+        choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
         run = ranks.together(lambda: Run(config, ranks, choice))
         run.check_ranks()
+        run.watch = Watch(config, run.plan, ranks, run.batches.sources, step=run.step)
         records = Records(run, lock)
         with run.watch, Signals() as signals:
             validation = Validation(run, evaluated_step=records.begin())
@@ -102,14 +101,14 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
 
         # What every rank must know before the backward pass: how much all ranks sum over, and signals.
         own = [*run.learner.counts(batch).values()]
-        shared = feed.to_device(torch.tensor([*own, len(signals)], dtype=torch.float64), ranks.device)
+        shared = to_device(torch.tensor([*own, len(signals)], dtype=torch.float64), ranks.device)
         run.sums.add_counts(shared[: len(own)])
         counts, of_signals = ranks.sum(shared).split([len(own), 1])
 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
         training.begin_step(run.step, run.phase)
-        pieces = feed.micro_batches(batch, size=size, count=number, device=ranks.device)
+        pieces = micro_batches(batch, size=size, count=number, device=ranks.device)
         for place, piece in enumerate(pieces, 1):
             losses = training.add_gradients(module, piece, scale, is_last=place == number)
             run.sums.add(losses)

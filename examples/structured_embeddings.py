@@ -20,7 +20,7 @@ from bertdata.errors import UsageError
 from bertrain import pretrain
 from bertrain.commands import reading
 from bertrain.methods import METHODS, Method
-from bertrain.options.fields import Options, option
+from bertrain.options import Options, option
 
 
 @dataclass(frozen=True, kw_only=True)

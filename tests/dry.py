@@ -17,13 +17,15 @@ from training import FORKS
 from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertdata import Loader
+from bertrain import data as data_module
+from bertrain import trainer as trainer_module
+from bertrain.config import Config
+from bertrain.data import micro_batches
 from bertrain.methods import methods_of
-from bertrain.models import attention
+from bertrain.models import encoder as encoder_module
 from bertrain.models.families import PRESETS, preset
-from bertrain.options.config import Config
-from bertrain.run.training import Training
-from bertrain.runtime import feed
-from bertrain.runtime.dist import World
+from bertrain.ranks import World
+from bertrain.trainer import Training
 
 GPU = torch.device("cuda", 0)
 MODERNBERT_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
@@ -96,8 +98,9 @@ def fakes(monkeypatch, device):
     """
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *arguments, **options: True)
-    monkeypatch.setattr(feed, "has_kernel", lambda device: True)
-    monkeypatch.setattr(attention, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
+    for module in (data_module, encoder_module, trainer_module):
+        monkeypatch.setattr(module, "has_kernel", lambda device: True)
+    monkeypatch.setattr(trainer_module, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     monkeypatch.setattr(torch.nn.Module, "to", moved)
     with FakeTensorMode(), Indexing() if device == GPU else contextlib.nullcontext():
         yield
@@ -153,7 +156,7 @@ def micro_batch(name, dataset, device, *, packed=False, rows=ROWS):
     """A micro-batch as `feed` gives it to a GPU, as fake tensors on a device."""
     loader = Loader(dataset, length=LENGTHS[name], global_batch_size=rows, samples="packed" if packed else "windows")
     with _disable_current_modes():
-        (piece,) = feed.micro_batches(next(loader), size=rows, count=1, device=torch.device("cpu"))
+        (piece,) = micro_batches(next(loader), size=rows, count=1, device=torch.device("cpu"))
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in piece.items()}
 
 

@@ -6,11 +6,11 @@ import torch
 
 import bertdata
 from bertrain import methods, optim
+from bertrain.data import micro_batches
 from bertrain.lab.distillation.taps import READABLE
-from bertrain.models import build
 from bertrain.models.families import FAMILIES
+from bertrain.models.load import new_model
 from bertrain.objectives import OBJECTIVES
-from bertrain.runtime import feed
 
 SIZES = {
     "hidden_size": 32,
@@ -104,13 +104,13 @@ def fast(names, *more, among=FAST):
 
 def model_of(config, dataset, *, seed=0):
     """The model of a configuration file, with random weights, for rows of 32 tokens."""
-    return build.build(config, dataset.special_tokens, length=32, seed=seed)[0]
+    return new_model(config, dataset.special_tokens, length=32, seed=seed)[0]
 
 
 def four_rows(dataset, first=0, *, device="cpu", **options):
     """A batch of four rows of 32 tokens, and it as a micro-batch on a device. options: of the Loader."""
     batch = bertdata.Loader(dataset, length=32, **options).read(np.arange(first, first + 4))
-    return batch, next(feed.micro_batches(batch, size=4, count=1, device=torch.device(device)))
+    return batch, next(micro_batches(batch, size=4, count=1, device=torch.device(device)))
 
 
 def packed_rows():

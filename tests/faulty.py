@@ -4,8 +4,7 @@ import errno
 import os
 import signal
 
-from bertrain import pretrain
-from bertrain.run import checkpoint
+from bertrain import checkpoint, pretrain
 
 
 def main(arguments):

@@ -26,9 +26,9 @@ from training import (
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from bertrain.commands import doctor, evaluate
+from bertrain.config import Config
 from bertrain.lab import adapters, finetune
-from bertrain.options.config import Config
-from bertrain.run.rates import Operations
+from bertrain.speed import Operations
 
 NUMBER = {"bert": 12, "modernbert": 8, "bert untied": 12, "albert": 6}  # linear maps in the layers
 LORA = {"lora": "r=2,alpha=6", "steps": 4, "eval_every": 0, "save_every": 2, "lr": 2e-2}

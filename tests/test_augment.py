@@ -18,9 +18,9 @@ from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.sources.streams import InputStream
+from bertrain.checkpoint import resolved
 from bertrain.commands import reading
 from bertrain.lab import augment, finetune, heads, tables
-from bertrain.run.rundir import resolved
 
 ROLES = {"text": "0", "other": "", "label": "-1"}
 

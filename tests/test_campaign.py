@@ -17,10 +17,12 @@ from safetensors.torch import save_file
 from training import TINY
 
 from bertdata.errors import UsageError
-from bertrain.options.config import Config
-from bertrain.run import checkpoint, rundir, state
-from bertrain.run.batches import Batches
-from bertrain.run.training import Training
+from bertrain import checkpoint, state
+from bertrain import report as report_module
+from bertrain.config import Config
+from bertrain.data import Batches
+from bertrain.report import Log
+from bertrain.trainer import Training
 
 TOOL = ROOT / "tools" / "campaign.py"
 
@@ -53,21 +55,20 @@ def forget_sums(patch):
 
 
 def keep_later_entries(patch):
-    from bertrain.run import watch
 
-    log = watch.Log
-    patch.setattr(watch, "Log", lambda path, after_step: log(path, after_step=99 if after_step else 0))
+    log = Log
+    patch.setattr(report_module, "Log", lambda path, after_step: log(path, after_step=99 if after_step else 0))
 
 
 def end_with_an_error(patch):
-    before = rundir.choose
+    before = checkpoint.choose
 
     def choose(run, say):
         found = before(run, say)
         assert found.path is None
         return found
 
-    patch.setattr(rundir, "choose", choose)
+    patch.setattr(checkpoint, "choose", choose)
 
 
 FAULTS = [shift_position, forget_moments, forget_sums, keep_later_entries, end_with_an_error]

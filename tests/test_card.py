@@ -17,12 +17,12 @@ from huggingface_hub.utils import filter_repo_objects
 from training import TINY, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig
 
+from bertrain import card, checkpoint, state
+from bertrain.config import Config
 from bertrain.lab import finetune
 from bertrain.lab.elastic import extract
 from bertrain.lab.tasks import TASKS
-from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.run import card, rundir, state
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "mlm_probability": 0.3}
@@ -162,7 +162,7 @@ def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
 def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     path = run / "step-00000004" / "README.md"
     path.write_text("mine\n")
-    assert rundir.find(run).name == "step-00000004"
+    assert checkpoint.find(run).name == "step-00000004"
     if is_damaged:
         (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
     pretrain(Config.of(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
@@ -170,7 +170,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
         path = run / "damaged-00000004" / "README.md"
     assert path.read_text() == "mine\n"
     path.unlink()
-    assert rundir.find(run).name == "step-00000004"
+    assert checkpoint.find(run).name == "step-00000004"
 
 
 def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(trained):

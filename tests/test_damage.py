@@ -17,9 +17,9 @@ from helpers import damages, invoke, json_of, members, refused, refuses, succeed
 from training import QUIET, cannot_read, flags, seal, train, weights_in
 
 from bertdata.format.records import read_record, write_record
-from bertrain import pretrain
+from bertrain import checkpoint, pretrain, state
+from bertrain import trainer as trainer_module
 from bertrain.__main__ import main
-from bertrain.run import assemble, checkpoint, rundir, state
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_milestone_that_cannot_be_read_is_not_removed(trained, tmp_path, monke
         shutil.copytree(trained / "step-00000002", tmp_path / f"step-0000000{step}")
     cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
-    rundir.remove_others(tmp_path / "step-00000004", keep=1)
+    checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
 
 
@@ -172,7 +172,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
 @pytest.mark.parametrize("command", ["doctor", "pretrain"])
 def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
-    monkeypatch.setattr(assemble, "datasets", lambda config: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(trainer_module, "open_datasets", lambda config: (_ for _ in ()).throw(error))
     done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     is_interrupt = isinstance(error, KeyboardInterrupt)

@@ -9,8 +9,8 @@ from conftest import ROOT
 from training import QUIET, assert_near, last_checkpoint, refused_run, run_of, train, train_twice
 
 import bertdata
-from bertrain.options.config import Config
-from bertrain.run import assemble
+from bertrain.config import Config
+from bertrain.data import build_loader
 
 OPTIONS = QUIET | {"objective": "diffusion", "masking": "uniform", "steps": 4, "save_every": 2}
 
@@ -35,7 +35,7 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
     adamw = torch.optim.AdamW(
         model.parameters(), lr=1e-3, eps=config.epsilon, betas=(config.beta1, config.beta2), weight_decay=0.0
     )
-    loader, expected = assemble.loader(config, dataset), []
+    loader, expected = build_loader(config, dataset), []
     for _ in range(10):
         batch = next(loader)
         labels = torch.from_numpy(batch.labels)

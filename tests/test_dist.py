@@ -27,8 +27,8 @@ from training import (
     train,
 )
 
+from bertrain import checkpoint
 from bertrain.commands import evaluate
-from bertrain.run import rundir
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,8 @@ def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, 
         process.communicate(timeout=120)
     assert process.returncode != 0
     waited(lambda: not any(alive(pid) for pid in ranks))
-    assert rundir.newest(out)[0] is not None
-    with rundir.Lock(out):
+    assert checkpoint.newest(out)[0] is not None
+    with checkpoint.Lock(out):
         pass
 
 
@@ -177,7 +177,7 @@ def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp
         first = agent()
         waited(lambda: _listens(port))  # the agent at which all meet must live
         second = agent()
-        waited(lambda: rundir.newest(out)[0] is not None)
+        waited(lambda: checkpoint.newest(out)[0] is not None)
         second.kill()
         third = agent()
         waited(lambda: first.poll() is not None and third.poll() is not None, 240)
@@ -199,14 +199,14 @@ def test_the_shortest_command_trains_on_all_ranks_in_one_directory(dataset, tmp_
 @pytest.fixture
 def late(dataset, tmp_path, monkeypatch):
     """A run of four steps, of which every rank but the first sees the first checkpoint alone, as a file system may."""
-    other, newest = tmp_path / "other", rundir.newest
+    other, newest = tmp_path / "other", checkpoint.newest
     train(dataset.path, other, steps=4, model=TINY, eval_every=0, lr=1e-2, save_every=1)
 
     def seen(run):
         is_late = run == other and os.environ.get("RANK", "0") != "0"
         return (run / "step-00000001", []) if is_late else newest(run)
 
-    monkeypatch.setattr(rundir, "newest", seen)
+    monkeypatch.setattr(checkpoint, "newest", seen)
     return other
 
 

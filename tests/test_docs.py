@@ -47,9 +47,9 @@ from transformers import BertConfig, BertForMaskedLM
 import bertdata
 from bertdata.cli import main as bertdata_command
 from bertdata.tokenize.load import load
+from bertrain import cli
 from bertrain.__main__ import main as bertrain_command
 from bertrain.models import families
-from bertrain.options import flags
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
 PAGES.remove("docs/api.md")  # made of docstrings, whose examples are run as doctests
@@ -296,7 +296,7 @@ def parse(words):
         command = command.get_command(click.Context(command), name)
         assert command, f"{program} has no command {name}"
         if name == "pretrain" and "--config" not in rest:  # with its own checks, such as of options that exclude others
-            done = CliRunner().invoke(flags.command(lambda config: None), rest)
+            done = CliRunner().invoke(cli.command(lambda config: None), rest)
             assert done.exit_code == 0, done.output
             return
     with contextlib.suppress(click.exceptions.Exit):

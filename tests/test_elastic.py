@@ -32,15 +32,15 @@ from training import (
 )
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
+from bertrain import checkpoint
 from bertrain.__main__ import main
+from bertrain.config import Config
 from bertrain.lab.elastic import extract, search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import Elastic, _mean
-from bertrain.models import build, pretrained
-from bertrain.objectives.losses import LossSum
-from bertrain.options.config import Config
-from bertrain.run import rundir
+from bertrain.models.load import load_model, new_model
+from bertrain.objectives import LossSum
 
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -69,7 +69,7 @@ def trained(dataset, once, configs):
 
 def complete(configs, kind):
     """A model in which no tensor is zeros or ones."""
-    model, _ = build.build(configs[kind], SPECIAL, length=32, seed=0)
+    model, _ = new_model(configs[kind], SPECIAL, length=32, seed=0)
     torch.manual_seed(1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -217,7 +217,7 @@ def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_
 
 def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, trained, configs):
     resolved = json.loads((trained / "run.json").read_bytes())["resolved"]["elastic"]
-    model = pretrained.load(trained / "step-00000006")
+    model = load_model(trained / "step-00000006")
     least, most = (elastic.skeleton(model, sizes).num_parameters() for sizes in (Sizes(1, 16, 2, 16), WHOLE))
     assert resolved == {"number": 45, "in_a_step": 2, "least_parameters": least, "most_parameters": most}
     out = tmp_path / "run"
@@ -225,7 +225,7 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
     remove_after(out, 3)
     again = train(dataset.path, out, model=configs["bert"], **RUN)
     assert losses(again) == losses(entries(trained))
-    for name, tensor in pretrained.load(out / "step-00000006").state_dict().items():
+    for name, tensor in load_model(out / "step-00000006").state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     other = RUN | {"model": configs["bert"], "elastic": ""}
     refused_run(dataset.path, out, **other, kind="other-settings", option="elastic", says=SPACE)
@@ -277,9 +277,9 @@ def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp
     sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
     small = tmp_path / "small"
     assert succeeds("extract", "--checkpoint", trained, *sizes, "--out", small).stderr == ""
-    assert elastic.sizes_of(pretrained.load(small).config) == (2, 24, 3, 32)
+    assert elastic.sizes_of(load_model(small).config) == (2, 24, 3, 32)
     assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
-    assert rundir.find(small) == small
+    assert checkpoint.find(small) == small
     log = train(dataset.path, tmp_path / "on", init=str(small), steps=1, eval_every=0)
     evaluated = json_of("evaluate", "--checkpoint", small, "--data", dataset.path, "--length", 32)
     assert log[0]["loss"] == pytest.approx(evaluated["loss"], abs=0.5)
@@ -330,7 +330,7 @@ def searched(space, method, seed, **more):
 
 
 def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(configs):
-    config = build.build(configs["bert"], SPECIAL, length=32, seed=0)[0].config
+    config = new_model(configs["bert"], SPECIAL, length=32, seed=0)[0].config
     space = Space("layers=1:3,width=8:32:4,heads=1:4,feed_forward=4:48:4", config)
     best = {method: [] for method in search.METHODS}
     for method in search.METHODS:

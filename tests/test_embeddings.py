@@ -19,7 +19,7 @@ from helpers import BAD, GOOD, python, write
 from training import train
 from transformers import AutoTokenizer
 
-from bertrain.run import checkpoint
+from bertrain import checkpoint
 
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
 PINS = {

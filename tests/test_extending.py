@@ -28,15 +28,16 @@ from training import (
 
 from bertrain import lab, methods, optim
 from bertrain.commands import doctor
+from bertrain.config import Config, all_options
+from bertrain.data import build_loader
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import METHODS, Method
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
-from bertrain.options.config import Config, all_options
-from bertrain.options.fields import FROM_0, Excludes, Needs, Options
-from bertrain.options.fields import option as declared
+from bertrain.options import FROM_0, Excludes, Needs, Options
+from bertrain.options import option as declared
 from bertrain.pretrain import main
-from bertrain.run import assemble
+from bertrain.trainer import build_model
 
 PAGE = ROOT / "docs" / "extending.md"
 EXAMPLES = {
@@ -81,9 +82,9 @@ def test_an_example_trains_and_resumes(dataset, tmp_path, name, option):
 def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_path, longformer):
     config = Config.of(data=str(dataset.path), out="x", model=longformer, length=32)
     (dense,) = run(dataset, tmp_path / "dense", model=longformer)
-    assert assemble.model(config, dataset)[1]  # a warning that it is slower
+    assert build_model(config, dataset)[1]  # a warning that it is slower
     add("longformer")
-    assert assemble.model(config, dataset)[1] == []
+    assert build_model(config, dataset)[1] == []
     assert run(dataset, tmp_path / "run", model=longformer)[0]["loss"] == pytest.approx(dense["loss"], rel=1e-5)
 
 
@@ -413,7 +414,7 @@ def test_a_run_resumes_with_its_own_settings_not_those_of_the_checkpoint(dataset
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
     def parts(**seeds):
         config = Config.of(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
-        return assemble.loader(config, dataset).seed, fingerprint(assemble.model(config, dataset)[0])
+        return build_loader(config, dataset).seed, fingerprint(build_model(config, dataset)[0])
 
     assert parts(seed=0) == parts(seed=0, data_seed=0)
     assert parts(seed=1, data_seed=0) == (0, parts(seed=1)[1])

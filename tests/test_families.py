@@ -20,16 +20,22 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from bertdata.errors import DatasetError
 from bertrain.commands import doctor, evaluate
+from bertrain.config import Config
 from bertrain.lab import finetune, growth
 from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, readable
-from bertrain.models import attention, checks, encoder, isolation, pretrained
-from bertrain.models import build as models
+from bertrain.models.encoder import (
+    WHOLE_ROWS,
+    cu_seqlens_of,
+    leave_out_masks,
+    mask_of_padding,
+    recompute_activations,
+)
 from bertrain.models.families import FAMILIES, layers_of
-from bertrain.options.config import Config
-from bertrain.run import assemble
-from bertrain.run.rates import Operations
-from bertrain.runtime import feed
+from bertrain.models.load import TRIED, check_runs, load_model, new_model, slower, start_from
+from bertrain.objectives import num_targets
+from bertrain.speed import Operations
+from bertrain.trainer import autocast_of, build_model, resolve_precision
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +66,7 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
     module = learner(weights)
     buffers = {name: buffer.clone() for name, buffer in weights.named_buffers()}
     loss, num_correct = module(**piece)["mlm"]
-    ours = loss / feed.num_targets(batch)
+    ours = loss / num_targets(batch)
     ours.backward()
     gradients = {name: parameter.grad for name, parameter in weights.named_parameters()}
     # Ranks wait for the gradient of each parameter that is trained, if the learner does not tell them otherwise.
@@ -103,9 +109,9 @@ def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
         if name != "modernbert":  # the second layer of the others is the same code
             growth.shorten(made, 1)
 
-    weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, configure=configure)[0]
+    weights = new_model(configs[name], dataset.special_tokens, length=32, seed=0, configure=configure)[0]
     if name == "bert":
-        encoder.recompute_activations(weights)
+        recompute_activations(weights)
     plain = learner(weights).train()
     _, piece = four_rows(dataset, 40, samples="documents")
     expected = plain(**piece)["mlm"]
@@ -136,7 +142,7 @@ def test_a_checkpoint_is_one_of_transformers_and_a_run_resumes_to_the_same_bits(
     assert losses(again) == losses(entries(run_of(name)))
     assert (run / last.name / "model.safetensors").read_bytes() == (last / "model.safetensors").read_bytes()
     plain = AutoModelForMaskedLM.from_pretrained(last).eval()
-    ours = learner(pretrained.load(last)).eval()
+    ours = learner(load_model(last)).eval()
     _, piece = four_rows(dataset)
     with torch.no_grad():
         theirs = plain(input_ids=piece["input_ids"]).logits
@@ -154,8 +160,8 @@ def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset,
     rows = {key: piece[key] for key in ("input_ids", "attention_mask") if key in piece}
     assert ("attention_mask" in rows) == (samples == "documents")
     expected = weights(**rows).logits
-    attention.leave_out_masks(weights, in_windows=True)
-    assert weights.config._attn_implementation == isolation.WHOLE_ROWS
+    leave_out_masks(weights, in_windows=True)
+    assert weights.config._attn_implementation == WHOLE_ROWS
     torch.testing.assert_close(weights(**rows).logits, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -163,8 +169,8 @@ def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset,
 def test_a_mask_that_a_model_adds_to_is_not_left_out():
     own = {"mask_function": lambda batch, head, query, key: query >= key, "allow_is_causal_skip": False}
     own |= {"batch_size": 1, "q_length": 3, "kv_length": 3}
-    assert isolation.mask_of_padding(use_vmap=True, **own)[0, 0].equal(torch.ones(3, 3).tril().bool())
-    assert isolation.mask_of_padding(**own) is None
+    assert mask_of_padding(use_vmap=True, **own)[0, 0].equal(torch.ones(3, 3).tril().bool())
+    assert mask_of_padding(**own) is None
 
 
 @pytest.mark.parametrize("name", fast(EVERY, "deberta", "fnet"))
@@ -175,13 +181,13 @@ def test_bf16_is_close_or_refused(configs, dataset, name):
         weights = built(configs[name], dataset)
         if precision == "bf16" and name in FAMILIES and not FAMILIES[name].half:
             with refuses("unsupported", "precision"):
-                assemble.precision(config, CPU, weights)
+                resolve_precision(config, CPU, weights)
             return
-        assert assemble.precision(config, CPU, weights) == precision
+        assert resolve_precision(config, CPU, weights) == precision
         isolate = name in FAMILIES and FAMILIES[name].isolation is not None
         module = learner_of(replace(config, isolate_documents=isolate), weights, dataset, precision)
         _, piece = four_rows(dataset, 40, samples="packed" if isolate else "documents")
-        with assemble.autocast(CPU, precision)():
+        with autocast_of(CPU, precision)():
             loss[precision] = module(**piece)["mlm"].sum
         loss[precision].backward()
     assert loss["bf16"].item() == pytest.approx(loss["fp32"].item(), rel=0.02)
@@ -201,7 +207,7 @@ def test_a_teacher_that_computes_in_fp32_alone_teaches_one_that_does_not(configs
     )
     module = learner_of(config, built(configs["bert"], dataset), dataset, "bf16")
     _, piece = four_rows(dataset)
-    with assemble.autocast(CPU, "bf16")():
+    with autocast_of(CPU, "bf16")():
         assert 0 < module(**module.prepare(piece))["distil"].sum < 1e4
 
 
@@ -212,9 +218,9 @@ def test_activations_are_computed_again_or_refused(configs, dataset, name):
     plain = learner(copy.deepcopy(weights))(**piece)["mlm"].sum
     if name in ("albert", "mpnet", "squeezebert", "flaubert", "xlm", "ibert"):
         with refuses("unsupported", "gradient_checkpointing"):
-            encoder.recompute_activations(weights)
+            recompute_activations(weights)
         return
-    encoder.recompute_activations(weights)
+    recompute_activations(weights)
     passes = []
     inner = next(module for module in layers_of(weights)[0].modules() if isinstance(module, torch.nn.Linear))
     inner.register_forward_hook(lambda *_: passes.append(1))
@@ -229,7 +235,7 @@ def test_activations_are_computed_again_or_refused(configs, dataset, name):
 def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs, dataset, tmp_path, name, capfd):
     encoder = AutoModel.from_config(built(configs[name], dataset).config)
     encoder.save_pretrained(tmp_path)
-    weights, warnings = pretrained.start_from(str(tmp_path), dataset, length=32)
+    weights, warnings = start_from(str(tmp_path), dataset, length=32)
     assert weights.config.model_type == name
     assert warnings
     assert capfd.readouterr().err == ""  # transformers would print a table
@@ -237,9 +243,9 @@ def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs
     embeddings = next(number for number, value in state.items() if value.shape[0] == encoder.config.vocab_size)
     encoder.save_pretrained(tmp_path, state_dict={k: v for k, v in state.items() if k != embeddings})
     with refuses("weights-missing", "init", says=embeddings):
-        pretrained.start_from(str(tmp_path), dataset, length=32)
+        start_from(str(tmp_path), dataset, length=32)
     with refuses("weights-missing", error=DatasetError):
-        pretrained.load(tmp_path)
+        load_model(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +293,7 @@ def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, name):
     weights = learner(built(configs[name], dataset).eval(), isolate=True)
     ids, positions = packed_rows()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        states = weights.encode(ids, position_ids=positions, cu_seqlens=feed.cu_seqlens_of(positions)).float()
+        states = weights.encode(ids, position_ids=positions, cu_seqlens=cu_seqlens_of(positions)).float()
         expected = weights.encode(ids, position_ids=positions).float()
     assert counters["dry"]["calls"] == before + 2
     assert (states - expected).norm() < 0.01 * expected.norm()
@@ -406,7 +412,7 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
     for name, values in (("xmod", SMALL["roberta"]), ("flaubert", SMALL["flaubert"] | {"pre_norm": True})):
         path = write(tmp_path / f"{name}.json", json.dumps({"model_type": name} | values))
         with refuses("unsupported", "model", given=name):
-            assemble.model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
+            build_model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
 def test_a_model_is_tried_with_few_tokens_only_where_its_attention_takes_any_number(configs, dataset, tmp_path):
@@ -415,20 +421,20 @@ def test_a_model_is_tried_with_few_tokens_only_where_its_attention_takes_any_num
     weights.base_model.register_forward_pre_hook(
         lambda module, _, named: lengths.append(named["input_ids"].shape[1]), with_kwargs=True
     )
-    checks.check_runs(weights, length=80)
-    assert lengths == [checks.TRIED] * 2
+    check_runs(weights, length=80)
+    assert lengths == [TRIED] * 2
     values = {"model_type": "nystromformer", "num_landmarks": 4, "segment_means_seq_len": 80}
     path = write(tmp_path / "landmarks.json", json.dumps(SMALL["nystromformer"] | values))
     weights = built(str(path), dataset)
-    checks.check_runs(weights, length=80)
+    check_runs(weights, length=80)
     with refuses("unsupported", "model", given="nystromformer"):
-        checks.check_runs(weights, length=72)
+        check_runs(weights, length=72)
 
 
 def test_families_that_are_not_in_the_table_are_slower_and_their_operations_estimated(configs, dataset):
-    assert checks.slower(built(configs["bert"], dataset)) == []
+    assert slower(built(configs["bert"], dataset)) == []
     weights = built(configs["longformer"], dataset)
-    assert len(checks.slower(weights)) == 1
+    assert len(slower(weights)) == 1
     parameters = sum(parameter.numel() for parameter in weights.parameters())
     assert Operations.of(weights).of_step(rows=4, length=32, slots=5) == 6 * 4 * 32 * parameters
 
@@ -451,7 +457,7 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, na
         "--global-batch-size",
         4,
     )
-    _, warnings = assemble.model(Config.of(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
+    _, warnings = build_model(Config.of(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
     assert bool(warnings) == (name in UNLISTED)
     assert json_of(evaluate.main, *data, "--checkpoint", run, "--show", 1)["loss"] > 0
     limits = ("--length", 32, "--max-samples", 8, "--batch-size", 8, "--top-k", 4)
@@ -464,4 +470,4 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, na
 
 def test_a_loaded_roformer_does_not_train_its_sines(configs, dataset, tmp_path):
     built(configs["roformer"], dataset).save_pretrained(tmp_path)
-    assert not pretrained.load(tmp_path).roformer.encoder.embed_positions.weight.requires_grad
+    assert not load_model(tmp_path).roformer.encoder.embed_positions.weight.requires_grad

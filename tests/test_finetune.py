@@ -18,7 +18,7 @@ from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenc
 from bertrain.commands import plot
 from bertrain.lab import finetune, heads, seeds, tables
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models import pretrained
+from bertrain.models.load import load_model
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     assert len(names) == 39
     assert all(torch.equal(other.state_dict()[name], saved[name]) for name in names)
     with refuses("weights-missing"):
-        pretrained.load(tuned / "seed-0")
+        load_model(tuned / "seed-0")
     (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     with refuses("weights-missing", "checkpoint"):
         heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)

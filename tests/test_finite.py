@@ -19,10 +19,10 @@ from training import (
 )
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.optim import optimizers
-from bertrain.options.config import Config
-from bertrain.run.training import PATIENCE, Training
+from bertrain.trainer import PATIENCE, Training
 
 WILD = torch.ones(())
 OPTIMIZERS = ["adamw", "muon", "stableadamw", "lamb", "sgd"]

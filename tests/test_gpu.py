@@ -24,18 +24,19 @@ from helpers import json_of, succeeds, tuning, write_labelled
 from training import ALONE, CPU, entries, flags, launch, learner, steps_of, train
 from transformers import CONFIG_MAPPING
 
+from bertrain import evaluate as evaluation
+from bertrain import pretrain as pretrain_loop
 from bertrain.commands import doctor, evaluate
+from bertrain.config import Config
+from bertrain.data import samples_of
 from bertrain.lab import finetune
 from bertrain.lab.distillation import teacher
 from bertrain.methods import methods_of
-from bertrain.models import pretrained
+from bertrain.models.encoder import cu_seqlens_of, has_kernel
 from bertrain.models.families import FAMILIES
-from bertrain.options.config import Config
-from bertrain.run import assemble
-from bertrain.run import evaluate as evaluation
-from bertrain.run.run import Run
-from bertrain.runtime import feed
-from bertrain.runtime.dist import Readings, World
+from bertrain.models.load import load_model
+from bertrain.ranks import Readings, World
+from bertrain.trainer import Run, autocast_of, build_learner, build_model
 
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
@@ -69,10 +70,10 @@ def big(dataset, configs, tmp_path_factory):
 
 def step(config, dataset, device, precision, *, samples=None):
     """The losses of four rows by objective, and the whole gradient as float32 [N] on the CPU."""
-    weights, _ = assemble.model(config, dataset)
-    module = assemble.learner(config, weights, dataset, World(0, 1, device), precision, methods_of(config))
-    _, piece = four_rows(dataset, 40, device=device, samples=samples or assemble.samples(config))
-    with assemble.autocast(device, precision)():
+    weights, _ = build_model(config, dataset)
+    module = build_learner(config, weights, dataset, World(0, 1, device), precision, methods_of(config))
+    _, piece = four_rows(dataset, 40, device=device, samples=samples or samples_of(config))
+    with autocast_of(device, precision)():
         losses = module(**module.prepare(piece))
     sum(loss.sum for loss in losses.values()).backward()
     gradient = torch.cat([p.grad.float().cpu().flatten() for p in module.parameters() if p.grad is not None])
@@ -119,7 +120,7 @@ def test_windows_of_local_layers_are_those_of_the_cpu(configs, dataset, monkeypa
     expected = step(config, dataset, CPU, "fp32")
     assert calls == []
     compare(step(config, dataset, DEVICE, precision), expected, precision)
-    assert bool(calls) == (precision != "fp32" and feed.has_kernel(DEVICE))
+    assert bool(calls) == (precision != "fp32" and has_kernel(DEVICE))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -131,11 +132,11 @@ def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, n
     weights, (ids, positions) = model_of(configs[name], dataset).eval(), packed_rows()
     apart = hidden_one_by_one(weights, ids)
     module = learner(weights, isolate=True).to(DEVICE)
-    bounds = {"cu_seqlens": feed.cu_seqlens_of(positions).to(DEVICE)} if feed.has_kernel(DEVICE) else {}
+    bounds = {"cu_seqlens": cu_seqlens_of(positions).to(DEVICE)} if has_kernel(DEVICE) else {}
 
     @torch.no_grad()
     def encode(ids):
-        with assemble.autocast(DEVICE, precision)():
+        with autocast_of(DEVICE, precision)():
             return module.encode(ids.to(DEVICE), position_ids=positions.to(DEVICE), **bounds).float().cpu()
 
     together = encode(ids)
@@ -187,7 +188,7 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
     torch.compiler.reset()
     counters.clear()
     shapes, graphs = set(), []
-    update, micro_batches = Run.update, feed.micro_batches
+    update, micro_batches = Run.update, pretrain_loop.micro_batches
 
     def updated(self):
         update(self)
@@ -202,7 +203,7 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "update", updated)
-        patch.setattr(feed, "micro_batches", recorded)
+        patch.setattr(pretrain_loop, "micro_batches", recorded)
         try:
             *_, entry = steps_of(train(data, tmp_path / "run", **options))
         finally:
@@ -281,7 +282,7 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
     result = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
-    weights = learner(pretrained.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
+    weights = learner(load_model(tmp_path / "run" / "step-00000002"), isolate=bool(options))
     plain = evaluation.evaluate(weights, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])

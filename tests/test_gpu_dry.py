@@ -39,18 +39,18 @@ from transformers import AutoConfig, AutoModelForMaskedLM, masking_utils
 
 import bertdata
 from bertdata import Loader
+from bertrain import data as data_module
+from bertrain import evaluate as evaluation
 from bertrain import pretrain
-from bertrain.models import attention
-from bertrain.models.encoder import Encoder
+from bertrain import trainer as trainer_module
+from bertrain.config import MICRO_BATCH_TOKENS
+from bertrain.models import encoder as encoder_module
+from bertrain.models.encoder import Encoder, cu_seqlens_of, leave_out_masks
 from bertrain.models.families import FAMILIES
-from bertrain.options.config import MICRO_BATCH_TOKENS
-from bertrain.run import training as steps
-from bertrain.run import validation
-from bertrain.run.log import Sums
-from bertrain.run.rates import Operations
-from bertrain.run.records import Records
-from bertrain.runtime import feed
-from bertrain.runtime.dist import World
+from bertrain.ranks import World
+from bertrain.report import Records
+from bertrain.speed import Operations
+from bertrain.trainer import DistributedDataParallel, Sums
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -184,9 +184,9 @@ def both_ways(config, length, *, packed):
     weights.zero_grad()
     module = learner(weights, isolate=packed)
     if packed:
-        piece["cu_seqlens"] = feed.cu_seqlens_of(positions)
+        piece["cu_seqlens"] = cu_seqlens_of(positions)
     else:
-        attention.leave_out_masks(weights, in_windows=True)
+        leave_out_masks(weights, in_windows=True)
     module.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     compiled = gradients_of(module, piece)
     distance = (compiled[1] - plain[1]).norm() / plain[1].norm()
@@ -226,7 +226,7 @@ def test_documents_of_packed_rows_have_few_shapes(web, length):
     rows = MICRO_BATCH_TOKENS // length
     loader = Loader(web, length=length, global_batch_size=rows, samples="packed", masking=None)
     batches = itertools.islice(loader, 1000)
-    shapes = {feed.cu_seqlens_of(torch.from_numpy(batch.position_ids)).shape for batch in batches}
+    shapes = {cu_seqlens_of(torch.from_numpy(batch.position_ids)).shape for batch in batches}
     assert len(shapes) <= 2
 
 
@@ -330,8 +330,9 @@ def on_cpus(monkeypatch):
     """CPUs are taken for GPUs: rows go to their kernel, and models are compiled, without the compiler of kernels."""
     give_cpus_the_kernel()
     counters.clear()  # of the tests before
-    monkeypatch.setattr(feed, "has_kernel", lambda device: True)
-    monkeypatch.setattr(attention, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
+    for module in (data_module, encoder_module, trainer_module):
+        monkeypatch.setattr(module, "has_kernel", lambda device: True)
+    monkeypatch.setattr(trainer_module, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     compiled = functools.partialmethod(torch.nn.Module.compile, backend=counting)
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
 
@@ -344,7 +345,7 @@ def counting(graph, inputs):
 PATIENCE_S = 100  # so long a rank waits for the other, which does not call the same
 
 
-class Split(steps.DistributedDataParallel):
+class Split(DistributedDataParallel):
     """With buckets so small that a small model has several, and its graph is split between them."""
 
     def __init__(self, *arguments, **options):
@@ -365,9 +366,9 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
     """Two ranks that add up gradients of several passes, with a graph that is split where buckets end."""
     monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, timedelta(seconds=PATIENCE_S)))
     monkeypatch.setattr(pretrain, "SILENT_S", PATIENCE_S)
-    monkeypatch.setattr(steps, "DistributedDataParallel", Split)
+    monkeypatch.setattr(trainer_module, "DistributedDataParallel", Split)
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 4_000)
-    shapes, finish, bounds_of = set(), Records.finish, feed.cu_seqlens_of
+    shapes, finish, bounds_of = set(), Records.finish, cu_seqlens_of
 
     def bounds(positions):
         bounds = bounds_of(positions)
@@ -381,7 +382,7 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
         (tmp_path / f"counters-{os.environ.get('RANK')}.json").write_text(json.dumps(found))
         finish(records)
 
-    monkeypatch.setattr(feed, "cu_seqlens_of", bounds)
+    monkeypatch.setattr(data_module, "cu_seqlens_of", bounds)
     monkeypatch.setattr(Records, "finish", finished)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "steps": 4, "global_batch_size": 8}
     options |= RUNS[way]
@@ -398,13 +399,13 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
 
 def test_no_step_of_packed_rows_waits_for_the_device(dataset, configs, tmp_path, monkeypatch, on_cpus):
     """With the kernel of GPUs. What `feed` does is on the CPU there too."""
-    plain = feed.cu_seqlens_of
+    plain = cu_seqlens_of
 
     def unseen(positions):
         with torch.utils._python_dispatch._disable_current_modes():
             return plain(positions)
 
-    monkeypatch.setattr(feed, "cu_seqlens_of", unseen)
+    monkeypatch.setattr(data_module, "cu_seqlens_of", unseen)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "isolate_documents": True}
     with Waits(monkeypatch) as waits:
         train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 2, "micro_batch_size": 2})
@@ -423,7 +424,7 @@ def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_
 
     monkeypatch.setattr(Encoder, "logits", counted)
 
-    def evaluated(*arguments, plain=validation.evaluate, **options):
+    def evaluated(*arguments, plain=evaluation.evaluate, **options):
         before = counters["dry"]["calls"]
         passes.clear()
         result = plain(*arguments, **options)
@@ -431,7 +432,7 @@ def test_an_evaluation_in_bf16_goes_to_the_kernel_of_gpus(dataset, configs, tmp_
         losses.append(result["loss"])
         return result
 
-    monkeypatch.setattr(validation, "evaluate", evaluated)
+    monkeypatch.setattr(evaluation, "evaluate", evaluated)
     options = QUIET | {"model": configs["modernbert"], "isolate_documents": True, "steps": 1}
     for precision in ("fp32", "bf16"):
         train(dataset.path, tmp_path / precision, **options, eval_precision=precision)

@@ -13,9 +13,9 @@ from conftest import ROOT
 from training import learner, train
 
 import bertdata
-from bertrain.models import pretrained
-from bertrain.run import rundir
-from bertrain.runtime import feed
+from bertrain import checkpoint
+from bertrain.data import micro_batches
+from bertrain.models.load import load_model
 
 sys.path.insert(0, str(ROOT / "examples"))
 from grammar import MASK, Grammar  # noqa: E402
@@ -120,14 +120,14 @@ def near_the_floor(tmp_path, *, steps, documents, lr):
         save_every=1000,
         model=str(tmp_path / "config.json"),
     )
-    module = learner(pretrained.load(rundir.find(tmp_path / "run"))).eval()
+    module = learner(load_model(checkpoint.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
     dataset, cpu = bertdata.open(shards), torch.device("cpu")
     for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):
         if batch.attention_mask is not None:
             continue  # the floor is worked out for full rows
         with torch.no_grad():
-            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=cpu)))["mlm"].sum.item()
+            loss += module(**next(micro_batches(batch, size=64, count=1, device=cpu)))["mlm"].sum.item()
         for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
             least, number = GRAMMAR.best_loss(*row)
             floor += least

@@ -9,13 +9,13 @@ from families import SMALL
 from training import QUIET, changing, learner, leave_out_kernels, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
+from bertrain import checkpoint
+from bertrain.config import Config
+from bertrain.evaluate import Validation
 from bertrain.lab import growth as grow
-from bertrain.models import build, pretrained
+from bertrain.models.load import load_model, new_model
 from bertrain.optim import optimizers
-from bertrain.options.config import Config
-from bertrain.run import checkpoint
-from bertrain.run.validation import Validation
-from bertrain.run.watch import _scale_lines
+from bertrain.report import _scale_lines
 
 GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0}
 UPPER = r"layers?\.{}\.|head|decoder|final_norm|^cls\."  # what is above the layers that it names, and these
@@ -38,7 +38,7 @@ def config(request, files):
 def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
-    module = learner(pretrained.load(path))
+    module = learner(load_model(path))
     of_run = json.loads((out / "run.json").read_bytes())["config"]
     options = {name: of_run[name] for name in ("optimizer", "lr_scale")}
     optimizer = optimizers.build(module, Config.of(data="x", out="y", **options))
@@ -87,7 +87,7 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
 
 def small(config, layers, optimizer="adamw", *, seed=0, **more):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
-    weights, _ = build.build(config, SPECIAL, length=32, seed=seed, configure=lambda made: grow.shorten(made, layers))
+    weights, _ = new_model(config, SPECIAL, length=32, seed=seed, configure=lambda made: grow.shorten(made, layers))
     module = learner(weights)
     options = Config.of(data="x", out="y", optimizer=optimizer, **more)
     made = optimizers.build(module, options)
@@ -220,7 +220,7 @@ def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):
 @pytest.mark.parametrize("optimizer", optimizers.OPTIMIZERS)
 def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
-    weights, _ = build.build(config, SPECIAL, length=32, seed=0)
+    weights, _ = new_model(config, SPECIAL, length=32, seed=0)
     module = learner(weights)
     plain = optimizers.build(learner(weights), Config.of(data="x", out="y", optimizer=optimizer))
     made = optimizers.build(module, Config.of(data="x", out="y", optimizer=optimizer, lr_scale=scales))

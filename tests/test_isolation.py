@@ -9,7 +9,11 @@ from families import assert_isolated, hidden_one_by_one, model_of, packed_rows
 from training import CPU, learner
 
 from bertdata import Loader
-from bertrain.runtime import feed
+from bertrain import data as data_module
+from bertrain import trainer as trainer_module
+from bertrain.data import micro_batches
+from bertrain.models import encoder as encoder_module
+from bertrain.models.encoder import cu_seqlens_of
 
 BOTH, BERT, ESM = (
     pytest.mark.parametrize("kind", kinds)
@@ -49,7 +53,7 @@ def test_batches_of_packed_rows_train_and_are_isolated(model, dataset):
                 logits = model(input_ids=ids).logits.flatten(0, 1)
             expected += torch.nn.functional.cross_entropy(logits, wanted.flatten(), reduction="sum")
     isolated = learner(model, isolate=True).train()
-    loss = isolated(**next(feed.micro_batches(batch, size=4, count=1, device=CPU)))["mlm"].sum
+    loss = isolated(**next(micro_batches(batch, size=4, count=1, device=CPU)))["mlm"].sum
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     loss.backward()
     assert all(p.grad.isfinite().all() for p in isolated.parameters() if p.requires_grad)
@@ -78,15 +82,15 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
     A rank with fewer rows than another runs a pass of nothing, which is one document.
     """
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
-    bounds, needed = feed.cu_seqlens_of(torch.from_numpy(batch.position_ids)), batch.cu_seqlens
+    bounds, needed = cu_seqlens_of(torch.from_numpy(batch.position_ids)), batch.cu_seqlens
     assert bounds.dtype == torch.int32
     assert bounds[: needed.size].tolist() == needed.tolist()
     assert (bounds[needed.size :] == 160).all()
     pieces = needed.size - 1
     assert bounds.numel() - 1 in [1 << n for n in range(10)]
     assert pieces <= bounds.numel() - 1 < 2 * pieces
-    *_, filler = feed.micro_batches(batch, size=4, count=2, device=CPU)
-    assert feed.cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
+    *_, filler = micro_batches(batch, size=4, count=2, device=CPU)
+    assert cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
     loss = learner(model, isolate=True)(**filler)["mlm"]
     assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
 
@@ -94,10 +98,11 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
 @BERT
 def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(model, dataset, monkeypatch):
     """With padding or without, as each set of names would be a graph of its own. The mask changes no logits."""
-    monkeypatch.setattr(feed, "has_kernel", lambda device: True)
+    for module in (data_module, encoder_module, trainer_module):
+        monkeypatch.setattr(module, "has_kernel", lambda device: True)
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
     full = dataclasses.replace(batch, attention_mask=None)
-    pieces = [piece for one in (batch, full) for piece in feed.micro_batches(one, size=4, count=2, device=CPU)]
+    pieces = [piece for one in (batch, full) for piece in micro_batches(one, size=4, count=2, device=CPU)]
     assert len({tuple(sorted(piece)) for piece in pieces}) == 1
     assert [bool(piece["attention_mask"].all()) for piece in pieces] == [batch.attention_mask is None, True, True, True]
     logits = [learner(model, isolate=True).logits(**piece) for piece in (pieces[0], pieces[2])]

@@ -14,9 +14,9 @@ from huggingface_hub import ModelCard
 from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
+from bertrain import checkpoint
 from bertrain.commands import evaluate, merge
 from bertrain.lab import finetune
-from bertrain.run import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from training import (
 
 import bertdata
 from bertrain import pretrain as pretraining
+from bertrain.cli import command
 from bertrain.commands import doctor
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
-from bertrain.options.config import Config
-from bertrain.options.flags import command
+from bertrain.config import Config
 
 STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
 QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}

@@ -17,12 +17,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import DatasetError, UsageError
-from bertrain.models import build as model
-from bertrain.models import checks, families, hub, pretrained
+from bertrain.config import Config
+from bertrain.data import micro_batches
+from bertrain.evaluate import evaluate
+from bertrain.models import families
+from bertrain.models.families import has_dropout, preset
+from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
+from bertrain.objectives import num_targets
 from bertrain.optim import optimizers
-from bertrain.options.config import Config
-from bertrain.run.evaluate import evaluate
-from bertrain.runtime import feed
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -31,7 +33,7 @@ def test_padding_is_inert(dataset, attention):
     batch = next(bertdata.Loader(dataset, length=64, global_batch_size=16, samples="documents"))
     module = learner(model_of("modernbert-tiny", dataset)).eval()
     module.model.set_attn_implementation(attention)
-    piece = next(feed.micro_batches(batch, size=1024, count=1, device=CPU))
+    piece = next(micro_batches(batch, size=1024, count=1, device=CPU))
     before = module(**piece)["mlm"].sum
     piece["input_ids"] = torch.where(piece["attention_mask"] == 0, 7, piece["input_ids"])
     torch.testing.assert_close(module(**piece)["mlm"].sum, before)
@@ -39,7 +41,7 @@ def test_padding_is_inert(dataset, attention):
 
 def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
     batch = next(bertdata.Loader(dataset, length=24, global_batch_size=5))
-    pieces = list(feed.micro_batches(batch, size=2, count=4, device=CPU))
+    pieces = list(micro_batches(batch, size=2, count=4, device=CPU))
     assert [len(piece["input_ids"]) for piece in pieces] == [2, 2, 1, 1]
     assert torch.equal(torch.cat([p["input_ids"] for p in pieces[:3]]), torch.from_numpy(batch.input_ids))
     assert (pieces[3]["targets"] == bertdata.IGNORE_INDEX).all()
@@ -52,11 +54,11 @@ def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     module = learner(model_of(TINY, dataset))
     optimizer = optimizers.build(module, Config.of(data="x", out="y"))
     optimizers.set_learning_rate(optimizer, 1e-2)
-    count = feed.num_targets(batch)
+    count = num_targets(batch)
     assert count == 5
     losses = []
     for _ in range(60):
-        loss = module(**next(feed.micro_batches(batch, size=1, count=1, device=CPU)))["mlm"].sum
+        loss = module(**next(micro_batches(batch, size=1, count=1, device=CPU)))["mlm"].sum
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()
@@ -72,10 +74,10 @@ del ONE_LAYER["hidden_dropout_prob"]
 def test_a_config_file_makes_a_model_and_a_misspelt_setting_is_named(dataset, tmp_path):
     path, unused = tmp_path / "config.json", {"gradient_checkpointing": False, "_name_or_path": "x", "task": None}
     path.write_text(json.dumps(ONE_LAYER | unused | {"hiden_dropout_prob": 0.0}))
-    built, warnings = model.build(str(path), dataset.special_tokens, length=32, seed=0)
+    built, warnings = new_model(str(path), dataset.special_tokens, length=32, seed=0)
     assert built.config.vocab_size == dataset.special_tokens.vocab_size
     assert built.config.num_hidden_layers == 1
-    assert families.has_dropout(built)
+    assert has_dropout(built)
     (warning,) = warnings
     assert "hiden_dropout_prob" in warning
     assert "hidden_dropout_prob" in warning
@@ -104,14 +106,14 @@ def test_what_is_no_masked_language_model_is_refused(dataset, tmp_path, kind, co
     for content in contents:
         path.write_text(json.dumps(content))
         with refuses(kind, "model", error=UsageError, says=str(path)):
-            model.build(str(path), dataset.special_tokens, length=32, seed=0)
+            new_model(str(path), dataset.special_tokens, length=32, seed=0)
 
 
 def test_a_roberta_needs_a_padding_token(dataset, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ONE_LAYER | {"model_type": "roberta"}))
     without = dataclasses.replace(dataset.special_tokens, pad=None)
     with refuses("unsupported", "model"):
-        model.build(str(tmp_path), without, length=32, seed=0)
+        new_model(str(tmp_path), without, length=32, seed=0)
 
 
 def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
@@ -119,7 +121,7 @@ def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
     stated = {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
     path = tmp_path / "roberta.json"
     path.write_text(json.dumps(ONE_LAYER | stated | {"model_type": "roberta", "max_position_embeddings": 20}))
-    weights, warnings = model.build(str(path), special, length=32, seed=0)
+    weights, warnings = new_model(str(path), special, length=32, seed=0)
     (warning,) = warnings
     config = json.loads(weights.config.to_json_string(use_diff=False))
     for name, before, after in [
@@ -131,10 +133,10 @@ def test_what_must_fit_the_data_is_changed_and_said(dataset, tmp_path):
     ]:
         assert f"{name} {before} → {after}" in warning
         assert config[name] == after
-    assert checks.max_length(weights.config) == 32
+    assert max_length(weights.config) == 32
     assert weights.roberta.embeddings.word_embeddings.padding_idx == weights.config.pad_token_id == 0
     path.write_text(json.dumps(ONE_LAYER | {"vocab_size": special.vocab_size + 46}))  # a multiple of 128
-    weights, warnings = model.build(str(path), special, length=32, seed=0)
+    weights, warnings = new_model(str(path), special, length=32, seed=0)
     assert warnings == []
     assert weights.config.vocab_size == special.vocab_size + 46
 
@@ -149,15 +151,15 @@ def test_a_name_of_the_hub_is_read_from_the_cache_of_transformers(dataset, tmp_p
     (snapshot / "config.json").write_text(json.dumps(ONE_LAYER | {"vocab_size": 30522}))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
-    weights, warnings = model.build("org/small", dataset.special_tokens, length=32, seed=0)
+    weights, warnings = new_model("org/small", dataset.special_tokens, length=32, seed=0)
     assert weights.config.hidden_size == 32
     assert "vocab_size 30522 → " in warnings[0]
     asked = Mock(side_effect=ConnectionError("no route to host"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
     with refuses("server-failed", "init", error=UsageError):  # the weights are not there
-        pretrained.start_from("org/small", dataset, length=32)
+        start_from("org/small", dataset, length=32)
     weights.save_pretrained(snapshot)
-    started, _ = pretrained.start_from("org/small", dataset, length=32)
+    started, _ = start_from("org/small", dataset, length=32)
     assert torch.equal(started.get_input_embeddings().weight, weights.get_input_embeddings().weight)
     asked.assert_called_once()
 
@@ -168,9 +170,9 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
     nowhere = dict.fromkeys(("nothere/", "./nothere", "a/b/nothere", "nothere.json"), "model-not-found")
     for name, kind in (nowhere | dict.fromkeys(("nothere", "bert-huge", "org/other"), "server-failed")).items():
         with refuses(kind, "model", error=UsageError, given=name, says="bert-base"):
-            model.build(name, dataset.special_tokens, length=32, seed=0)
+            new_model(name, dataset.special_tokens, length=32, seed=0)
         with refuses(kind, "init", error=UsageError):
-            pretrained.start_from(name, dataset, length=32)
+            start_from(name, dataset, length=32)
 
 
 def test_what_the_hub_says_of_a_model_is_passed_on(dataset, monkeypatch):
@@ -183,8 +185,8 @@ def test_what_the_hub_says_of_a_model_is_passed_on(dataset, monkeypatch):
         raised = Mock(side_effect=answer)
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", raised)
         with refuses(kind, "init", error=UsageError, says="no route" if kind == "server-failed" else ""):
-            pretrained.start_from("org/other", dataset, length=32)
-        raised.assert_called_once_with("org/other", timeout=hub.HUB_TIMEOUT_S)
+            start_from("org/other", dataset, length=32)
+        raised.assert_called_once_with("org/other", timeout=HUB_TIMEOUT_S)
 
 
 def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_else_is(dataset, tmp_path):
@@ -192,7 +194,7 @@ def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_e
     weights = model_of("bert-tiny", dataset)
     weights.save_pretrained(tmp_path / "bert")
     for given in (tmp_path / "bert", tmp_path / "bert" / "config.json"):
-        started, _ = pretrained.start_from(str(given), dataset, length=32)
+        started, _ = start_from(str(given), dataset, length=32)
         assert torch.equal(started.cls.predictions.bias, weights.cls.predictions.bias)
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=90)).save_pretrained(tmp_path / "gpt2")
     (tmp_path / "empty").mkdir()
@@ -202,13 +204,13 @@ def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_e
         (tmp_path / "bert" / "model.safetensors", "wrong-file-type"),
     ):
         with refuses(kind, "init", error=UsageError):
-            pretrained.start_from(str(given), dataset, length=32)
+            start_from(str(given), dataset, length=32)
     with refuses("model-unreadable", "init"):
-        pretrained.start_from(str(tmp_path / "empty"), dataset, length=32)
+        start_from(str(tmp_path / "empty"), dataset, length=32)
     with refuses("model-not-found", "model"):
-        model.build(str(tmp_path / "empty"), dataset.special_tokens, length=32, seed=0)
+        new_model(str(tmp_path / "empty"), dataset.special_tokens, length=32, seed=0)
     with refuses("too-long", "length"):
-        pretrained.start_from(str(tmp_path / "bert"), dataset, length=513)
+        start_from(str(tmp_path / "bert"), dataset, length=513)
 
 
 def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
@@ -218,21 +220,21 @@ def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"intermediate_size": 256}))
     with refuses("model-unreadable", "init", error=DatasetError) as refusal:
-        pretrained.start_from(str(tmp_path), dataset, length=32)
+        start_from(str(tmp_path), dataset, length=32)
     assert "[512]" in str(refusal.value)
     assert "[256]" in str(refusal.value)
     small = dataclasses.replace(dataset.special_tokens, vocab_size=dataset.special_tokens.vocab_size - 1)
-    model.build("bert-tiny", small, length=32, seed=0)[0].save_pretrained(tmp_path)
+    new_model("bert-tiny", small, length=32, seed=0)[0].save_pretrained(tmp_path)
     with refuses("tokenizer-differs"):
-        pretrained.start_from(str(tmp_path), dataset, length=32)
+        start_from(str(tmp_path), dataset, length=32)
 
 
 def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path, capfd):
-    model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0].save_pretrained(tmp_path)
-    assert not hasattr(pretrained.load(tmp_path).cls, "seq_relationship")
-    started, warnings = pretrained.start_from(str(tmp_path), dataset, length=32)
+    new_model("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0].save_pretrained(tmp_path)
+    assert not hasattr(load_model(tmp_path).cls, "seq_relationship")
+    started, warnings = start_from(str(tmp_path), dataset, length=32)
     assert "cls.seq_relationship.weight" in warnings[0]
-    assert hasattr(pretrained.load(tmp_path, nsp=True).cls, "seq_relationship")
+    assert hasattr(load_model(tmp_path, nsp=True).cls, "seq_relationship")
     assert capfd.readouterr() == ("", "")
 
 
@@ -267,11 +269,11 @@ PRESETS = {
 
 @pytest.mark.parametrize("name", families.PRESETS)
 def test_a_preset_has_its_published_sizes(name):
-    config, is_modern = families.preset(name, SPECIAL, length=32), name.startswith("modern")
+    config, is_modern = preset(name, SPECIAL, length=32), name.startswith("modern")
     sizes = (config.num_hidden_layers, config.hidden_size, config.intermediate_size)
     assert (*sizes, config.num_attention_heads) == (*PRESETS[name], sizes[1] // 64)
     assert config.max_position_embeddings == (8192 if is_modern else 512)
-    assert families.preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
+    assert preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
     if is_modern:
         assert (config.cls_token_id, config.sep_token_id, config.classifier_pooling) == (2, 3, "mean")
         assert ("sliding_attention" in config.layer_types) == (name == "modernbert-base")

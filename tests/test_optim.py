@@ -13,10 +13,10 @@ from reference import stable as reference_stable
 from training import QUIET, assert_near, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from bertrain import trainer as trainer_module
+from bertrain.config import Config
 from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
-from bertrain.options.config import Config
-from bertrain.run import assemble
 
 
 def rates(schedule, steps, warmup_steps):
@@ -124,7 +124,7 @@ def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, 
 
 @pytest.mark.parametrize(("resolved", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_muon_computes_in_the_precision_that_auto_becomes(dataset, tmp_path, monkeypatch, resolved, dtype):
-    monkeypatch.setattr(assemble, "precision", lambda *_, **__: resolved)
+    monkeypatch.setattr(trainer_module, "resolve_precision", lambda *_, **__: resolved)
     seen, plain = set(), muon.orthogonal
     monkeypatch.setattr(muon, "orthogonal", lambda matrices, dtype: seen.add(dtype) or plain(matrices, dtype))
     train(dataset.path, tmp_path / "run", steps=1, **QUIET, optimizer="muon")

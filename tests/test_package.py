@@ -132,7 +132,7 @@ def test_without_torch_help_still_answers_and_an_import_is_pythons_own_error(hid
     run = """from bertrain.__main__ import main
 main(["--help"], standalone_mode=False)
 try:
-    import bertrain.runtime.feed
+    import bertrain.data
 except ModuleNotFoundError as error:
     print(error.name)"""
     result = python("-c", run, hide="torch transformers", before=hiding)

@@ -22,11 +22,11 @@ from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_unigram
+from bertrain import evaluate as evaluation
 from bertrain.commands import evaluate, pairs
-from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
-from bertrain.run import evaluate as evaluation
-from bertrain.runtime.dist import World
+from bertrain.models.load import load_model, max_length
+from bertrain.ranks import World
 
 PAIRS = [
     {
@@ -101,9 +101,9 @@ def result_of(checkpoint, *arguments):
 
 def parts(directory, chosen):
     """What log_likelihoods takes: encoder, rows one after the other, tokenizer."""
-    encoder = Encoder(pretrained.load(directory))
+    encoder = Encoder(load_model(directory))
     tokenizer = pairs.tokenizer_of(directory, encoder)
-    rows = pairs.encode(chosen, tokenizer, path="", most=checks.max_length(encoder.model.config))
+    rows = pairs.encode(chosen, tokenizer, path="", most=max_length(encoder.model.config))
     return encoder, [row for pair in rows for row in pair], tokenizer
 
 
@@ -284,7 +284,7 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     directory = checkpoints["byte-level"][0]
     data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     options = {"split": "validation", "length": 24, "rows": 2}
-    encoder = Encoder(pretrained.load(directory))
+    encoder = Encoder(load_model(directory))
     shown = evaluation.samples(encoder, data, CPU, best=1, **options)
     predicted = [(around, target, best) for row in shown for around, target, (best,) in row.masked]
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluation.MASKING))

@@ -39,14 +39,14 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.format.records import read_record, write_record
-from bertrain import optim, pretrain
+from bertrain import checkpoint, optim, pretrain, state
 from bertrain.commands import doctor
-from bertrain.models import build, pretrained, rotary
-from bertrain.options.config import Config
-from bertrain.run import assemble, rundir, state
-from bertrain.run.batches import Batches
-from bertrain.run.phases import check_begun, resolve
-from bertrain.run.state import TrainState
+from bertrain.config import Config
+from bertrain.data import Batches, build_loader, open_datasets
+from bertrain.models.encoder import set_rotary_bases
+from bertrain.models.load import load_model, new_model
+from bertrain.plan import check_begun, resolve
+from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config.of(data="x")
@@ -219,7 +219,7 @@ def mixed(dataset, other):
 
 def batches_of(phases, *, rank=0, world_size=1):
     config = Config.of(phase=phases, global_batch_size=7)
-    return Batches(config, assemble.datasets(config), rank=rank, world_size=world_size)
+    return Batches(config, open_datasets(config), rank=rank, world_size=world_size)
 
 
 def test_streams_go_on_where_they_were(mixed, dataset, other):
@@ -339,8 +339,8 @@ def modern(tmp_path):
 
 def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
     """Also in a model that has others already."""
-    weights, _ = build.build(modern, SPECIAL, length=32, seed=0)
-    rotary.set_bases(weights, 5e5, 2e4)
+    weights, _ = new_model(modern, SPECIAL, length=32, seed=0)
+    set_rotary_bases(weights, 5e5, 2e4)
     kinds = {kind: part["rope_theta"] for kind, part in weights.config.rope_parameters.items()}
     assert kinds == {"full_attention": 5e5, "sliding_attention": 2e4}
     fresh = type(weights)(weights.config)
@@ -349,7 +349,7 @@ def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
     for name, buffer in buffers.items():
         assert torch.equal(buffer, expected[name])
     before = {name: buffer.clone() for name, buffer in buffers.items()}
-    rotary.set_bases(weights, None, 1e4)
+    set_rotary_bases(weights, None, 1e4)
     changed = {name for name, buffer in weights.named_buffers() if not torch.equal(buffer, before[name])}
     assert changed
     assert all("sliding" in name for name in changed)
@@ -545,7 +545,7 @@ def test_the_doctor_knows_the_disk_space_of_all_checkpoints(dataset, tmp_path, b
     checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options)).stdout
     names, gigabytes = re.search(r"^\w+ +disk +(.*) need ([\d.]+) GB", checked, re.MULTILINE).groups()
     assert (", 9,999 milestones and" in names) == ("save_at" in more)
-    per = float(gigabytes) * 1e9 / 10_001 / pretrained.load(last_checkpoint(bert_run)).num_parameters()
+    per = float(gigabytes) * 1e9 / 10_001 / load_model(last_checkpoint(bert_run)).num_parameters()
     assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
 
 
@@ -666,13 +666,13 @@ def test_a_warm_up_longer_than_its_schedule_becomes_a_tenth_of_it(asked, taken):
 )
 def test_the_space_of_few_checkpoints_is_counted_to_the_byte(more, needed):
     """Of a model of ten parameters, of which six are trained."""
-    assert rundir.needed_space(Config.of(data="x", keep=3, **more), 10, 6)[1] == needed
+    assert checkpoint.needed_space(Config.of(data="x", keep=3, **more), 10, 6)[1] == needed
 
 
 def test_milestones_stay(dataset, tmp_path):
     """A step reads 192 tokens, and words in the share of the epoch that it reads."""
     words = dataset.manifest.counts["words"]["train"]
-    samples = assemble.loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
+    samples = build_loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
     marks = ["tokens=384,900", f"words={words * 19 // samples + 1}"]  # the end of step 2, and step 5; within step 4
     options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
     train(dataset.path, tmp_path / "run", **options)

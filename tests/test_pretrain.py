@@ -33,14 +33,14 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import bertdata
 from bertdata.tokenize.load import load
 from bertdata.write import build
+from bertrain import card, checkpoint, state
+from bertrain.cli import read_options
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import stream_of
-from bertrain.options.config import Config
-from bertrain.options.flags import read_options
+from bertrain.config import Config
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import card, checkpoint, rundir, state
-from bertrain.run.training import Training
+from bertrain.trainer import Training
 
 
 @pytest.fixture
@@ -119,12 +119,12 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     (copied / "step-00000003" / "trainer.json").rename(copied / "elsewhere")
     (copied / "step-00000003" / "trainer.json").symlink_to(copied / "elsewhere")
     (copied / "damaged-by-me").mkdir()
-    newest, warnings = rundir.newest(copied)
+    newest, warnings = checkpoint.newest(copied)
     assert newest == copied / "step-00000002"
     damaged = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
     assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
     assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
-    assert rundir.newest(copied)[1] == []
+    assert checkpoint.newest(copied)[1] == []
     out = capsys.readouterr().out
     assert all(
         f"warning: {copied / name}, a damaged checkpoint" in out for name in ("damaged-00000003", "damaged-00000004")
@@ -136,7 +136,7 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
 def test_a_damaged_checkpoint_stays_aside_after_a_loss_of_power(copied):
     (copied / "step-00000006" / "optimizer.pt").unlink()
     with recorded(copied.parent) as disk:
-        choice = rundir.choose(copied, print)
+        choice = checkpoint.choose(copied, print)
     assert (choice.path, names(copied, "damaged-*")) == (copied / "step-00000005", ["damaged-00000006"])
     assert not disk.pending
 
@@ -148,7 +148,7 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tm
         train(dataset.path, out, steps=3, **options | {"keep": 2})
         (out / "step-00000003" / "model.safetensors").write_bytes(b"")
     train(dataset.path, out, steps=2, **options)
-    assert rundir.newest(out) == (out / "step-00000002", [])
+    assert checkpoint.newest(out) == (out / "step-00000002", [])
     assert names(out) == ["step-00000002"]
     assert names(out, "damaged-*") == ["damaged-00000003", "damaged-00000003-2"]
 
@@ -176,7 +176,7 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert contents(copied) == before
-    assert rundir.choose(copied, print) == (copied / "step-00000006", ANY, ())
+    assert checkpoint.choose(copied, print) == (copied / "step-00000006", ANY, ())
 
 
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
@@ -394,7 +394,7 @@ def test_a_removed_option_is_ignored_at_its_default_and_named_otherwise(dataset,
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
-    with rundir.Lock(tmp_path / "run"):
+    with checkpoint.Lock(tmp_path / "run"):
         refused(pretrain_main, *flags(dataset.path, tmp_path / "run"), kind="busy")
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
 
@@ -402,14 +402,14 @@ def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp
 def test_a_checkpoint_that_is_none_is_one_sentence(finished, tmp_path):
     for path, kind in ((tmp_path / "nothere", "not-found"), (tmp_path, "not-a-run")):
         with refuses(kind, "checkpoint"):
-            rundir.find(path)
+            checkpoint.find(path)
     directory = shutil.copytree(finished / "step-00000006", tmp_path / "step-00000001")
     (directory / "model.safetensors").write_bytes(b"\0" * 100)
     for path in (directory, tmp_path):
         with refuses("damaged", "checkpoint", says="model.safetensors"):
-            rundir.find(path)
+            checkpoint.find(path)
     (directory / "checkpoint.json").unlink()
-    assert rundir.find(directory) == directory
+    assert checkpoint.find(directory) == directory
 
 
 def test_what_cannot_be_evaluated_is_one_sentence(finished, dataset, corpus, tmp_path):
@@ -430,7 +430,7 @@ def test_a_full_disk_while_saving_keeps_the_last_checkpoint(dataset, copied, mon
     assert result.exit_code == 1
     assert "optimizer.pt" in result.stderr.splitlines()[-1]
     assert not list(copied.glob(".step*"))
-    assert rundir.newest(copied) == (copied / "step-00000005", [])
+    assert checkpoint.newest(copied) == (copied / "step-00000005", [])
 
 
 def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):

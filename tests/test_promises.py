@@ -23,17 +23,17 @@ from training import QUIET, assert_near, at_step, changing, entries, flags, lear
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
-from bertrain import pretrain
+from bertrain import checkpoint, pretrain, ranks
+from bertrain import evaluate as evaluation
+from bertrain import report as report_module
 from bertrain.commands import doctor, evaluate, pairs
+from bertrain.config import Config
 from bertrain.lab import augment, finetune
 from bertrain.lab.distillation import teacher
-from bertrain.models import build as models
+from bertrain.models.load import new_model
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
-from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, rundir, watch
-from bertrain.run import evaluate as evaluation
-from bertrain.runtime import stop
+from bertrain.trainer import build_model
 
 DROPOUT = {
     "model_type": "bert",
@@ -59,11 +59,11 @@ def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, 
     last = result.stdout.splitlines()[-1]
     assert ("Ctrl-C" if signals[0] == "SIGINT" else signals[0]) in last
     assert last.count("tep 2") == 2  # where it stopped, and what is saved
-    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stop, "REPEAT_S", 0.0)
+    monkeypatch.setattr(ranks, "REPEAT_S", 0.0)
     saved = tmp_path / "run" / "step-00000002"
     at_step(monkeypatch, "next_batch", 3, lambda: (waited(saved.exists), interrupt(), time.sleep(0.01), interrupt()))
     with pytest.raises(SystemExit) as ended:
@@ -71,7 +71,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path,
     assert ended.value.code == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("step 3" in last, "tep 2" in last) == (True, True)
-    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 @pytest.mark.parametrize("save_every", [2, pytest.param(100, marks=pytest.mark.slow)])
@@ -81,7 +81,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
     with monkeypatch.context() as patched:
         at_step(patched, "evaluate", 2, lambda: interrupt(signal.SIGTERM))
         train(dataset.path, out, **options)
-    assert rundir.newest(out)[0].name == "step-00000002"
+    assert checkpoint.newest(out)[0].name == "step-00000002"
     assert not any("validation_loss" in entry for entry in entries(out))
     again, complete = train(dataset.path, out, **options), train(dataset.path, tmp_path / "complete", **options)
     names = ("step", "loss", "validation_loss")
@@ -108,12 +108,12 @@ def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("Error: not enough memory: ")
     assert size in last
-    assert rundir.newest(tmp_path / "run")[0].name == "step-00000002"
+    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
-    monkeypatch.setattr(rundir, "STALE_S", 0)
-    choice = rundir.choose(bert_run, print)
+    monkeypatch.setattr(checkpoint, "STALE_S", 0)
+    choice = checkpoint.choose(bert_run, print)
     choice.check()
     for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=bert_run / "step-00000003")):
         with refuses("other-stream", "out"):
@@ -122,10 +122,10 @@ def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, mo
 
 def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
-    choice = rundir.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
+    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
     choice.path.rename(tmp_path / "later")
     appear = lambda seconds: (tmp_path / "later").rename(choice.path)  # noqa: E731
-    monkeypatch.setattr(rundir, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
     choice.check()
 
 
@@ -154,7 +154,7 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
     at_step(monkeypatch, "next_batch", 3, lambda: (waited((out / "step-00000002").exists), shutil.rmtree(out)))
     log = train(dataset.path, out, steps=5, eval_every=0, save_every=2, model="bert-tiny")
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
-    assert rundir.newest(out)[0].name == "step-00000005"
+    assert checkpoint.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
     assert f"warning: {out} " in capsys.readouterr().out
 
@@ -166,7 +166,7 @@ def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(datase
     def taken():
         waited((out / "step-00000002").exists)
         shutil.rmtree(out)
-        other.enter_context(rundir.Lock(out))
+        other.enter_context(checkpoint.Lock(out))
         (out / "log.jsonl").write_text("mine")
 
     at_step(monkeypatch, "next_batch", 2, taken)
@@ -179,10 +179,10 @@ def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(datase
 
 def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
     write(tmp_path / "config.json", json.dumps(DROPOUT))
-    built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
+    built, _ = new_model(str(tmp_path), dataset.special_tokens, length=32, seed=0)
     assert built.config.hidden_size == 32
     with pytest.raises(UsageError):
-        models.build(str(tmp_path / "none"), dataset.special_tokens, length=32, seed=0)
+        new_model(str(tmp_path / "none"), dataset.special_tokens, length=32, seed=0)
 
 
 def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, capsys):
@@ -220,7 +220,7 @@ def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_p
             super().__init__(*iterable, **options | {"file": io.StringIO(), "disable": False})
             bars.append(self)
 
-    for module in (evaluation, finetune, teacher, augment, pairs, watch):
+    for module in (evaluation, finetune, teacher, augment, pairs, report_module):
         monkeypatch.setattr(module, "tqdm", Bar)
     monkeypatch.setattr(evaluation, "ROWS", 4)
     common = ["--checkpoint", bert_run, "--data", dataset.path]
@@ -271,7 +271,7 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monk
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
     """Only rank 0 knows --out, and it has just written what it names."""
-    monkeypatch.setattr(rundir, "fault_of", lambda *path: pytest.fail("read again"))
+    monkeypatch.setattr(checkpoint, "fault_of", lambda *path: pytest.fail("read again"))
     train(dataset.path, tmp_path / "run", steps=2, eval_every=0, model="bert-tiny")
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 
@@ -288,7 +288,7 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
     for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
         config = Config.of(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
-        weights, _ = assemble.model(config, dataset)
+        weights, _ = build_model(config, dataset)
         learner_of(config, weights, dataset, "bf16")
         assert weights.config._attn_implementation == attention
 
@@ -296,7 +296,7 @@ def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
 def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_run, monkeypatch):
     monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
     config = Config.of(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
-    weights, _ = assemble.model(config, dataset)
+    weights, _ = build_model(config, dataset)
     learner = learner_of(config, weights, dataset)
     assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]
 
@@ -322,4 +322,4 @@ def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert entries(tmp_path / "run")[-1]["step"] == 4
-    assert rundir.newest(tmp_path / "run")[0].name == "step-00000004"
+    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"

@@ -14,11 +14,11 @@ from helpers import refused, succeeds
 from training import entries
 
 from bertrain import recipes
-from bertrain.options.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
-from bertrain.options.fields import helps
-from bertrain.options.flags import command
+from bertrain.cli import command
+from bertrain.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
+from bertrain.options import helps
+from bertrain.plan import resolve
 from bertrain.pretrain import pretrain
-from bertrain.run.phases import resolve
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertdata.write import build
 from bertdata.write.encoding import TextEncoder
-from bertrain.run import checkpoint
-from bertrain.run import log as run_log
+from bertrain import checkpoint
+from bertrain.report import Log
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
@@ -236,20 +236,20 @@ def test_a_bad_line_of_a_log_takes_no_other_with_it(tmp_path):
     path, lines = tmp_path / "log.jsonl", [b'{"step": %d, "loss": 2.0}\n' % step for step in (1, 2, 3)]
     bad = [b"\xff\xfe\n", b'{"step": null}\n', b"[1]\n", b'{"loss": 1.0}\n', b"[" * 99_999 + b"\n"]
     path.write_bytes(b"".join([lines[0], *bad, lines[1], lines[2], b'{"step": 4, "lo']))
-    with run_log.Log(path, after_step=2) as log:
+    with Log(path, after_step=2) as log:
         assert (log.bad_lines, path.read_bytes()) == ([2, 3, 4, 5, 6], lines[0] + lines[1])
 
 
 def test_a_new_run_keeps_no_entry_of_one_that_saved_nothing(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"step": 0, "stream": {"length": 64}}\n')
-    with run_log.Log(path, after_step=0):
+    with Log(path, after_step=0):
         assert path.read_bytes() == b""
 
 
 def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
-    flush, calls, hard = run_log.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    flush, calls, hard = Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def full(log):
         calls.append(log)
@@ -260,7 +260,7 @@ def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finish
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
-    with patch.object(run_log.Log, "_flush", full):
+    with patch.object(Log, "_flush", full):
         train(dataset.path, tmp_path / "run", steps=6, save_every=100)
     assert losses(entries(tmp_path / "run")) == losses(entries(finished))
     assert capsys.readouterr().out.count("log.jsonl") == 1  # one warning

@@ -16,10 +16,9 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Electra
 
 import bertdata
 from bertrain.commands import doctor
+from bertrain.config import Config
+from bertrain.data import build_loader, micro_batches
 from bertrain.lab import replaced
-from bertrain.options.config import Config
-from bertrain.run import assemble
-from bertrain.runtime import feed
 
 ELECTRA = SMALL["electra"] | {"model_type": "electra", "embedding_size": 32, "hidden_size": 48, "num_hidden_layers": 3}
 DEBERTA = SMALL["deberta-v2"] | {"model_type": "deberta-v2"}
@@ -98,10 +97,10 @@ def plain_losses(config, shards, num_steps):
         betas=(config.beta1, config.beta2),
         weight_decay=0.0,
     )
-    loader, found = assemble.loader(config, shards), []
+    loader, found = build_loader(config, shards), []
     for step in range(num_steps):
         batch = next(loader)
-        (piece,) = feed.micro_batches(batch, size=99, count=1, device=CPU)
+        (piece,) = micro_batches(batch, size=99, count=1, device=CPU)
         inputs = {n: piece[n] for n in ("input_ids", "attention_mask") if n in piece}
         labels = torch.from_numpy(batch.labels)
         output = generator(**inputs, labels=labels)

@@ -45,20 +45,22 @@ import bertdata
 from bertdata.errors import UsageError
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import pretrain
+from bertrain import checkpoint, pretrain, ranks, speed, state
+from bertrain import evaluate as evaluation
+from bertrain import report as report_module
+from bertrain import trainer as trainer_module
 from bertrain.commands import doctor, evaluate
 from bertrain.commands.trace import stream_of
-from bertrain.models import build as model
-from bertrain.models import pretrained
+from bertrain.config import Config
+from bertrain.data import micro_batches
 from bertrain.models.families import FAMILIES
-from bertrain.options.config import Config
-from bertrain.run import assemble, checkpoint, rates, rundir, state, validation, watch, writer
-from bertrain.run import evaluate as evaluation
-from bertrain.run import run as runs
-from bertrain.run import training as training_of_a_run
-from bertrain.run.run import Run
-from bertrain.run.schedule import Plan
-from bertrain.runtime import clock, dist, feed, stop
+from bertrain.models.load import load_model, new_model, start_from
+from bertrain.objectives import num_targets
+from bertrain.plan import Plan
+from bertrain.ranks import LONG_S, SILENT_S, World, world
+from bertrain.report import Watch
+from bertrain.speed import Clock, Operations, Rates, peak_flops, peak_of
+from bertrain.trainer import Run, check_names, recompute_activations, resolve_compile
 
 
 def loader_state(run):
@@ -81,12 +83,12 @@ def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
 
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
-    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
-    (piece,) = feed.micro_batches(batch, size=5, count=1, device=training.CPU)
+    weights = new_model("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
+    (piece,) = micro_batches(batch, size=5, count=1, device=training.CPU)
     sums = training.learner(weights, "mlm", "nsp")(**piece)
     given = tensors(batch)
     theirs = weights(**given)
-    torch.testing.assert_close(sums["mlm"].sum / feed.num_targets(batch) + sums["nsp"].sum / 5, theirs.loss)
+    torch.testing.assert_close(sums["mlm"].sum / num_targets(batch) + sums["nsp"].sum / 5, theirs.loss)
     right = theirs.seq_relationship_logits.argmax(-1) == given["next_sentence_label"]
     assert sums["nsp"].num_correct == right.sum()
 
@@ -111,12 +113,12 @@ def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path):
 
 def test_a_run_begins_with_given_weights(dataset, bert_run, tmp_path):
     given, out = str(last_checkpoint(bert_run)), tmp_path / "run"
-    weights, warnings = pretrained.start_from(given, dataset, length=32)
+    weights, warnings = start_from(given, dataset, length=32)
     assert warnings == []
-    saved = pretrained.load(last_checkpoint(bert_run)).state_dict()
+    saved = load_model(last_checkpoint(bert_run)).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in weights.state_dict().items())
     train(dataset.path, out, init=given, steps=1, lr=1e-30, eval_every=0)
-    trained = pretrained.load(last_checkpoint(out)).state_dict()
+    trained = load_model(last_checkpoint(out)).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
     train(dataset.path, out, init=given, steps=2, eval_every=0)  # goes on from its own checkpoint
     assert json.loads((out / "run.json").read_text())["resolved"]["resumed_from"] == str(out / "step-00000001")
@@ -124,12 +126,12 @@ def test_a_run_begins_with_given_weights(dataset, bert_run, tmp_path):
 
 def test_heads_that_are_missing_are_named_and_another_tokenizer_is_refused(dataset, corpus, bert_run, tmp_path):
     given = str(last_checkpoint(bert_run))
-    (warning,) = pretrained.start_from(given, dataset, length=32, nsp=True)[1]
+    (warning,) = start_from(given, dataset, length=32, nsp=True)[1]
     for name in ("bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship"):
         assert name in warning
     build([corpus], tmp_path / "other", vocab_size=60)
     with refuses("tokenizer-differs", error=UsageError):
-        pretrained.start_from(given, bertdata.open(tmp_path / "other"), length=32)
+        start_from(given, bertdata.open(tmp_path / "other"), length=32)
 
 
 # ----------------------------------------------------------------------------------------------------- time and length
@@ -139,7 +141,7 @@ def test_heads_that_are_missing_are_named_and_another_tokenizer_is_refused(datas
 def seconds(monkeypatch):
     """The time of clocks, which stands still unless a test moves it."""
     time = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: time.s))
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: time.s))
     return time
 
 
@@ -163,11 +165,11 @@ def costs(monkeypatch, seconds):
 def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, capsys, costs, compiles):
     """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
     if compiles:  # as on a GPU
-        monkeypatch.setattr(runs, "Clock", lambda before, compiles: clock.Clock(before, compiles=True))
+        monkeypatch.setattr(trainer_module, "Clock", lambda before, compiles: Clock(before, compiles=True))
     costs(Run, "next_batch", 1)
-    costs(validation, "evaluate", 100)
-    costs(validation, "samples", 30)
-    costs(writer.Memory, "copy", 1000)
+    costs(evaluation, "evaluate", 100)
+    costs(evaluation, "samples", 30)
+    costs(checkpoint.Memory, "copy", 1000)
     out, compiled = tmp_path / "run", int(compiles)
     n = 6 + compiled
     log = train(dataset.path, out, steps=n, eval_every=3, save_every=4, model=TINY)
@@ -192,7 +194,7 @@ def test_a_step_that_compiles_is_not_training(seconds):
             each.lap_of_step(length)
         return [(each.seconds["trained"], each.seconds["compiled"]) for each in clocks]
 
-    clocks = [clock.Clock({"trained": 10.0}, compiles=compiles) for compiles in (True, False)]
+    clocks = [Clock({"trained": 10.0}, compiles=compiles) for compiles in (True, False)]
     expected = [[(10, 1), (11, 0)], [(11, 1), (12, 0)], [(11, 2), (13, 0)], [(12, 2), (14, 0)]]
     assert [step(length, clocks) for length in (32, 32, 80, 80)] == expected
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
@@ -279,7 +281,7 @@ REFUSED = [
 )
 def test_options_that_do_not_go_together_are_named(kind, option, given):
     with refuses(kind, option, error=UsageError) as caught:
-        assemble.check_names(Config.of(**{"data": "x", "length": 32} | given))
+        check_names(Config.of(**{"data": "x", "length": 32} | given))
     assert option not in ("lr_scale", "save_at") or given[option] == [caught.value.given]
 
 
@@ -314,8 +316,8 @@ OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 s
 
 
 def test_a_step_may_have_all_samples_and_one_row_for_each_rank():
-    for rows, ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
-        planned = Plan.of(Config.of(data="x", steps=2, global_batch_size=rows), OF_100, world_size=ranks)
+    for rows, num_ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
+        planned = Plan.of(Config.of(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
         assert len(planned.warnings) == number, rows
 
 
@@ -361,8 +363,8 @@ def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
 
 
 def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, monkeypatch):
-    asked, real = [], training_of_a_run.recompute_activations
-    monkeypatch.setattr(training_of_a_run, "recompute_activations", lambda model: asked.append(model) or real(model))
+    asked, real = [], recompute_activations
+    monkeypatch.setattr(trainer_module, "recompute_activations", lambda model: asked.append(model) or real(model))
     plain, bf16, fp16, recomputed = (
         [entry["loss"] for entry in steps_of(train(dataset.path, tmp_path / f"{more}", steps=3, **QUIET | more))]
         for more in ({}, {"precision": "bf16"}, {"precision": "fp16"}, {"gradient_checkpointing": True})
@@ -384,20 +386,20 @@ def test_operations_are_counted_within_windows():
     seen = [128 if kind == "full_attention" else 9 for kind in modern.layer_types]
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
     with torch.device("meta"):
-        operations = rates.Operations.of(ModernBertForMaskedLM(modern)).of_step(rows=1, length=128, slots=0)
+        operations = Operations.of(ModernBertForMaskedLM(modern)).of_step(rows=1, length=128, slots=0)
     assert operations == 6 * 128 * per_token
 
 
 def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch):
     now = SimpleNamespace(s=5.0)
-    weights = model.build(TINY, dataset.special_tokens, length=32, seed=0)[0]
-    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: now.s))
-    monkeypatch.setattr(rates, "peak_flops", lambda device, precision: 1e7)
-    made, step = rates.Rates(weights, training.CPU, "bf16"), {"rows": 3, "length": 32, "slots": 5}
+    weights = new_model(TINY, dataset.special_tokens, length=32, seed=0)[0]
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e7)
+    made, step = Rates(weights, training.CPU, "bf16"), {"rows": 3, "length": 32, "slots": 5}
     for seconds in (0.5, 1.5):
         made.add(**step, waited=seconds)
     now.s += 8
-    flops, found = 2 * rates.Operations.of(weights).of_step(**step) / 8, made.take(4)
+    flops, found = 2 * Operations.of(weights).of_step(**step) / 8, made.take(4)
     assert found.pop("memory_bytes") > 10**8
     expected = {"tokens_per_s": 96.0, "data_wait": 0.25, "flops_per_s": round(flops), "mfu": round(flops / 1e7, 4)}
     assert found == expected
@@ -406,7 +408,7 @@ def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch):
 
 
 def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
-    assert rates.peak_flops(training.CPU, "bf16") is None
+    assert peak_flops(training.CPU, "bf16") is None
     known = {
         "H100 80GB HBM3": 989e12,
         "H100 PCIe": 756e12,
@@ -416,11 +418,11 @@ def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
         "A10G": None,
         "RTX A1000": None,
     }
-    assert {name: rates.peak_of(f"NVIDIA {name}") for name in known} == known
+    assert {name: peak_of(f"NVIDIA {name}") for name in known} == known
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
     for has_bf16, peaks in ((True, [None, 125e12, 125e12]), (False, [None, None, 125e12])):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
-        assert [rates.peak_flops(torch.device("cuda"), name) for name in ("fp32", "bf16", "fp16")] == peaks
+        assert [peak_flops(torch.device("cuda"), name) for name in ("fp32", "bf16", "fp16")] == peaks
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
@@ -499,22 +501,22 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
 
 
 def test_ranks_wait_longer_for_one_that_writes_a_checkpoint(dataset, tmp_path, monkeypatch):
-    patience, seen, save = [], [], writer.Writer.save
-    monkeypatch.setattr(dist.World, "wait_for_others", lambda self, seconds: patience.append(seconds))
+    patience, seen, save = [], [], checkpoint.Writer.save
+    monkeypatch.setattr(World, "wait_for_others", lambda self, seconds: patience.append(seconds))
 
     def saved(*arguments, **named):
         seen.append(patience[-1])
         save(*arguments, **named)
 
-    monkeypatch.setattr(writer.Writer, "save", saved)
+    monkeypatch.setattr(checkpoint.Writer, "save", saved)
     training.train(dataset.path, tmp_path / "run", steps=2, save_every=1)
-    assert seen == [dist.LONG_S] * 2
-    assert patience[-1] == dist.SILENT_S
+    assert seen == [LONG_S] * 2
+    assert patience[-1] == SILENT_S
 
 
 def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stop, "REPEAT_S", 0.0)
-    leave = writer.Writer.__exit__
+    monkeypatch.setattr(ranks, "REPEAT_S", 0.0)
+    leave = checkpoint.Writer.__exit__
     held = Held(monkeypatch)
 
     def interrupt_twice():
@@ -527,7 +529,7 @@ def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path,
         threading.Thread(target=lambda: (self.leaving.wait(120), held.go.set())).start()
         leave(self, *exception)
 
-    monkeypatch.setattr(writer.Writer, "__exit__", left)
+    monkeypatch.setattr(checkpoint.Writer, "__exit__", left)
     at_step(monkeypatch, "next_batch", 3, interrupt_twice)
     with pytest.raises(SystemExit) as ended:
         train(dataset.path, tmp_path / "run", steps=9, **QUIET | {"save_every": 2})
@@ -543,7 +545,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_
     ranks = training.start_ranks(1, "faulty", ["kill", "4", *flags(dataset.path, out, **options)], tmp_path)
     assert training.end_of(ranks, tmp_path)[0] == -signal.SIGKILL
     assert (out / ".step-00000004.tmp" / "optimizer.pt").exists()
-    assert rundir.newest(out) == (out / "step-00000002", [])
+    assert checkpoint.newest(out) == (out / "step-00000002", [])
     assert losses(train(dataset.path, out, **options)) == losses(complete)
     assert sorted(path.name for path in out.glob("*step*")) == [f"step-{step:08d}" for step in (2, 4, 6)]
 
@@ -559,7 +561,7 @@ def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dat
 
 
 def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
-    tied, memory = torch.arange(6.0), writer.Memory()
+    tied, memory = torch.arange(6.0), checkpoint.Memory()
     state = {"a": tied, "b": tied.view(2, 3), "c": [torch.tensor(3), (torch.zeros(0), 7)], "d": tied.bfloat16()}
     copy = memory.copy(state)
     assert copy["b"].untyped_storage().data_ptr() == copy["a"].untyped_storage().data_ptr()
@@ -579,11 +581,11 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
 
 def test_a_collapse_is_said_once_and_late(dataset, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(watch.Watch, "warn", lambda self, line: warnings.append(line))
-    monkeypatch.setattr(watch, "COLLAPSED", 0.0)
+    monkeypatch.setattr(Watch, "warn", lambda self, line: warnings.append(line))
+    monkeypatch.setattr(report_module, "COLLAPSED", 0.0)
     train(dataset.path, tmp_path / "early", steps=2, **QUIET | {"eval_every": 1})
     assert warnings == []
-    monkeypatch.setattr(watch, "COLLAPSE_STEPS", 2)
+    monkeypatch.setattr(report_module, "COLLAPSE_STEPS", 2)
     train(dataset.path, tmp_path / "late", steps=4, **QUIET | {"eval_every": 2})
     (collapse,) = warnings
     token = collapse.split("'")[1]
@@ -619,14 +621,14 @@ def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
 def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, isolate):
     train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate, **QUIET)
     arguments = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--split", "train", "--max-samples", 24]
-    results, rows, real = [], [], feed.micro_batches
+    results, rows, real = [], [], micro_batches
 
     def counted(*given, **more):
         for piece in real(*given, **more):
             rows.append(len(piece["input_ids"]))
             yield piece
 
-    monkeypatch.setattr(feed, "micro_batches", counted)
+    monkeypatch.setattr(evaluation, "micro_batches", counted)
     for tokens, most in ((evaluation.PLACES, evaluation.ROWS), (5 * 32, 5), (1, 1)):
         monkeypatch.setattr(evaluation, "PLACES", tokens)
         rows.clear()
@@ -691,9 +693,9 @@ def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, monkeypatch
     monkeypatch.setattr(doctor, "WARMUP_STEPS", 5)
     monkeypatch.setattr(doctor, "TIMED_STEPS", 20)
     costs(Run, "next_batch", 1)
-    costs(validation, "evaluate", 100)
-    costs(validation, "samples", 30)
-    costs(writer.Memory, "copy", 10)
+    costs(evaluation, "evaluate", 100)
+    costs(evaluation, "samples", 30)
+    costs(checkpoint.Memory, "copy", 10)
     few = {"model": TINY, "global_batch_size": 6, "steps": 1000, "eval_every": 500, "save_every": 250}
     code, lines = examine(dataset.path, tmp_path / "run", **few, hours=1)
     spent = "about 0:21:40: training 1,000.0 s, evaluations 260.0 s, checkpoints at most 40.0 s, compiling 0.0 s"
@@ -774,7 +776,7 @@ def memory_of(model="bert", *, rows=999, nproc=1, passes=1, parameters=(), **opt
     """What the doctor says of the memory of a run: its verdict, and the gigabytes that are needed."""
     config = Config.of(data="x", out="y", micro_batch_size=rows, global_batch_size=rows, **options)
     weights = SimpleNamespace(config=CONFIG_MAPPING[model](), parameters=lambda: parameters)
-    compiled = assemble.compiles(config, [], on_gpu=torch.cuda.is_available())
+    compiled = resolve_compile(config, [], on_gpu=torch.cuda.is_available())
     shape = Plan.of(config, OF_100, world_size=1)
     verdict, estimate = doctor._memory(config, shape, weights, nproc, passes, compiled=compiled)
     return verdict, float(re.search(r"([\d.]+) GB", estimate)[1])
@@ -835,7 +837,7 @@ def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
     as_on_gpus(monkeypatch, 1, 1)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with refuses("out-of-range", "nproc_per_node", given=3), dist.world():
+    with refuses("out-of-range", "nproc_per_node", given=3), world():
         pass
 
 

@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training import QUIET, TINY, assert_near, changing, learner, leave_out_kernels, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain.models import attention
-from bertrain.models.encoder import Encoder
+from bertrain import evaluate as evaluation
+from bertrain import ranks
+from bertrain import report as report_module
+from bertrain import trainer as trainer_module
+from bertrain.config import Config
+from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels, require_kernel
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
-from bertrain.options.config import Config
-from bertrain.run import assemble, records, training, validation
-from bertrain.run import evaluate as evaluation
-from bertrain.run.records import Records
-from bertrain.run.run import Run
-from bertrain.run.watch import Watch
-from bertrain.runtime import dist
+from bertrain.ranks import World
+from bertrain.report import Records, Watch
+from bertrain.trainer import Run, Training, _over_ranks, build_model, resolve_precision
 
 SEEN = {}
 
@@ -62,7 +62,7 @@ def test_only_the_forward_pass_is_in_autocast(dataset, tmp_path):
 )
 def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, monkeypatch, precision, choice, expected):
     """On CPUs fp32 unless another is given; run.json and the card of a checkpoint name it."""
-    seen, plain = set(), Encoder.logits
+    seen, plain, evaluated = set(), Encoder.logits, evaluation.evaluate
 
     def logits(encoder, **piece):
         seen.add(in_half())
@@ -71,9 +71,9 @@ def test_evaluations_have_a_precision_of_their_own(dataset, tmp_path, monkeypatc
     def evaluate(*arguments, **options):
         with monkeypatch.context() as patch:
             patch.setattr(Encoder, "logits", logits)
-            return evaluation.evaluate(*arguments, **options)
+            return evaluated(*arguments, **options)
 
-    monkeypatch.setattr(validation, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     train(dataset.path, tmp_path / "run", **QUIET | {"steps": 1, "precision": precision, "eval_precision": choice})
     assert seen == {expected == "bf16"}
     assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["eval_precision"] == expected
@@ -86,9 +86,7 @@ def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expecte
 
     def resolved(model="bert", **options):
         weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
-        return assemble.precision(
-            Config.of(data="x", **options), torch.device("cuda"), weights, option="eval_precision"
-        )
+        return resolve_precision(Config.of(data="x", **options), torch.device("cuda"), weights, option="eval_precision")
 
     assert resolved() == expected
     assert resolved(precision="fp32") == "fp32"
@@ -128,10 +126,10 @@ def test_kernels_on_gpus(monkeypatch, choice, version, expected):
     """auto leaves cuDNN out where it has known faults; what is asked for is given."""
     monkeypatch.setattr(torch, "__version__", version)
     encoder = Encoder(AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY)))
-    names = attention.kernels(choice, encoder, torch.device("cuda"))
+    names = attention_kernels(choice, encoder, torch.device("cuda"))
     assert names == expected
     before = enabled()
-    with attention.limited(names)():
+    with limit_kernels(names)():
         assert enabled() == expected
     assert enabled() == before
 
@@ -161,8 +159,8 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
     for choice in ("auto", "flash", "math"):
         monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
         config = Config.of(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
-        ranks = dist.World(0, 1, torch.device("cpu"))
-        training.Training(config, dataset, ranks, [], assemble.model(config, dataset)[0])
+        ranks = World(0, 1, torch.device("cpu"))
+        Training(config, dataset, ranks, [], build_model(config, dataset)[0])
         tags.append(torch.compiler.config.cache_key_tag)
     assert len({*tags, ""}) == 4
 
@@ -185,9 +183,9 @@ def test_the_kernel_that_is_asked_for_is_tried_alone(monkeypatch):
         return plain(*arguments, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(attention, "kernels", lambda *_: ("flash", "efficient"))
+    monkeypatch.setattr(trainer_module, "attention_kernels", lambda *_: ("flash", "efficient"))
     encoder = Encoder(AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY)))
-    attention.require("flash", encoder, torch.device("cpu"), contextlib.nullcontext)
+    require_kernel("flash", encoder, torch.device("cpu"), contextlib.nullcontext)
     assert {*seen} == {("flash",)}
 
 
@@ -238,7 +236,7 @@ class Waits(TorchDispatchMode):
         monkeypatch.setattr(Run, "next_batch", next_batch)
         for name in ("save", "reserve"):
             monkeypatch.setattr(Records, name, quietly(getattr(Records, name)))
-        monkeypatch.setattr(dist.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
+        monkeypatch.setattr(ranks.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             plain = getattr(torch.Tensor, name)
             monkeypatch.setattr(torch.Tensor, name, self._listed(name, plain))
@@ -303,7 +301,7 @@ def test_a_step_that_waits_is_found(dataset, tmp_path, monkeypatch):
     assert waits.found == ["_local_scalar_dense"] * 2
 
 
-class Late(dist.Reading):
+class Late(ranks.Reading):
     """As on a GPU, where the host has not waited for the numbers yet."""
 
     def __init__(self, numbers):
@@ -326,7 +324,7 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
         late_by.append(begun[-1] - entry["step"])
         plain(watch, entry, **more)
 
-    monkeypatch.setattr(records, "Reading", Late)
+    monkeypatch.setattr(report_module, "Reading", Late)
     monkeypatch.setattr(Run, "next_batch", next_batch)
     monkeypatch.setattr(Watch, "entry", entry)
     late = train(dataset.path, tmp_path / "late", **options)
@@ -422,9 +420,9 @@ def test_buffers_are_copied_between_ranks_only_if_something_may_change_them(
     """roc_bert is not in the table of families."""
     OBJECTIVES["counting"] = Counting
     distributed = SimpleNamespace(register_comm_hook=lambda *arguments: None)
-    monkeypatch.setattr(training, "DistributedDataParallel", lambda learner, **options: distributed)
+    monkeypatch.setattr(trainer_module, "DistributedDataParallel", lambda learner, **options: distributed)
     config = AutoConfig.from_pretrained(configs[name], vocab_size=99, pad_token_id=1)
-    training._over_ranks(learner(AutoModelForMaskedLM.from_config(config), *objectives))
+    _over_ranks(learner(AutoModelForMaskedLM.from_config(config), *objectives))
     assert distributed.broadcast_buffers == expected
 
 

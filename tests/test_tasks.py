@@ -22,11 +22,11 @@ from training import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedTokenizerFast
 
 from bertdata.files import locked
+from bertrain import checkpoint
 from bertrain.lab import finetune, seeds, tables
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, metrics, spans, words
 from bertrain.lab.tasks.words import Sentence
-from bertrain.run import rundir
 
 
 @pytest.fixture(scope="module")
@@ -704,7 +704,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     assert trained == [0, 1]
     figures = result["dev_accuracy"]
     assert figures["median"] == pytest.approx((figures["min"] + figures["max"]) / 2, abs=1e-5)
-    first, newest = tmp_path / "out" / "seed-0", rundir.resolved(str(bert_run))
+    first, newest = tmp_path / "out" / "seed-0", checkpoint.resolved(str(bert_run))
     tuned(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
     assert trained == [0, 1]
     files = {path: path.read_bytes() for path in first.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
@@ -739,7 +739,7 @@ def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
     options = {"epochs": 1, "patience": None, "batch_size": 1, "lr": 1e-3, "length": 8, "dropout": 0.0}
     settings = Settings(**options, precision="fp32", lora=None, freeze=None, from_scratch=False)
     job = Job(
-        start=rundir.resolved(str(bert_run)),
+        start=checkpoint.resolved(str(bert_run)),
         task="classification",
         columns=Columns("0", "", "-1"),
         files={},

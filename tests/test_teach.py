@@ -39,18 +39,19 @@ from bertdata import cli
 from bertdata.errors import StateError
 from bertdata.format import answers
 from bertdata.format.records import read_record, write_record
+from bertrain import checkpoint
 from bertrain.commands import doctor
+from bertrain.config import Config
+from bertrain.data import micro_batches
 from bertrain.lab.distillation import objective as distil
 from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.objective import divergence
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import methods_of
-from bertrain.models import build as model
-from bertrain.models import encoder, pretrained
-from bertrain.options.config import Config
+from bertrain.models.encoder import recompute_activations
+from bertrain.models.load import load_model, new_model
 from bertrain.pretrain import main as pretrain_main
-from bertrain.run import assemble, checkpoint, rundir
-from bertrain.runtime import feed
+from bertrain.trainer import resolve_compile
 
 TEACHER = {
     "model_type": "bert",
@@ -130,7 +131,7 @@ def test_the_state_of_a_stream_with_variants_is_another(dataset):
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
-    weights = learner(pretrained.load(rundir.find(big))).eval()
+    weights = learner(load_model(checkpoint.find(big))).eval()
     short = int(loader.read(np.arange(loader.num_samples)).sample_ids.argmax())  # the last row of the text
     positions = np.array([0, 1, 35, 36, 37, 38, short, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
     batch = loader.read(positions)
@@ -151,7 +152,7 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
     assert not used.all()
     for array in (batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails):
         assert not array[~used].view(np.uint16).any()
-    pieces = list(feed.micro_batches(batch, size=8, count=3, device=training.CPU))
+    pieces = list(micro_batches(batch, size=8, count=3, device=training.CPU))
     assert pieces[2]["teacher_ids"].shape == (1, 5, 64)
 
 
@@ -173,7 +174,7 @@ def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
 
 def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
     found = json.loads(succeeds(cli.main, "inspect", caches["few"], "--json").output)
-    assert found["teacher"]["sha256"] == fingerprint(pretrained.load(rundir.find(big)))
+    assert found["teacher"]["sha256"] == fingerprint(load_model(checkpoint.find(big)))
     assert (found["epochs"], found["variants"], found["top_k"]) == (2.0, 2, 64)
     loader = loader_of(dataset, teacher_cache=str(caches["all"]))
     batch = loader.read(np.arange(2 * loader.num_samples))
@@ -259,7 +260,7 @@ def test_killed_six_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
 def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, big, caches, tmp_path):
     before = contents(caches["few"])
     train(dataset.path, tmp_path / "other", steps=1, **QUIET)
-    known = [fingerprint(pretrained.load(rundir.find(run))) for run in (big, tmp_path / "other")]
+    known = [fingerprint(load_model(checkpoint.find(run))) for run in (big, tmp_path / "other")]
     for change, values in (
         (["--seed", 1], "seed was 0 and is 1"),
         (["--length", 24], "length was 32 and is 24"),
@@ -699,7 +700,7 @@ def pupil(dataset, big, configs):
 
 
 def feed_of(batch):
-    return next(feed.micro_batches(batch, size=len(batch.targets), count=1, device=training.CPU))
+    return next(micro_batches(batch, size=len(batch.targets), count=1, device=training.CPU))
 
 
 def taught(module, batch):
@@ -713,7 +714,7 @@ def test_relations_are_those_of_the_last_layers(big, pupil, kind):
     module, batch = pupil(kind)
     found, piece = taught(module, batch)
     assert all(piece[name].shape == (6, 32, 48) for name in distil.PROJECTIONS)
-    weights, teaching, expected = module.model, pretrained.load(rundir.find(big)).eval(), 0.0
+    weights, teaching, expected = module.model, load_model(checkpoint.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
         ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
@@ -740,7 +741,7 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_p
     module, batch = pupil(str(tmp_path / "three.json"), distil="hidden")
     assert module.objectives["distil"].layer_pairs == [(-1, -1), (0, 1), (1, 3)]
     found, _ = taught(module, batch)
-    own, others, expected = module.model.eval(), pretrained.load(rundir.find(big)).eval(), 0.0
+    own, others, expected = module.model.eval(), load_model(checkpoint.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
         ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
@@ -793,7 +794,7 @@ def test_relations_stay_in_their_document(pupil):
 
 @pytest.mark.parametrize("method", ["relations", "logits"])
 def test_who_is_its_own_teacher_has_nothing_to_learn(big, pupil, method):
-    module, batch = pupil(weights=pretrained.load(rundir.find(big)).eval(), distil=method)
+    module, batch = pupil(weights=load_model(checkpoint.find(big)).eval(), distil=method)
     found, _ = taught(module.eval(), batch)
     assert found["distil"].abs().item() < 1e-4
 
@@ -818,7 +819,7 @@ def test_a_teacher_is_no_part_of_its_student(pupil):
 
 def test_rows_without_targets_teach_nothing(pupil):
     module, batch = pupil()
-    *_, filler = feed.micro_batches(batch, size=6, count=2, device=training.CPU)
+    *_, filler = micro_batches(batch, size=6, count=2, device=training.CPU)
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
 
@@ -829,7 +830,7 @@ def test_relation_heads_divide_both_widths():
 
 
 def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
-    weights = model.build(TINY, dataset.special_tokens, length=32, seed=0, nsp=True)[0]
+    weights = new_model(TINY, dataset.special_tokens, length=32, seed=0, nsp=True)[0]
     module, _ = pupil(weights=weights, objective="mlm+nsp", alpha=0.25)
     batch = bertdata.Loader(dataset, length=32, samples="pairs").read(np.arange(5))
     found, piece = taught(module, batch)
@@ -846,7 +847,7 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
 @pytest.mark.parametrize("method", ["hidden", "relations"])
 def test_layers_that_are_computed_again_are_not_kept(pupil, method):
     module, batch = pupil(distil=method)
-    encoder.recompute_activations(module.model)
+    recompute_activations(module.model)
     sum(taught(module.train(), batch)[0].values()).backward()
     taps = module.objectives["distil"]._taps
     assert {*taps.hidden.values(), *taps._projected.values()} == {None}
@@ -860,7 +861,7 @@ def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, 
     sum(found.values()).backward()
     plain = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
     module.zero_grad()
-    encoder.recompute_activations(module.model)
+    recompute_activations(module.model)
     sum(loss.sum for loss in module.train()(**piece).values()).backward()
     for ours, theirs in zip(module.parameters(), plain, strict=True):
         if theirs is not None:
@@ -884,7 +885,7 @@ def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew_and
         ({"elastic": "layers=1:3", "sub_networks": 3}, True, False),
     ):
         config = Config.of(data="x", out="y", **more)
-        assert assemble.compiles(config, methods_of(config), on_gpu=on_gpu) == compiles
+        assert resolve_compile(config, methods_of(config), on_gpu=on_gpu) == compiles
 
 
 @pytest.mark.slow

@@ -11,10 +11,9 @@ from helpers import refuses, succeeds
 from training import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
-from bertrain.options import config
-from bertrain.options.config import Config
+from bertrain import trackers
+from bertrain.config import TRACKERS, Config
 from bertrain.pretrain import main as pretrain_command
-from bertrain.runtime import trackers
 
 OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
 
@@ -65,7 +64,7 @@ def expected(out):
 
 
 def test_the_names_of_the_option_are_those_of_the_table():
-    assert tuple(trackers.TRACKERS) == tuple(trackers.EXTRAS) == config.TRACKERS
+    assert tuple(trackers.TRACKERS) == tuple(trackers.EXTRAS) == TRACKERS
     with refuses("unknown", "log_to"):
         Config.of(data="x", log_to=("mlflow",))
 
@@ -115,7 +114,7 @@ def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, li
     assert line.endswith(": the disk is full")
 
 
-@pytest.mark.parametrize("name", config.TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS)
 def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     refusal = refused_run(dataset.path, tmp_path / "run", log_to=name, kind="not-installed", option="log_to")

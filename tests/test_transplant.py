@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 import bertdata
 from bertdata.tokenize.load import load
 from bertrain.lab import transplant
-from bertrain.models.checks import max_length
+from bertrain.models.load import max_length
 
 KINDS = ("bert", "modernbert", "albert", "deberta-v2", "bert untied")
 

@@ -20,16 +20,16 @@ from helpers import refused
 from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
+from bertrain import checkpoint
 from bertrain.commands import doctor
+from bertrain.config import Config
+from bertrain.evaluate import Validation
 from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
-from bertrain.options.config import Config
 from bertrain.pretrain import main, pretrain
-from bertrain.run import assemble, checkpoint, rundir
-from bertrain.run.records import Records
-from bertrain.run.run import Run
-from bertrain.run.validation import Validation
-from bertrain.runtime.dist import World
+from bertrain.ranks import World
+from bertrain.report import Records
+from bertrain.trainer import Run, build_learner
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
 doctor.WARMUP_STEPS, doctor.TIMED_STEPS = 1, 1
@@ -74,7 +74,7 @@ def learner(weights, *names, isolate=False):
 
 def learner_of(config, weights, shards, precision="fp32"):
     """The module that a run with these options trains, on one CPU."""
-    return assemble.learner(config, weights, shards, ALONE, precision, methods_of(config))
+    return build_learner(config, weights, shards, ALONE, precision, methods_of(config))
 
 
 def train_twice(data, out, *steps, **options):
@@ -107,12 +107,12 @@ def changing(*begins, **options):
 def run_of(config):
     """The state of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Run(config, ALONE, rundir.choose(out, print))
+    return Run(config, ALONE, checkpoint.choose(out, print))
 
 
 def save(run):
     """Writes a checkpoint of such a run."""
-    Records(run, rundir.Lock(run.out)).save(required=True)
+    Records(run, checkpoint.Lock(run.out)).save(required=True)
 
 
 def mixing(data):

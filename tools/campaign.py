@@ -529,7 +529,7 @@ def _pretrain(*arguments: str) -> Callable[[], None]:
 
 def made(run: Run, inputs: Path, folder: Path) -> Verdict:
     """Makes a run undisturbed, and once more with its stops, in a new folder. inputs: of `make_inputs`."""
-    from bertrain.options.config import Config
+    from bertrain.config import Config
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -616,7 +616,7 @@ def make_inputs(folder: Path) -> None:
 
 def prepare(inputs: Path) -> None:
     """Imports what a run imports, and loads the compiled loops, so that forks have both."""
-    from bertrain.options.config import Config  # noqa: F401
+    from bertrain.config import Config  # noqa: F401
 
     def collect() -> None:
         with contextlib.suppress(SystemExit):

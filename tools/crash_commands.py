@@ -28,6 +28,8 @@ from bertdata.format.verify import verify
 from bertdata.remote import stores
 from bertdata.write.staging import STAGING
 from bertdata.write.state import PLAN, UnitRecord
+from bertrain import checkpoint
+from bertrain.models.load import load_model
 
 WHOLE = 1000  # what is finished of a result that is complete
 LOCKS = re.compile(r"(.*\.)?lock")  # names of files that say nothing
@@ -119,7 +121,7 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
     """The finished models. results: pattern of files of JSON beside them."""
 
     def finished(out: Path, whole: Path) -> int:
-        from bertrain.run import checkpoint
+        pass
 
         number = 0
         for path in sorted(out.glob(pattern)):
@@ -139,7 +141,7 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
 
 def of_run(out: Path, whole: Path) -> int:
     """The step of the newest checkpoint. Older ones may be on their way out."""
-    from bertrain.run import checkpoint
+    pass
 
     newest = max((out / "new" / "run").glob("step-*"), default=None)
     if newest and (fault := checkpoint.fault_of(newest)):
@@ -319,12 +321,12 @@ def make_inputs(folder: Path, names: list[str]) -> None:
 
 def load_kernels(folder: Path) -> None:
     """Loads the compiled loops of reading, which a command of bertrain uses, and what transformers makes once."""
-    from bertrain.models import pretrained
+    pass
 
     for kind in ("windows", "packed"):
         next(trials.loader(str(folder / "shards"), samples=kind, length=16, global_batch_size=4))
     for path in (folder / "run").glob("step-*"):
-        pretrained.load(path)
+        load_model(path)
 
 
 def put_dataset(address: str, shards: Path) -> None:

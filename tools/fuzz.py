@@ -205,26 +205,26 @@ def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tu
 def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     from click.testing import CliRunner
 
+    from bertrain import checkpoint, state
+    from bertrain.cli import read_options
+    from bertrain.config import Config
+    from bertrain.data import Batches, open_datasets
     from bertrain.methods import methods_of
-    from bertrain.options.config import Config
-    from bertrain.options.flags import read_options
     from bertrain.pretrain import main as pretrain
-    from bertrain.run import assemble, rundir, state
-    from bertrain.run.batches import Batches
 
     run, runner = scratch / "run", CliRunner()
     given = ["--model", "bert-tiny", "--length", "16", "--global-batch-size", "4", "--steps", "1", "--eval-every", "0"]
     done = runner.invoke(pretrain, ["--data", str(small), "--out", str(run), *given])
     assert done.exit_code == 0, done.output
-    made = rundir.find(run)
+    made = checkpoint.find(run)
     yield "trainer.json", Target(made / "trainer.json", lambda: state.read(made))
 
     def chosen() -> None:
-        rundir.choose(run, lambda line: None).check()
+        checkpoint.choose(run, lambda line: None).check()
 
     def planned() -> None:
         config = Config.of(**read_options(scratch / "run.toml"))
-        Batches(config, assemble.datasets(config), methods=methods_of(config))
+        Batches(config, open_datasets(config), methods=methods_of(config))
 
     yield "checkpoint.json", Target(made / "checkpoint.json", chosen)
     (scratch / "run.toml").write_text(

@@ -107,16 +107,16 @@ bertdata/format/answers.py
 +    record =
 
 states merge: sync of a checkpoint's files
-bertrain/run/checkpoint.py
+bertrain/checkpoint.py
 -os.fsync(file.fileno())
 +pass
 
 states merge: sync of a checkpoint's name
-bertrain/run/checkpoint.py
+bertrain/checkpoint.py
 -        fsync_directory(target.parent)
 
 states pretrain: sync of the log
-bertrain/run/writer.py
+bertrain/checkpoint.py
 -            self._sync_log()
 
 states augment: sync of augmented rows
@@ -130,7 +130,7 @@ bertdata/files.py
 +path
 
 states merge: a checkpoint appears at once
-bertrain/run/checkpoint.py
+bertrain/checkpoint.py
 -os.replace(temporary, target)
 +shutil.copytree(temporary, target)
 
@@ -180,7 +180,7 @@ bertdata/transfer/pulling.py
 +if True:
 
 states pretrain: how many checkpoints stay
-bertrain/run/rundir.py
+bertrain/checkpoint.py
 -others[keep - 1 :]
 +others[keep:]
 """)
@@ -188,7 +188,7 @@ bertrain/run/rundir.py
 
 GPU = _read("""
 tests/test_gpu_dry.py::test_a_step_needs_no_number[bert-base-windows]: a number of a tensor is read in the step
-bertrain/objectives/mlm.py
+bertrain/objectives.py
 -        return classification(
 +        assert piece["targets"].max().item() >= 0
 +        return classification(
@@ -200,12 +200,12 @@ bertrain/models/encoder.py
 +    return states.gather(
 
 tests/test_gpu_dry.py::test_a_forward_pass_on_a_gpu[bert-base-packed]: a mask of all pairs of tokens
-bertrain/models/isolation.py
+bertrain/models/encoder.py
 -    can = is_half and
 +    can = query.shape[2] < 64 and is_half and
 
 tests/test_gpu_dry.py::test_a_step_needs_no_number[bert-base-windows]: a shape that follows from numbers
-bertrain/objectives/losses.py
+bertrain/objectives.py
 -    logits = logits.float()
 +    logits = logits.float()
 +    logits, targets = logits[targets != IGNORE_INDEX], targets[targets != IGNORE_INDEX]
@@ -217,28 +217,28 @@ bertrain/models/encoder.py
 +        return self._head(
 
 tests/test_gpu_dry.py::test_compiled_ranks_learn_what_one_does[packed]: the gradients of the other rank are left out
-bertrain/run/training.py
+bertrain/trainer.py
 -        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
 +        future = dist.all_reduce(bucket.buffer().clone(), async_op=True).get_future()
 +        return future.then(lambda done: bucket.buffer())
 
 tests/test_finite.py::test_a_run_goes_on_after_a_skipped_step[adamw]: a NaN in a gradient reaches the weights
-bertrain/run/training.py
+bertrain/trainer.py
 -self.skipped = 1 - self.norm.isfinite().float()
 +self.skipped = torch.zeros_like(self.norm)
 
 tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[modernbert-True-64]: a window one token too wide
-bertrain/models/isolation.py
+bertrain/models/encoder.py
 -else sliding_window - 1
 +else sliding_window
 
 tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[bert-True-64]: bounds of documents in another dtype
-bertrain/runtime/feed.py
+bertrain/models/encoder.py
 -dtype=torch.int32)
 +dtype=torch.int64)
 
 tests/test_gpu_dry.py::test_compiled_ranks_learn_what_one_does[packed]: a barrier on one rank
-bertrain/run/training.py
+bertrain/trainer.py
 -        prepared = self.learner.prepare(piece)  # not in
 +        if self._ranks.rank:
 +            dist.barrier()

@@ -18,10 +18,9 @@ from bertdata.cli import OneSentence
 from bertdata.cli import main as bertdata
 from bertdata.errors import UsageError
 from bertdata.files import make_directory, write_file
-from bertrain import pretrain
+from bertrain import checkpoint, pretrain
 from bertrain.commands import docstrings, evaluate
-from bertrain.options.values import Output
-from bertrain.run import rundir
+from bertrain.options import Output
 
 CORPUS_BYTES = 10_000_000
 STEPS = 1600
@@ -70,8 +69,8 @@ def main(out: str) -> None:
     _call("bertdata", bertdata, "inspect", shards, *ROWS, "--world-size", "1")
     _call("bertdata", bertdata, "verify", shards)
     _call("bertrain pretrain", pretrain.main, "--data", shards, "--out", run, *ROWS, *TRAIN)
-    newest = rundir.find(Path(run))
-    if newest.name != f"{rundir.STEP}{STEPS:08d}":  # a signal has ended the training, which has said so
+    newest = checkpoint.find(Path(run))
+    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has said so
         return
     _call("bertrain evaluate", evaluate.main, "--checkpoint", run, "--data", shards, "--show", "4")
     click.echo(f"\nA Hugging Face checkpoint: {newest}")

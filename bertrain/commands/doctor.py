@@ -29,16 +29,26 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.errors import BertdataError, counted
 from bertdata.format.verify import verify
+from bertrain import checkpoint, state
+from bertrain.cli import command
+from bertrain.config import DURATIONS, Config, Part
+from bertrain.data import Batches, open_datasets, samples_of
 from bertrain.methods import Method, methods_of, not_counted
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.options.config import DURATIONS, Config, Part
-from bertrain.options.flags import command
+from bertrain.plan import Plan
 from bertrain.pretrain import pretrain
-from bertrain.run import assemble, rundir, state
-from bertrain.run.batches import Batches
-from bertrain.run.schedule import Plan
-from bertrain.runtime.dist import World
+from bertrain.ranks import World
+from bertrain.trainer import (
+    build_learner,
+    build_model,
+    build_optimizer,
+    check_names,
+    check_parts,
+    made_with_of,
+    resolve_compile,
+    resolve_precision,
+)
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
@@ -50,9 +60,9 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     """Yield the phases and the checks of a run, with verdict and reason; a failure that later ones need is the last."""
     name = "shards"
     try:
-        datasets = assemble.datasets(config)
+        datasets = open_datasets(config)
         name = "samples"
-        assemble.check_names(config)
+        check_names(config)
         methods, on_gpu = methods_of(config), torch.cuda.is_available()
         batches = Batches(config, datasets, methods=methods, world_size=nproc, on_gpu=on_gpu)
         plan = batches.plan
@@ -62,10 +72,10 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield from _of_rows(config, batches, nproc)
         name = "model"
         shards = next(iter(datasets.values()))  # which has the tokenizer of all
-        weights, warnings = assemble.model(config, shards, methods=methods)
+        weights, warnings = build_model(config, shards, methods=methods)
         learner = _learner(config, weights, shards, methods)
-        assemble.optimizer(config, learner, methods)
-        assemble.check_parts(config, shards, learner, plan.phases, methods)
+        build_optimizer(config, learner, methods)
+        check_parts(config, shards, learner, plan.phases, methods)
         parameters, trained = _sizes(weights)
         size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
         yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
@@ -76,7 +86,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield name, (FAIL, str(error))
         return
     passes = max([1, *(method.passes() for method in methods)])
-    compiled = on_gpu and assemble.compiles(config, methods, on_gpu=True)
+    compiled = on_gpu and resolve_compile(config, methods, on_gpu=True)
     yield "devices", _devices(nproc)
     memory = _memory(config, plan, weights, nproc, passes, compiled=compiled)
     yield "memory", _less(memory, not_counted(methods))
@@ -102,7 +112,7 @@ def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str
     padding, cropped = loader.facts["pad_share"], loader.facts["crop_share"]
     if padding > 0.1 or cropped > 0.1:
         shares = f"{padding:.0%} of all tokens are padding and {cropped:.0%} of the text is cut off"
-        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
+        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {samples_of(config)} for other lengths")
     of_pass, number = plan.first_micro_batches()
     yield (
         "batch",
@@ -131,9 +141,7 @@ def _shards(shards: bertdata.Dataset) -> Finding:
 def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
     """What a run would train, on one CPU."""
     cpu = torch.device("cpu")
-    return assemble.learner(
-        config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights), methods
-    )
+    return build_learner(config, weights, shards, World(0, 1, cpu), resolve_precision(config, cpu, weights), methods)
 
 
 def _devices(nproc: int) -> Finding:
@@ -170,7 +178,7 @@ def _memory(
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    size = 4 if assemble.precision(config, device, weights) == "fp32" else 2
+    size = 4 if resolve_precision(config, device, weights) == "fp32" else 2
     tokens = predicted = 0  # of a forward pass, at most
     for phase in plan.phases:
         rows, _ = plan.micro_batches(phase.length, max(phase.rows))
@@ -198,7 +206,7 @@ def _memory(
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
     directory = _existing(Path(config.out))
-    names, needed = rundir.needed_space(config, parameters, trained)
+    names, needed = checkpoint.needed_space(config, parameters, trained)
     free = shutil.disk_usage(directory).free
     estimate = f"{names} need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
@@ -220,7 +228,7 @@ def _run(
     if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
         return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
     try:
-        newest, damaged = rundir.newest(run)
+        newest, damaged = checkpoint.newest(run)
         if damaged and newest:
             return WARN, f"{damaged[0]}; a run sets it aside and continues from {newest.name}"
         if damaged:
@@ -230,10 +238,10 @@ def _run(
         if config.resume == "no":
             return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
         saved = state.read_to_resume(newest)
-        made_with = assemble.made_with(config)
+        made_with = made_with_of(config)
         saved.require_made_with(newest, made_with)
         batches.resume(newest, saved)
-        learner = _learner(config, assemble.model(config, shards, resume=newest, methods=methods)[0], shards, methods)
+        learner = _learner(config, build_model(config, shards, resume=newest, methods=methods)[0], shards, methods)
         for method in methods:
             made_with |= method.identity(learner)
         saved.require_made_with(newest, dict.fromkeys(saved.made_with) | made_with)
@@ -277,7 +285,7 @@ def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[
         clock = json.loads((Path(out) / "run.json").read_text())["clock"]
     trained = {entry["step"]: entry["trained_s"] for entry in log if "trained_s" in entry}
     evaluated = {entry["step"]: entry["validation_s"] for entry in log if "validation_s" in entry}
-    plan = Batches(config, assemble.datasets(config), methods=methods_of(config)).plan
+    plan = Batches(config, open_datasets(config), methods=methods_of(config)).plan
     shapes = list(dict.fromkeys(_shape(part, ranks) for part in config.parts))
     if (WARMUP_STEPS + TIMED_STEPS) * len(shapes) not in trained:
         return

@@ -20,12 +20,13 @@ from click.core import ParameterSource
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError, counted
+from bertrain import checkpoint, state
 from bertrain.commands import pairs
-from bertrain.models import checks, pretrained
+from bertrain.evaluate import Shown, evaluate, samples
 from bertrain.models.encoder import Encoder
-from bertrain.run import log, rundir, state
-from bertrain.run.evaluate import Shown, evaluate, samples
-from bertrain.runtime.dist import World, world
+from bertrain.models.load import check_fits, check_length, load_model, max_length
+from bertrain.ranks import World, world
+from bertrain.report import reference_losses
 
 BEST = 5  # predictions of a masked token that --show prints
 ONLY_WITH = {
@@ -52,7 +53,7 @@ def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
     """The checkpoint, the shards and the row length, after checking that they belong together."""
-    directory, shards = rundir.find(Path(path)), bertdata.open(data)
+    directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
         only = ", ".join(shards.splits)
         sentence = f"{data} has no split {split!r}, only {only}; give --split, or build with a larger --validation"
@@ -60,10 +61,10 @@ def opened(
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
         trained |= state.read(directory).loader
-    encoder = Encoder(pretrained.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
-    pretrained.check_fits(directory, shards, encoder.model)
+    encoder = Encoder(load_model(directory), isolate=trained["samples"] == "packed").to(ranks.device)
+    check_fits(directory, shards, encoder.model)
     length = length or trained["length"]
-    checks.check_length(length, encoder.model.config, directory)
+    check_length(length, encoder.model.config, directory)
     return encoder, shards, directory, length
 
 
@@ -116,10 +117,10 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     """Evaluates on minimal pairs, and prints the result on rank 0."""
 
     def ready() -> tuple[Any, ...]:
-        chosen, directory = pairs.read(file, most), rundir.find(Path(path))
-        encoder = Encoder(pretrained.load(directory)).to(ranks.device)
+        chosen, directory = pairs.read(file, most), checkpoint.find(Path(path))
+        encoder = Encoder(load_model(directory)).to(ranks.device)
         tokenizer = pairs.tokenizer_of(directory, encoder)
-        rows = pairs.encode(chosen, tokenizer, path=file, most=checks.max_length(encoder.model.config))
+        rows = pairs.encode(chosen, tokenizer, path=file, most=max_length(encoder.model.config))
         return encoder, chosen, rows, tokenizer, directory
 
     encoder, chosen, rows, tokenizer, directory = ranks.together(ready)
@@ -177,7 +178,7 @@ def main(
     """
     with world() as ranks:
         ranks.together(lambda: _check(context, data, pairs_path))
-        path = ranks.from_first(lambda: rundir.resolved(path))  # once, as a run that goes on has newer ones later
+        path = ranks.from_first(lambda: checkpoint.resolved(path))  # once, as a run that goes on has newer ones later
         if pairs_path is not None:
             _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
             return
@@ -188,7 +189,7 @@ def main(
             if show:
                 options: dict[str, Any] = {"split": split, "length": of_rows, "rows": show, "best": BEST}
                 click.echo(_samples(samples(encoder, shards, ranks.device, **options)))
-            reference = log.reference_losses([(shards, 1.0)], split)
+            reference = reference_losses([(shards, 1.0)], split)
             if as_json:
                 facts = {"checkpoint": str(directory), "length": of_rows}
                 click.echo(json.dumps(facts | result | {"reference": reference}))

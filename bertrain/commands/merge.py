@@ -21,10 +21,10 @@ from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
-from bertrain.models import build, pretrained
+from bertrain import card, checkpoint
 from bertrain.models.families import add_names_of_4
-from bertrain.options.values import Output
-from bertrain.run import card, checkpoint, rundir
+from bertrain.models.load import OF_FILES, load_complete
+from bertrain.options import Output
 
 NAMED = 3  # of the settings in which two models differ
 
@@ -38,7 +38,7 @@ def chosen(paths: Sequence[str]) -> list[Path]:
     if len(paths) < 2:
         sentence = f"{path} is the only checkpoint that was named; name two or more, whose mean is to be written"
         raise UsageError(sentence, "missing", option="checkpoints", given=list(paths))
-    found = sorted((rundir.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
+    found = sorted((checkpoint.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
     for one, other in pairwise(found):
         if one.resolve() == other.resolve():
             sentence = f"{other} was named twice; name each checkpoint once (a run stands for its newest one)"
@@ -52,10 +52,10 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
     Raises UsageError for models that differ in more than their weights.
     """
     first = directories[0]
-    model = pretrained.load_complete(first)
+    model = load_complete(first)
     sums = {name: weight.double() for name, weight in model.state_dict().items()}
     for directory in directories[1:]:
-        other = pretrained.load_complete(directory)
+        other = load_complete(directory)
         _refuse_another_model(first, model, directory, other)
         for name, weight in other.state_dict().items():
             sums[name] += weight
@@ -71,7 +71,7 @@ def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, 
     if one["model_type"] != two["model_type"]:
         names = ["model_type"]
     else:
-        names = [name for name in sorted(one | two) if name not in build.OF_FILES and one.get(name) != two.get(name)]
+        names = [name for name in sorted(one | two) if name not in OF_FILES and one.get(name) != two.get(name)]
     if names:
         differences = ", ".join(f"{name} ({one.get(name)} and {two.get(name)})" for name in names[:NAMED])
         sentence = f"the models of {first} and {directory} differ in {differences}; give checkpoints of the same model"
@@ -100,7 +100,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     and the same tokenizer. The order in which they are named changes nothing.
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing is checked here
-    target = rundir.require_new(out)
+    target = checkpoint.require_new(out)
     directories = chosen(checkpoints)
     files = tokenizer_of(directories)
     model = mean(directories)

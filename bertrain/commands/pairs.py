@@ -25,7 +25,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertrain.commands import reading
 from bertrain.models.encoder import PLACES, Encoder
-from bertrain.runtime.dist import World
+from bertrain.ranks import World
 
 SCORES = ("word-l2r", "sum", "mean")
 SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # the names that files give to the two sentences

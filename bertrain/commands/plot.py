@@ -16,7 +16,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError, install
 from bertdata.files import naming, write_page
 from bertrain.commands.report import entries, report
-from bertrain.options.values import Output
+from bertrain.options import Output
 
 PANELS = (
     ("loss (nats a token)", "loss", "validation_loss"),

@@ -19,7 +19,7 @@ import numpy as np
 
 from bertdata.errors import UsageError, counted
 from bertdata.look import page
-from bertrain.run.entries import entry_of
+from bertrain.report import entry_of
 
 _NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
 _POINTS = 1000  # entries of a run that are drawn

@@ -24,7 +24,7 @@ from bertdata.format.origins import Origins
 from bertdata.sources.inputs import Input
 from bertdata.sources.tables import TABLE_KINDS
 from bertdata.tokenize.load import load
-from bertrain.run.entries import entry_of
+from bertrain.report import entry_of
 
 
 class Part(NamedTuple):

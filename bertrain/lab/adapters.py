@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 
 from bertdata import key
 from bertdata.errors import DatasetError, UsageError, install
+from bertrain.config import Config
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import Method
 from bertrain.models.families import add_names_of_4, layers_of
 from bertrain.objectives import Learner
-from bertrain.options.config import Config
-from bertrain.options.fields import Excludes, Options, option
+from bertrain.options import Excludes, Options, option
 
 ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
 _NAME = "default"  # peft's own for a model's first adapter

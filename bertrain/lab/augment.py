@@ -33,17 +33,17 @@ from bertdata.files import write_file
 from bertdata.read.words import continuing
 from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
+from bertrain import checkpoint
 from bertrain.commands import reading
+from bertrain.config import pick
 from bertrain.lab import tables
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models import checks, pretrained
 from bertrain.models.encoder import PLACES, Encoder
-from bertrain.options.config import pick
-from bertrain.options.values import Output
-from bertrain.run import rundir
-from bertrain.runtime.dist import LONGEST_WAIT, World, world
+from bertrain.models.load import load_model, max_length
+from bertrain.options import Output
+from bertrain.ranks import LONGEST_WAIT, World, world
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
@@ -124,9 +124,9 @@ class Proposer:
     def __init__(
         self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Vectors | None
     ) -> None:
-        model = pretrained.load(directory)
+        model = load_model(directory)
         self.tokenizer = tokenizer_of(directory)
-        size, self._longest = model.config.vocab_size, checks.max_length(model.config)
+        size, self._longest = model.config.vocab_size, max_length(model.config)
         if self.tokenizer.mask_token_id is None:
             sentence = (
                 f"--checkpoint {directory} has a tokenizer without a mask token; give one with the tokenizer that it "
@@ -439,9 +439,9 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     """
     transformers.utils.logging.set_verbosity_error()
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
-        directory = ranks.from_first(lambda: rundir.resolved(start))
+        directory = ranks.from_first(lambda: checkpoint.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
-        ranks.on_first(lambda: stack.enter_context(rundir.Lock(work.parts)))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(work.parts)))
         ranks.on_first(work.clear)
         ranks.together(lambda: work.propose(ranks))
         ranks.on_first(lambda: click.echo(work.write(copies=copies, share=share, seed=seed)))

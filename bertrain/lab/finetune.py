@@ -34,18 +34,17 @@ import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import naming, write_file
-from bertrain import optim
+from bertrain import card, checkpoint, optim
+from bertrain.config import pick
 from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import LENGTH, Reader
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, Data, Task
-from bertrain.models.attention import choose_attention
-from bertrain.models.checks import max_length
-from bertrain.options.config import pick
-from bertrain.options.values import Output
-from bertrain.run import card, checkpoint, rundir
-from bertrain.run.watch import TrainingError
-from bertrain.runtime.dist import LONGEST_WAIT, World, world
+from bertrain.models.encoder import choose_attention
+from bertrain.models.load import max_length
+from bertrain.options import Output
+from bertrain.ranks import LONGEST_WAIT, World, world
+from bertrain.state import TrainingError
 
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
@@ -99,7 +98,7 @@ def check(ranks: World, job: Job) -> tuple[Work, list[str]]:
     Raises UsageError for what does not fit, and if a seed there is of another job.
     """
     ranks.together(lambda: _check_settings(job.settings))
-    start = ranks.from_first(lambda: rundir.resolved(job.start))
+    start = ranks.from_first(lambda: checkpoint.resolved(job.start))
     return ranks.together(lambda: _read(ranks, replace(job, start=start)))
 
 
@@ -159,7 +158,7 @@ def alone(ranks: World, out: Path) -> Iterator[None]:
     """Makes --out, and keeps a second job out of it until the context ends."""
 
     with contextlib.ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(rundir.Lock(out)))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(out)))
         yield
 
 

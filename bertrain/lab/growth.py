@@ -24,12 +24,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.errors import UsageError
+from bertrain.config import Config
 from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
-from bertrain.options.config import Config
-from bertrain.options.fields import COUNT, Excludes, Options, option
-from bertrain.run.phases import Phase
+from bertrain.options import COUNT, Excludes, Options, option
+from bertrain.plan import Phase
 
 WAYS = ("stack", "fresh")
 

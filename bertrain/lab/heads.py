@@ -12,16 +12,14 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 from bertdata.errors import UsageError, is_out_of_memory
+from bertrain import checkpoint
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
-from bertrain.models.checks import check_length, max_length
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
-from bertrain.models.hub import may_be_on_hub
-from bertrain.models.pretrained import HARMLESS, needed
-from bertrain.run import checkpoint
-from bertrain.run.rates import has_bf16
+from bertrain.models.load import HARMLESS, check_length, max_length, may_be_on_hub, needed_weights
+from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
 SHOWN = 5  # labels that a message lists
@@ -83,7 +81,7 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
         raise _unloadable(directory, error) from None
     encoder = f"{model.base_model_prefix}."
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    lacking = [name for name in needed(model, missing) if name.startswith(encoder)]
+    lacking = [name for name in needed_weights(model, missing) if name.startswith(encoder)]
     if lacking:
         sentence = (
             f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}; give one "

@@ -23,15 +23,21 @@ from transformers.activations import ACT2FN
 import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.errors import UsageError
+from bertrain import checkpoint
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import build, checks, rotary
-from bertrain.models.encoder import Encoder, inputs_of, recompute_activations
+from bertrain.models.encoder import (
+    Encoder,
+    MicroBatch,
+    inputs_of,
+    recompute_activations,
+    rotary_kinds,
+    set_rotary_bases,
+)
 from bertrain.models.families import add_names_of_4, family_of
+from bertrain.models.load import check_runs, max_length, model_identity, new_model
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
-from bertrain.options.fields import ABOVE_0, Excludes, Needs, Options, option
-from bertrain.run import checkpoint
-from bertrain.run.phases import Phase
-from bertrain.runtime.feed import MicroBatch
+from bertrain.options import ABOVE_0, Excludes, Needs, Options, option
+from bertrain.plan import Phase
 
 NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
 SHARING = ("difference", "tied", "none")
@@ -167,7 +173,7 @@ class ReplacedTokens(Method):
         self._bases: tuple[float | None, float | None] = None, None  # that a phase has set
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
-        length = checks.max_length(self._config)
+        length = max_length(self._config)
         self._files = checkpoint.tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
@@ -175,11 +181,11 @@ class ReplacedTokens(Method):
         config, name = setting.config, self.options.discriminator
         seed = bertdata.key(config.seed, "discrimi") >> 1
         try:
-            model, _ = build.build(name, setting.shards.special_tokens, length=config.longest, seed=seed)
+            model, _ = new_model(name, setting.shards.special_tokens, length=config.longest, seed=seed)
         except UsageError as error:
             sentence = str(error).replace("--model", f"--{NAME}")
             raise UsageError(sentence, error.kind, option=NAME, given=name) from None
-        checks.check_runs(model, length=config.longest)
+        check_runs(model, length=config.longest)
         if config.gradient_checkpointing:
             recompute_activations(model)
         encoder: Any = model.base_model
@@ -209,11 +215,11 @@ class ReplacedTokens(Method):
         objective.key = bertdata.key(self._seed, "replace", step)
         if self._bases != (bases := (phase.rope_base, phase.rope_base_local)):
             self._bases = bases
-            of_kinds = zip(rotary.kinds_of(self._config), bases, strict=True)  # the model may have other kinds
-            rotary.set_bases(objective.encoder.model, *(base if is_there else None for is_there, base in of_kinds))
+            of_kinds = zip(rotary_kinds(self._config), bases, strict=True)  # the model may have other kinds
+            set_rotary_bases(objective.encoder.model, *(base if is_there else None for is_there, base in of_kinds))
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
-        return {NAME: build.identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
+        return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
 
     def passes(self) -> int:
         return 2

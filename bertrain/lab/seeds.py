@@ -16,9 +16,9 @@ import click
 
 from bertdata.errors import UsageError
 from bertdata.files import fsync_directory
+from bertrain import checkpoint
 from bertrain.lab.tasks import Columns, Task
-from bertrain.options.fields import flag
-from bertrain.run import checkpoint, rundir
+from bertrain.options import flag
 
 SEED = "seed.json"
 _CONTENT = "the content of "
@@ -109,7 +109,7 @@ def finished(out: Path, seed: int) -> dict[str, Any] | None:
     if kept and not fault:
         click.echo(f"seed {seed}: finished before, in {directory}", err=True)
         return kept["run"]
-    aside, what = rundir.set_aside(directory), fault or f"{SEED} is not readable"
+    aside, what = checkpoint.set_aside(directory), fault or f"{SEED} is not readable"
     fsync_directory(out)
     click.echo(f"seed {seed}: {directory} is damaged: {what}; it is now {aside}, and is trained again", err=True)
     return None

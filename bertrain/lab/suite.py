@@ -19,11 +19,11 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
+from bertrain import checkpoint
 from bertrain.lab.finetune import RESULT, alone, check, common, refuse_results, show, tune
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import Columns
-from bertrain.run import rundir
-from bertrain.runtime.dist import LONGEST_WAIT, world
+from bertrain.ranks import LONGEST_WAIT, world
 
 
 class Entry(NamedTuple):
@@ -156,7 +156,7 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
     with world(LONGEST_WAIT) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
         missing = [task for task, its_files in files.items() if its_files is None]
-        start = ranks.from_first(lambda: rundir.resolved(start))  # once, as a run that goes on has newer ones later
+        start = ranks.from_first(lambda: checkpoint.resolved(start))  # once, as a run that goes on has newer ones later
         jobs = {
             task: Job(
                 start=start,

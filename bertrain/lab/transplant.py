@@ -25,10 +25,10 @@ from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
-from bertrain.models import build, checks, pretrained
+from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
-from bertrain.options.values import Output
-from bertrain.run import card, checkpoint, rundir
+from bertrain.models.load import load_complete, max_length, new_model
+from bertrain.options import Output
 
 
 class Pieces(NamedTuple):
@@ -94,14 +94,14 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
     """
-    old = pretrained.load_complete(directory)
+    old = load_complete(directory)
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
-    length = checks.max_length(old.config)
+    length = max_length(old.config)
 
     def resize(config: PreTrainedConfig) -> None:
         config.vocab_size = new.special.vocab_size
 
-    model, _ = build.build(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
+    model, _ = new_model(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
     of_vocabulary, of_positions = growing(old, "vocab_size"), set[str]()
     if family_of(old).positions_after_padding:
         of_positions = growing(old, "max_position_embeddings")
@@ -150,14 +150,14 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     it. Weights that are not of the vocabulary do not change.
     """
     transformers.utils.logging.set_verbosity_error()
-    target = rundir.require_new(out)
-    directory = rundir.find(Path(path))
+    target = checkpoint.require_new(out)
+    directory = checkpoint.find(Path(path))
     new = load_tokenizer(spec)
     made_of = pieces(load_tokenizer(str(directory)), new)
     model = transplanted(directory, new, made_of, seed=seed)
     counts = f"{made_of.copied:,} tokens copied, {made_of.means:,} means of tokens, {made_of.random:,} at random"
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
-    files = checkpoint.tokenizer_files(new.files.__getitem__, model, checks.max_length(model.config))
+    files = checkpoint.tokenizer_files(new.files.__getitem__, model, max_length(model.config))
     files |= {card.CARD: card.content(target.name, about, config=model.config)}
     with naming(target):
         checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))

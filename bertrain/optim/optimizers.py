@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from bertdata.errors import UsageError
+from bertrain.config import Config
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.optim.muon import Muon, hidden_matrices
-from bertrain.options.config import Config
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:

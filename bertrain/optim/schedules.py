@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 
 from bertdata.errors import UsageError
-from bertrain.options.values import exact
+from bertrain.options import exact
 
 
 def learning_rate(

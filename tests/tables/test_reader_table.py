@@ -21,12 +21,12 @@ from bertdata.errors import BertdataError
 from bertdata.format.answers import TeacherCache
 from bertdata.format.records import read_record
 from bertrain.__main__ import main
+from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab import tables
 from bertrain.lab.elastic import search
 from bertrain.lab.tasks import TASKS, Columns
-from bertrain.models import build
-from bertrain.options.flags import command
+from bertrain.models.load import new_model
 
 QUESTION = {"id": "q", "question": "Of?", "answers": [{"text": "river", "answer_start": 2}]}
 SQUAD = {"context": "A river.", "qas": [QUESTION]}
@@ -114,7 +114,7 @@ def configured(path, given):
 
 
 def modelled(path, given):
-    build.build(str(path), given("dataset").special_tokens, length=32, seed=0)
+    new_model(str(path), given("dataset").special_tokens, length=32, seed=0)
 
 
 def plotted(path, given):

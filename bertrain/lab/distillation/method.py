@@ -13,17 +13,18 @@ from transformers import PreTrainedModel
 
 from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
+from bertrain import checkpoint
+from bertrain.config import Config
+from bertrain.data import Batches
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models import checks, pretrained
 from bertrain.models.families import family_of
+from bertrain.models.load import check_fits, load_model, max_length
 from bertrain.objectives import Learner, Objective
-from bertrain.options.config import Config
-from bertrain.options.fields import Excludes
-from bertrain.run import assemble, rundir
-from bertrain.run.batches import Batches
+from bertrain.options import Excludes
+from bertrain.trainer import autocast_of
 
 
 class Distillation(Method):
@@ -127,10 +128,10 @@ class Distillation(Method):
         if options.teacher_cache:
             sha256 = TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
             return Distil(model, config, options, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
-        directory = rundir.find(Path(options.teacher), "teacher")
-        teacher = pretrained.load(directory)
-        pretrained.check_fits(directory, shards, teacher)
-        most = checks.max_length(teacher.config)
+        directory = checkpoint.find(Path(options.teacher), "teacher")
+        teacher = load_model(directory)
+        check_fits(directory, shards, teacher)
+        most = max_length(teacher.config)
         if config.longest > most:
             sentence = (
                 f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {options.teacher}; "
@@ -138,7 +139,7 @@ class Distillation(Method):
             )
             raise UsageError(sentence, "too-long", option="length", given=config.longest)
         objective = Distil(model, config, options, vocab_size=vocab_size, teacher=teacher)
-        computing = assemble.autocast(setting.device, setting.precision)
+        computing = autocast_of(setting.device, setting.precision)
 
         def in_float32() -> contextlib.AbstractContextManager[Any]:  # where the student computes in half precision
             return torch.autocast(setting.device.type, enabled=False)

@@ -26,13 +26,12 @@ from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.errors import UsageError
+from bertrain.config import Config
 from bertrain.lab.distillation import taps
 from bertrain.lab.distillation.options import DistillationOptions
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
-from bertrain.models.encoder import Encoder, inputs_of
-from bertrain.objectives import LossSum, Objective, Outputs
-from bertrain.options.config import Config
-from bertrain.runtime.feed import MicroBatch, num_targets
+from bertrain.models.encoder import Encoder, MicroBatch, inputs_of
+from bertrain.objectives import LossSum, Objective, Outputs, num_targets
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
 PROJECTIONS = ("teacher_queries", "teacher_keys", "teacher_values")

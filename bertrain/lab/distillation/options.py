@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from bertrain.options.fields import ABOVE_0, WEIGHT, Needs, Options, option
+from bertrain.options import ABOVE_0, WEIGHT, Needs, Options, option
 
 KINDS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 TEACHER = Needs("a --teacher-cache or a --teacher", lambda options: bool(options.teacher or options.teacher_cache))

@@ -29,19 +29,19 @@ from bertdata.cli import OneSentence
 from bertdata.errors import DatasetError, UsageError, counted
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
+from bertrain import checkpoint
+from bertrain.cli import read_options
+from bertrain.config import Config
+from bertrain.data import build_loader, micro_batches
 from bertrain.lab.distillation.options import OF_ROWS
 from bertrain.lab.fingerprint import fingerprint
-from bertrain.models import checks, pretrained
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
-from bertrain.options.config import Config
-from bertrain.options.flags import read_options
-from bertrain.options.values import Output
+from bertrain.models.load import check_fits, check_length, load_model
+from bertrain.options import Output
+from bertrain.ranks import LONGEST_WAIT, World, world
 from bertrain.recipes import file_of
-from bertrain.run import assemble, rundir
-from bertrain.run.rates import has_bf16
-from bertrain.runtime import feed
-from bertrain.runtime.dist import LONGEST_WAIT, World, world
+from bertrain.speed import has_bf16
 
 LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
@@ -86,12 +86,12 @@ class _Work:
         self.shards = bertdata.open(options["data"])
         self.vocab_size = self.shards.special_tokens.vocab_size
         student = _student(options, given)
-        self.loader = assemble.loader(student, self.shards, variants=options["variants"])
+        self.loader = build_loader(student, self.shards, variants=options["variants"])
         if self.is_complete or next(self.out.glob("unit-*"), None):  # it is continued by the rule of its masks
             stored = answers.read_header(self.out, answers.CACHE if self.is_complete else answers.PLAN)["stream"]
             assert self.loader.masking  # noqa: S101  (a run's rows are masked)
             masking = self.loader.masking.with_rule_of(stored.get("masking") or {})
-            self.loader = assemble.loader(student, self.shards, variants=options["variants"], masking=masking)
+            self.loader = build_loader(student, self.shards, variants=options["variants"], masking=masking)
         self._check(options, student)
         weights = self._teacher(Path(options["model"]), student.length)
         encoder = Encoder(weights, isolate=student.isolate_documents)
@@ -130,10 +130,10 @@ class _Work:
 
     def _teacher(self, path: Path, length: int) -> PreTrainedModel:
         """Raises UsageError for a teacher that does not fit the student's rows."""
-        directory = rundir.find(path)
-        weights = pretrained.load(directory)
-        pretrained.check_fits(directory, self.shards, weights)
-        checks.check_length(length, weights.config, directory)
+        directory = checkpoint.find(path)
+        weights = load_model(directory)
+        check_fits(directory, self.shards, weights)
+        check_length(length, weights.config, directory)
         return weights
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class _Work:
     def _predict(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
         """The teacher's answers to the samples at some positions, and the counts of them."""
         batch = self.loader.read(positions)
-        piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
+        piece = next(micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
         used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
         bf16 = self.header["teacher"]["precision"] == "bf16"
         with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
@@ -248,7 +248,7 @@ class _Work:
 def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
     """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
     # The teacher is chosen once, as a run that goes on has newer checkpoints later.
-    options = options | {"model": ranks.from_first(lambda: rundir.resolved(options["model"]))}
+    options = options | {"model": ranks.from_first(lambda: checkpoint.resolved(options["model"]))}
     work = ranks.together(lambda: _Work(ranks, options, given))
     missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
     ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
@@ -340,7 +340,7 @@ def main(context: click.Context, **options: Any) -> None:
                     f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
                 )
             is_new = not out.exists()
-            stack.enter_context(rundir.Lock(out))
+            stack.enter_context(checkpoint.Lock(out))
             stack.callback(_unlock, out, is_new=is_new)
 
         ranks.on_first(lock)

@@ -16,16 +16,16 @@ from transformers import PreTrainedModel
 from bertdata.cli import OneSentence
 from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain import card, checkpoint, state
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
-from bertrain.models import pretrained
-from bertrain.options.values import Output
-from bertrain.run import card, checkpoint, rundir, state
+from bertrain.models.load import load_complete
+from bertrain.options import Output
 
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
-    rundir.require_new(str(out))
+    checkpoint.require_new(str(out))
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = state.read(directory).step if (directory / state.TRAINER).exists() else None
@@ -50,8 +50,8 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 @click.option("--out", required=True, type=Output(), help="New directory for the sub-network.")
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
-    directory = rundir.find(Path(path))
-    model = pretrained.load_complete(directory)
+    directory = checkpoint.find(Path(path))
+    model = load_complete(directory)
     config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)

@@ -27,18 +27,17 @@ import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.files import naming, write_file
+from bertrain import checkpoint
 from bertrain.commands.evaluate import opened
 from bertrain.commands.plot import drawing
+from bertrain.evaluate import evaluate
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import trained_space
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
-from bertrain.options.fields import flag
-from bertrain.options.values import Output
-from bertrain.run import rundir
-from bertrain.run.evaluate import evaluate
-from bertrain.runtime.dist import World, world
+from bertrain.options import Output, flag
+from bertrain.ranks import World, world
 
 FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25, of many more
 EXPLORE, MUTATION = 0.5, 0.25  # as they have them
@@ -303,7 +302,7 @@ def main(
                 f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
             )
             raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
-        with rundir.Lock(Path(out)):
+        with checkpoint.Lock(Path(out)):
             space = Space(trained, encoder.model.config)
             latency = {"rows": batch_size, "length": places}
             samples = {"split": split, "length": places, "max_samples": max_samples}

@@ -26,7 +26,7 @@ from bertdata import key
 from bertdata.errors import UsageError, counted
 from bertrain.lab import growth as grow
 from bertrain.models.families import FUSED
-from bertrain.options.fields import flag
+from bertrain.options import flag
 
 HEADS = {"bert": "any", "modernbert": "same"}  # rotary positions turn pairs of a head's dimensions
 """How wide heads of a sub-network are, by type of model: at most the model's, or the same. Others have none."""

@@ -12,14 +12,14 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from bertdata.errors import UsageError
+from bertrain import state
+from bertrain.config import Config
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.methods import LearnerSetting, Method
 from bertrain.objectives import Learner, LossSum, Objective
-from bertrain.options.config import Config
-from bertrain.options.fields import COUNT, Excludes, Needs, Options, option
-from bertrain.run import state
-from bertrain.run.phases import Phase
+from bertrain.options import COUNT, Excludes, Needs, Options, option
+from bertrain.plan import Phase
 
 ELASTIC = Needs("--elastic", lambda options: bool(options.elastic))
 

@@ -15,8 +15,7 @@ import click
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError, counted
 from bertrain import recipes
-from bertrain.methods import known_methods
-from bertrain.options.config import (
+from bertrain.config import (
     CHECKPOINTS,
     DATA,
     HARDWARE,
@@ -29,7 +28,8 @@ from bertrain.options.config import (
     replaced_by,
     without_removed,
 )
-from bertrain.options.fields import Options, flag, helps
+from bertrain.methods import known_methods
+from bertrain.options import Options, flag, helps
 
 MOST_BYTES = 1 << 24  # of a file of options
 

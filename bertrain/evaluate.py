@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,11 @@ import bertdata
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.spelling import Spelling, spelled
 from bertdata.tokenize.tokenizer import TOKENIZER
+from bertrain.data import micro_batches
 from bertrain.models.encoder import PLACES, Encoder
-from bertrain.runtime import feed
-from bertrain.runtime.dist import World
+from bertrain.objectives import num_targets
+from bertrain.ranks import Signals, World
+from bertrain.trainer import Run, autocast_of
 
 MASKING = bertdata.Masking(probability=0.15, rule=1)  # for good, so that results of all versions compare
 SEED = 0
@@ -64,7 +67,7 @@ def evaluate(
         while loader.position < last:
             loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
             batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
-            for piece in feed.micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
+            for piece in micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
                 with autocast():
                     logits = encoder.logits(**piece).flatten(0, 1).float()
                 wanted = piece["targets"].flatten()
@@ -72,7 +75,7 @@ def evaluate(
                 loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
                 totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
                 predicted += torch.bincount(best[counts], minlength=predicted.numel())
-            totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
+            totals[2:] += torch.tensor([num_targets(batch), batch.sample_ids.size], device=ranks.device)
             bar.update(loader.position - bar.n)
             if interrupted():
                 encoder.train(was_training)
@@ -148,7 +151,7 @@ def samples(
 ) -> list[Shown]:
     """The first rows that `evaluate` sees, with the `best` most probable tokens for each mask."""
     batch = next(loader_for(encoder, shards, rows=rows, split=split, length=length, masking=masking))
-    piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
+    piece = next(micro_batches(batch, size=rows, count=1, device=device))
     was_training = encoder.training
     encoder.eval()
     logits = encoder.logits(**piece)[..., : shards.special_tokens.vocab_size]
@@ -175,3 +178,105 @@ def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray
             masked.append((around, as_read(int(batch.targets[row, slot])), best))
         shown.append(Shown(spelling.text(tokens, {*positions}), masked))
     return shown
+
+
+EVALUATED_SAMPLES = 2048  # of the validation split
+
+
+class Validation:
+    """Evaluates a run when it is due. Its methods are called on every rank."""
+
+    def __init__(self, run: Run, *, evaluated_step: int = 0) -> None:
+        """evaluated_step: of the last evaluation in the log."""
+        self._run, self._evaluated_step = run, evaluated_step
+
+    @property
+    def is_due(self) -> bool:
+        """After the last step, and after each --eval-every steps; not twice after the same step."""
+        run = self._run
+        if not self._held_out or run.step == 0 or self._evaluated_step >= run.step:
+            return False
+        every = run.config.eval_every
+        return run.is_done or (every > 0 and run.step % every == 0)
+
+    def evaluate(self, signals: Signals) -> bool:
+        """Evaluates and shows predictions. Returns False if a signal came meanwhile; then nothing is shown."""
+        run = self._run
+
+        def interrupted() -> bool:
+            return run.ranks.any(len(signals) > 0)
+
+        run.end_of_steps()
+        before = run.clock.seconds["evaluated"]
+        result = self._evaluate(interrupted=interrupted)
+        if result is None:
+            run.clock.lap("evaluated")
+            signals.stop()
+            return False
+        self._evaluated_step = run.step
+
+        def show() -> None:
+            shards = next(iter(self._held_out.values()))
+            (row,) = samples(run.learner, shards, run.ranks.device, rows=1, best=1, **self._options)
+            shown = [(around, target, best) for around, target, (best,) in row.masked]
+            run.clock.lap("evaluated")
+            run.watch.evaluation(
+                run.step, result | self._measured, shown, seconds=run.clock.seconds["evaluated"] - before
+            )
+
+        run.ranks.on_first(show)
+        run.clock.lap("evaluated")
+        return True
+
+    def loss(self) -> float | None:
+        """The loss on the validation split; on the train split of the first dataset where none has another."""
+        run = self._run
+        run.end_of_steps()
+        if self._held_out:
+            result = self._evaluate()
+        else:
+            options = self._options | self._limits | {"split": "train"}
+            result = evaluate(run.learner, run.datasets[run.phase.sources[0][0]], run.ranks, **options)
+        run.clock.lap("evaluated")
+        return result["loss"] if result else None
+
+    @property
+    def _held_out(self) -> dict[str, bertdata.Dataset]:
+        """The datasets of the phase that have a validation split, by path."""
+        found = {path: self._run.datasets[path] for path, _ in self._run.phase.sources}
+        return {path: shards for path, shards in found.items() if "validation" in shards.splits}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Which rows are evaluated, and how they are masked."""
+        masking = replace(MASKING, probability=self._run.config.eval_masking)
+        return {"split": "validation", "length": self._run.loader.length, "masking": masking}
+
+    @property
+    def _measured(self) -> dict[str, Any]:
+        """What a card says of the rows: their length, the share that is masked, and the number format."""
+        run = self._run
+        return {
+            "length": run.loader.length,
+            "masking": run.config.eval_masking,
+            "precision": run.training.eval_precision,
+        }
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """How many rows are evaluated, and the context of forward passes."""
+        training, device = self._run.training, self._run.ranks.device
+        return {"max_samples": EVALUATED_SAMPLES, "autocast": autocast_of(device, training.eval_precision)}
+
+    def _evaluate(self, **more: Any) -> dict[str, Any] | None:
+        """The result of `evaluate`; in a mix the mean of each source's by weight."""
+        run, options = self._run, self._options | self._limits | more
+        if not run.batches.names:
+            return evaluate(run.learner, run.shards, run.ranks, **options)
+        results = {}
+        for name, shards in self._held_out.items():
+            result = evaluate(run.learner, shards, run.ranks, **options)
+            if result is None:
+                return None
+            results[name] = result
+        return mean(results, dict(run.phase.sources))

@@ -1,12 +1,13 @@
 """A run is a list of phases, each of which begins at a step. `resolve` makes the list from the options of a run.
 
-docs/determinism.md has the rules under "Phases of a run"; docs/phases.md is for users.
+The plan also says how the ranks share a step. docs/determinism.md has the rules under "Phases of a run";
+docs/phases.md is for users.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import accumulate, pairwise
@@ -15,10 +16,10 @@ from typing import Any, Protocol
 
 import bertdata
 from bertdata.errors import UsageError, counted
+from bertrain.config import LONGEST, MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config, Part, all_options
 from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
-from bertrain.options.config import LONGEST, Config, Part, all_options
-from bertrain.options.values import Ramp, exact
+from bertrain.options import Ramp, exact
 
 _WARMUP = {"warmup", "warmup_steps"}
 _RATE = {"lr", "lr_end", "schedule", "decay_share"} | _WARMUP  # options, one of which begins another curve
@@ -243,3 +244,81 @@ def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, no
                     "as before, or another --out"
                 )
                 raise UsageError(sentence, "other-settings", option="phase", given=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The phases of a run, and how its ranks share a step."""
+
+    phases: tuple[Phase, ...]
+    steps: int
+    micro_batch_size: int  # at most, for rows as long as those of the first phase
+    world_size: int
+    warnings: tuple[str, ...]
+
+    def phase_at(self, step: int) -> Phase:
+        return next(phase for phase in reversed(self.phases) if phase.start <= step)
+
+    def samples(self) -> int:
+        """The rows of all steps."""
+        return sum(phase.samples() for phase in self.phases)
+
+    def micro_batches(self, length: int, rows: int) -> tuple[int, int]:
+        """Rows and number of the forward passes of a step, for rows of `length`. Longer rows come fewer at a time."""
+        share, first = -(-rows // self.world_size), self.phases[0].length
+        size = max(1, min(share, self.micro_batch_size * min(first, length) // length))
+        return size, -(-share // size)
+
+    def first_micro_batches(self) -> tuple[int, int]:
+        """The same for a step of the first phase, where it has most rows."""
+        return self.micro_batches(self.phases[0].length, max(self.phases[0].rows))
+
+    def describe(self, names: Mapping[str, str] | None = None) -> list[str]:
+        """A line for each phase; none for a run of one. names: as `line` has them."""
+        return [self.line(phase, names) for phase in self.phases] if len(self.phases) > 1 else []
+
+    def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
+        """What holds in a phase, for people. names: of the datasets by their paths; the paths themselves without."""
+        sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
+        data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
+        last = phase.stop - 1
+        highest = min(max(phase.rate.start + phase.rate.warmup_steps, phase.start), last)
+        first, peak, end = (phase.rate.at(step) for step in (phase.start, highest, last))
+        masked = "any share" if phase.masking.policy == "uniform" else f"{phase.masking.probability:.0%}"
+        bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
+        more = "".join(f", {name} {'all' if value is None else value}" for name, value in phase.methods.items())
+        more += f", trains {phase.trains}" if phase.trains else ""
+        more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
+        return (
+            f"phase {phase.number} of {len(self.phases)}, steps {phase.start:,} to {phase.stop:,}: {data}, "
+            f"{phase.rows} rows of {phase.length} tokens, {masked} masked, rate {first:.2e} to {end:.2e}, "
+            f"peak {peak:.2e} ({phase.rate.schedule}){more}"
+        )
+
+    @classmethod
+    def of(cls, config: Config, sizes: Sizes, *, world_size: int, on_gpu: bool = False) -> Plan:
+        """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
+        phases = resolve(config, sizes)
+        share = -(-max(max(phase.rows) for phase in phases) // world_size)  # rows of the fullest rank, at most
+        most = max(1, MICRO_BATCH_TOKENS // phases[0].length) if on_gpu else MICRO_BATCH_SIZE
+        return cls(
+            phases=phases,
+            steps=phases[-1].stop,
+            micro_batch_size=min(share, config.micro_batch_size or most),
+            world_size=world_size,
+            warnings=tuple(dict.fromkeys(_warnings(phases, sizes, world_size))),
+        )
+
+
+def _warnings(phases: tuple[Phase, ...], sizes: Sizes, world_size: int) -> Iterator[str]:
+    for curve in dict.fromkeys(phase.rate for phase in phases):
+        if curve.warmup_steps != curve.asked:
+            steps = counted(curve.steps, "step")
+            yield f"--warmup-steps {curve.asked} is longer than a schedule of {steps}; using {curve.warmup_steps}"
+    for phase in phases:
+        largest, num_samples = max(phase.rows), sizes.samples([path for path, _ in phase.sources], phase.length)
+        if largest > num_samples:
+            rows, samples = counted(largest, "row"), counted(num_samples, "sample")
+            yield f"a step of {rows} sees some of the {samples} more than once"
+        if (least := min(phase.rows)) < world_size:
+            yield f"{world_size} ranks share {counted(least, 'row')} a step, so some ranks are idle"

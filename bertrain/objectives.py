@@ -1,18 +1,71 @@
-"""What an objective is, and the module that is trained: an encoder with its objectives."""
+"""What a run learns from: masked tokens, next sentences, masked diffusion. Named by --objective."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from bertdata import Batch
-from bertrain.models.encoder import Encoder
-from bertrain.objectives.losses import LossSum
-from bertrain.options.config import Config
-from bertrain.runtime.feed import MicroBatch
+from bertdata import IGNORE_INDEX, Batch
+from bertdata.errors import UsageError
+from bertrain.config import Config, pick
+from bertrain.models.encoder import Encoder, MicroBatch
+
+
+def num_targets(batch: Batch) -> int:
+    """How many tokens of this rank's batch are predicted."""
+    return int((batch.targets != IGNORE_INDEX).sum())
+
+
+def objectives_of(config: Config) -> dict[str, type[Objective]]:
+    """The objectives that --objective names, in its order. Raises UsageError for unknown names."""
+    names = config.objective.split("+")
+    if len(set(names)) < len(names):
+        sentence = f"--objective {config.objective} names an objective twice; name each once"
+        raise UsageError(sentence, "malformed", option="objective", given=config.objective)
+    return {name: pick(OBJECTIVES, name, "--objective") for name in names}
+
+
+class LossSum(NamedTuple):
+    """One loss of a micro-batch."""
+
+    sum: torch.Tensor  # float32 []: the loss summed over what Objective.count counts
+    num_correct: torch.Tensor  # []: how many predictions were right, or the sum of their weights
+
+
+def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
+    """logits [N, V], targets int64 [N] with IGNORE_INDEX for none → the sum of their cross entropies."""
+    logits = logits.float()
+    if torch.compiler.is_compiling():  # the compiler fuses the passes itself
+        total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    else:
+        total = _CrossEntropySum.apply(logits, targets)
+    return LossSum(total, (logits.detach().argmax(-1) == targets).sum())
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """F.cross_entropy with the gradient written into the log probabilities.
+
+    For a large vocabulary this saves two of four passes over the largest tensor of a step.
+    """
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(-1)
+        used, columns = targets != IGNORE_INDEX, targets.clamp(min=0).unsqueeze(-1)
+        losses = -(logprobs.gather(-1, columns).squeeze(-1) * used)
+        gradient = logprobs.exp_().scatter_add_(-1, columns, torch.full_like(columns, -1, dtype=logprobs.dtype))
+        context.save_for_backward(gradient, used)
+        return losses.sum()
+
+    @staticmethod
+    def backward(context: Any, outer: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient, used = context.saved_tensors
+        return gradient.mul_((used * outer).unsqueeze(-1)), None
 
 
 class Outputs(NamedTuple):
@@ -125,3 +178,63 @@ class Learner(Encoder):
     def objective_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of the objectives, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
+
+
+class MaskedTokens(Objective):
+    """Cross entropy of the masked tokens; counts targets."""
+
+    def count(self, batch: Batch) -> int:
+        return num_targets(batch)
+
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
+        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten())
+
+
+class NextSentences(Objective):
+    """Cross entropy of next_sentence_label [B]; counts rows. The model is a BertForPreTraining."""
+
+    samples = "pairs"
+    uses_logits = False
+
+    def count(self, batch: Batch) -> int:
+        return batch.sample_ids.size
+
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        model: Any = encoder.model  # a BertForPreTraining
+        pooled = model.bert.pooler(outputs.hidden)
+        return classification(model.cls.seq_relationship(pooled), piece["next_sentence_label"])
+
+
+class Diffusion(Objective):
+    """Cross entropy of the masked tokens, those of a row times 1 / its masked share; counts tokens that may be masked.
+
+    The mean is a bound of the negative log-likelihood of a token, in nats. The accuracy has the same weights. Raises
+    UsageError for other masks than those of `--masking uniform`.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+        super().__init__(model, config)
+        for part in config.parts:
+            if part.options.masking != "uniform":
+                sentence = (
+                    f"--objective diffusion learns from any share of masks, and --masking {part.options.masking} has "
+                    "one share; give --masking uniform"
+                )
+                raise UsageError(sentence, "needs-option", option="masking", given=part.options.masking)
+
+    def count(self, batch: Batch) -> int:
+        assert batch.weights is not None  # noqa: S101  (of the policy "uniform")
+        return int(np.rint(batch.weights * (batch.targets != IGNORE_INDEX).sum(1)).sum())
+
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
+        logits, targets, weights = outputs.logits.float(), piece["targets"], piece["weights"]
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+        sums = losses.view_as(targets).sum(1) * weights
+        right = (logits.detach().argmax(-1) == targets).sum(1) * weights
+        return LossSum(sums.sum(), right.sum())
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"mlm": MaskedTokens, "nsp": NextSentences, "diffusion": Diffusion}
+"""Objectives by the name that --objective gives them. Add your own: docs/extending.md."""

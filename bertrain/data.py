@@ -1,4 +1,4 @@
-"""The batches of a run: what it reads in each phase, and how it goes on after a checkpoint."""
+"""The batches of a run: datasets, loaders, streams that continue after a checkpoint, and micro-batches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,112 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import bertdata
+from bertdata import IGNORE_INDEX, Batch, Dataset
 from bertdata.errors import StateError, UsageError, counted
+from bertrain.config import Config
 from bertrain.methods import Method
-from bertrain.options.config import Config
-from bertrain.options.fields import flag
-from bertrain.run import assemble
-from bertrain.run.log import Sources
-from bertrain.run.phases import Phase, check_begun
-from bertrain.run.schedule import Plan
-from bertrain.run.state import TrainState
-from bertrain.run.watch import TrainingError
-from bertrain.runtime import feed
+from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
+from bertrain.objectives import num_targets, objectives_of
+from bertrain.options import flag
+from bertrain.plan import Phase, Plan, check_begun, masking_of
+from bertrain.state import TrainingError, TrainState
+
+
+def samples_of(config: Config) -> str:
+    """The kind of rows a run reads: what --isolate-documents or an objective needs, else windows."""
+    needed = {kind.samples for kind in objectives_of(config).values() if kind.samples}
+    needed |= {"packed"} if config.isolate_documents else set()
+    if len(needed) > 1:
+        sentence = (
+            f"--objective {config.objective} needs rows of {' and of '.join(sorted(needed))}"
+            + " (--isolate-documents: packed)" * config.isolate_documents
+            + "; leave one of them out"
+        )
+        raise UsageError(sentence, "conflict", option="objective", given=config.objective)
+    return next(iter(needed), "windows")
+
+
+def open_datasets(config: Config) -> dict[str, bertdata.Dataset]:
+    """Opens the datasets of a run, by path. Raises UsageError unless all have the same tokenizer."""
+    opened = {path: bertdata.open(path) for path in config.paths}
+    if len(opened) > 1:
+        bertdata.Loader([(shards, 1) for shards in opened.values()], masking=None)  # which refuses others
+    return opened
+
+
+def build_loader(
+    config: Config,
+    shards: bertdata.Dataset | Sources,
+    *,
+    length: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    variants: int | None = None,
+    masking: bertdata.Masking | None = None,
+    methods: Sequence[Method] = (),
+    starts: Sequence[int] = (),
+) -> bertdata.Loader:
+    """The batches of a run, for one rank.
+
+    length: None for that of the config.
+    variants, starts: as Loader has them.
+    masking: None for that of the first rows.
+    methods: whose options of the loader are given.
+    """
+    further: dict[str, Any] = {}
+    for method in methods:
+        further |= method.loader_options()
+    return bertdata.Loader(
+        shards,
+        length=length or config.length,
+        global_batch_size=config.rows.first,
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        rank=rank,
+        world_size=world_size,
+        samples=samples_of(config),
+        shuffle=config.shuffle,
+        masking=masking or masking_of(config),
+        variants=variants,
+        starts=starts,
+        **further,
+    )
+
+
+Sources = Sequence[tuple[Dataset, float]]
+"""The datasets of --data, with their weights."""
+
+
+def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
+
+    A rank may have one row less than another. A micro-batch after its last row is one row without targets, whose
+    sample_ids is −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on
+    GPUs whose attention kernel needs them, and with an attention_mask there, whether a row has padding or not.
+    """
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
+    for number in range(count):
+        piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
+        if piece["input_ids"].shape[0] == 0:
+            piece = {name: torch.zeros((1, *array.shape[1:]), dtype=array.dtype) for name, array in arrays.items()}
+            piece["sample_ids"] -= 1
+            for name in {"targets", "next_sentence_label"} & piece.keys():
+                piece[name] += IGNORE_INDEX
+            if "position_ids" in piece:  # one document, not as many as tokens
+                piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
+            piece.pop("attention_mask", None)
+        if "position_ids" in piece and has_kernel(device):
+            piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
+            piece.setdefault("attention_mask", torch.ones_like(piece["input_ids"]))  # with and without: two graphs
+        yield {name: to_device(array, device) for name, array in piece.items()}
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies through pinned memory, which torch reuses, so that the host need not wait for the copy."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
 
 CHECKED_ROWS = 64  # before the first step
 
@@ -66,7 +159,7 @@ class Batches:
         """The samples of an epoch of datasets, in rows of `length`."""
         for path in paths:
             if (path, length) not in self._samples:
-                loader = assemble.loader(self.config, self.datasets[path], length=length)
+                loader = build_loader(self.config, self.datasets[path], length=length)
                 self._samples[path, length] = loader.num_samples
         return sum(self._samples[path, length] for path in paths)
 
@@ -105,7 +198,7 @@ class Batches:
         return [self._stream(path, phase.length) for path, _ in phase.sources]
 
     def _loader(self, phase: Phase, *, starts: Sequence[int] = ()) -> bertdata.Loader:
-        loader = assemble.loader(
+        loader = build_loader(
             self.config,
             [(self.datasets[path], weight) for path, weight in phase.sources],
             length=phase.length,
@@ -175,7 +268,7 @@ class Batches:
             method.check_batches(self)
         most = min(loader.num_samples, self.plan.samples())
         batch = loader.read(np.arange(min(most, 1024)))
-        targets = feed.num_targets(batch)
+        targets = num_targets(batch)
         share = self.phase.masking.probability
         if targets == 0:
             sentence = (

@@ -1,4 +1,4 @@
-"""How fast a run is: tokens a second, floating point operations, their share of what the device can do, memory."""
+"""How fast a run is, and what its time went to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,49 @@ from torch.nn import Embedding, Module
 from transformers import PreTrainedModel
 
 from bertrain.models.families import family_of, layers_of, projections_of
+
+KINDS = ("trained", "compiled", "evaluated", "waited")
+
+
+class Clock:
+    """Adds up seconds by what they went to. `lap` ends a stretch of time that began where the one before ended.
+
+    A step that compiled counts as compiling, with all its time: every one in which torch.compile made a graph on this
+    rank and, where code is compiled at all, the first of each row length in a process.
+    """
+
+    def __init__(self, before: Mapping[str, float], *, compiles: bool) -> None:
+        """before: seconds by kind of the same run in other processes. compiles: False on CPUs without torch.compile."""
+        self.seconds = dict.fromkeys(KINDS, 0.0) | dict(before)
+        self._compiles, self._lengths = compiles, set[int]()
+        self.start()
+
+    def start(self) -> None:
+        """What was before does not count."""
+        self._since, self._graphs = time.perf_counter(), _num_graphs()
+
+    def lap(self, kind: str) -> None:
+        end = time.perf_counter()
+        self.seconds[kind] += end - self._since
+        self._since = end
+
+    def lap_of_step(self, length: int) -> None:
+        """Ends the stretch of a training step with rows of `length`."""
+        graphs = _num_graphs()
+        compiled = graphs != self._graphs or (self._compiles and length not in self._lengths)
+        self._lengths.add(length)
+        self._graphs = graphs
+        self.lap("compiled" if compiled else "trained")
+
+    def entry(self) -> dict[str, float]:
+        """trained_s, compiled_s, evaluated_s, waited_s: since the run began, also in earlier processes."""
+        return {f"{kind}_s": round(seconds, 3) for kind, seconds in self.seconds.items()}
+
+
+def _num_graphs() -> int:
+    """How many graphs torch.compile has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
 
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -138,7 +181,7 @@ class Rates:
 
     def take(self, world_size: int) -> dict[str, float]:
         """tokens_per_s of all ranks; flops_per_s, mfu (where the peak is known) and memory of one."""
-        seconds = time.perf_counter() - self._since
+        seconds = max(1e-9, time.perf_counter() - self._since)
         rates = {
             "tokens_per_s": round(self._tokens * world_size / seconds, 1),
             "data_wait": round(self._waited / seconds, 5),

@@ -20,8 +20,7 @@ from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.errors import UsageError, counted
 from bertdata.urls import require_local_output
 from bertrain.methods import known_methods, methods_of
-from bertrain.options import values
-from bertrain.options.fields import (
+from bertrain.options import (
     ABOVE_0,
     COUNT,
     DECAY,
@@ -32,8 +31,11 @@ from bertrain.options.fields import (
     Excludes,
     Needs,
     Options,
+    Ramp,
+    amount,
     flag,
     option,
+    ramp,
 )
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -379,7 +381,7 @@ class Config(Options):
     @property
     def num_tokens(self) -> int:
         """--tokens; 0 without it."""
-        return values.amount(self.tokens) if self.tokens else 0
+        return amount(self.tokens) if self.tokens else 0
 
     @cached_property
     def milestones(self) -> dict[str, list[int]]:
@@ -388,16 +390,16 @@ class Config(Options):
         for given in self.save_at:
             unit, _, numbers = given.partition("=")
             try:
-                found[unit] += map(values.amount, numbers.split(","))
+                found[unit] += map(amount, numbers.split(","))
             except (KeyError, ValueError):
                 sentence = f"--save-at {given} names no milestones; write it like tokens=1B,2B or words=1M,10M"
                 raise UsageError(sentence, "malformed", option="save_at", given=given) from None
         return {unit: sorted(numbers) for unit, numbers in found.items()}
 
     @property
-    def rows(self) -> values.Ramp:
+    def rows(self) -> Ramp:
         """--global-batch-size."""
-        return values.ramp(self.global_batch_size)
+        return ramp(self.global_batch_size)
 
     @cached_property
     def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
@@ -481,7 +483,7 @@ def _of_phase(number: int) -> Iterator[None]:
 def _duration(unit: str, given: Any) -> Fraction:
     """A duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for anything else."""
     try:
-        text = values.amount(given) if unit == "tokens" else str(given)
+        text = amount(given) if unit == "tokens" else str(given)
         if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # such a fraction has that many digits
             raise ValueError
         number = Fraction(text)

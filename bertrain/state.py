@@ -13,8 +13,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import bertdata
 from bertdata.errors import DatasetError, UsageError
-from bertrain.options.config import without_removed
+from bertrain.config import without_removed
+
+
+class TrainingError(bertdata.BertdataError):
+    """A run cannot continue."""
+
 
 TRAINER = "trainer.json"
 VERSION = 1
