@@ -79,7 +79,7 @@ class Config(Options):
     models are checked where they are looked up, so that other programs can add their own.
     """
 
-    data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True)
+    data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True, resume="content")
     """Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.
     [required]
     """
@@ -89,14 +89,14 @@ class Config(Options):
     """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
     0.7. 1 is the ratio of their tokens.
     """
-    out: str = _option(CHECKPOINTS, "")
+    out: str = _option(CHECKPOINTS, "", resume="free")
     """Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today."""
-    model: str = _option(MODEL, "modernbert-tiny")
+    model: str = _option(MODEL, "modernbert-tiny", resume="content")
     """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
     -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
     hub. Vocabulary size and positions are fitted to the data.
     """
-    init: str = _option(MODEL, "")
+    init: str = _option(MODEL, "", resume="content")
     """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
     objective: str = _option(MODEL, "mlm")
     """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
@@ -112,15 +112,15 @@ class Config(Options):
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = _option(DATA, False)
     """Pack several documents into a row; no token attends to another document."""
-    steps: int | None = _option(SCHEDULE, None, type=int, bounds=ABOVE_0)
+    steps: int | None = _option(SCHEDULE, None, type=int, bounds=ABOVE_0, resume="told")
     """Number of optimizer steps. Default: one epoch."""
-    epochs: float | None = _option(SCHEDULE, None, type=float, bounds=ABOVE_0)
+    epochs: float | None = _option(SCHEDULE, None, type=float, bounds=ABOVE_0, resume="told")
     """Number of epochs, instead of --steps."""
-    tokens: str = _option(SCHEDULE, "", form="amount")
+    tokens: str = _option(SCHEDULE, "", form="amount", resume="told")
     """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
     global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
-    micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
+    micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0, resume="free")
     """Rows in one forward pass of a rank. Default: its share of a step, but at most 64 on CPUs, and at most 32,768
     tokens on GPUs.
     """
@@ -132,11 +132,11 @@ class Config(Options):
     """Length of the linear warm-up, as a share of the run."""
     warmup_steps: int | None = _option(SCHEDULE, None, type=int, bounds=FROM_0, phase=True)
     """Length of the linear warm-up in steps, instead of --warmup."""
-    schedule: str = _option(SCHEDULE, "linear", phase=True)
+    schedule: str = _option(SCHEDULE, "linear", phase=True, resume="told")
     """Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the peak
     and falls at the end as 1-sqrt.
     """
-    decay_share: float = _option(SCHEDULE, 0.2, bounds=SHARE, needs=WSD, phase=True)
+    decay_share: float = _option(SCHEDULE, 0.2, bounds=SHARE, needs=WSD, phase=True, resume="told")
     """Share of the run, at its end, in which the learning rate of --schedule wsd falls."""
     optimizer: str = _option(SCHEDULE, "adamw")
     """Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others;
@@ -180,38 +180,38 @@ class Config(Options):
     """Random seed for data order and masks. Default: the same as --seed."""
     precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
-    attention: str = _option(HARDWARE, "auto", type=click.Choice(ATTENTION))
+    attention: str = _option(HARDWARE, "auto", type=click.Choice(ATTENTION), resume="free")
     """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. On
     GPUs flash leaves rows with padding to efficient, and flash and cudnn take no fp32; CPUs have flash and math.
     """
-    compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
+    compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]), resume="free")
     """Use torch.compile. auto: on GPUs."""
-    gradient_checkpointing: bool = _option(HARDWARE, False)
+    gradient_checkpointing: bool = _option(HARDWARE, False, resume="free")
     """Save memory: recompute activations in the backward pass."""
-    save_every: int = _option(CHECKPOINTS, 1000, bounds=COUNT)
+    save_every: int = _option(CHECKPOINTS, 1000, bounds=COUNT, resume="free")
     """Steps between checkpoints; the last step always has one."""
-    save_at: tuple[str, ...] = _option(CHECKPOINTS, (), form="many")
+    save_at: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", resume="free")
     """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
     be repeated.
     """
-    keep: int = _option(CHECKPOINTS, 3, bounds=COUNT)
+    keep: int = _option(CHECKPOINTS, 3, bounds=COUNT, resume="free")
     """Number of checkpoints to keep."""
-    resume: str = _option(CHECKPOINTS, "auto", type=click.Choice(["auto", "no"]))
+    resume: str = _option(CHECKPOINTS, "auto", type=click.Choice(["auto", "no"]), resume="free")
     """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
     eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
     """Share of the tokens of the validation split to mask and predict."""
     eval_precision: str = _option(CHECKPOINTS, "auto", type=click.Choice(PRECISIONS))
     """Number format of matrix products in evaluations. auto: that of training on GPUs, fp32 on CPUs."""
-    eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0)
+    eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0, resume="free")
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
-    log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT)
+    log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT, resume="free")
     """Steps between entries of log.jsonl."""
-    log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS))
+    log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS), resume="free")
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
     (docs/records.md). May be repeated.
     """
 
-    phase: tuple[Mapping[str, Any], ...] = _option(DATA, (), form="tables", in_files=True)
+    phase: tuple[Mapping[str, Any], ...] = _option(DATA, (), form="tables", in_files=True, resume="told")
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
     methods: tuple[Options, ...] = _option(MODEL, (), form="options", in_files=True)
     """The options of methods: an object of each whose options are given."""

@@ -121,14 +121,16 @@ SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < v
 WEIGHT = Bounds("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def option(default: Any, **more: Any) -> Any:
+def option(default: Any, *, resume: str = "never", **more: Any) -> Any:
     """A field of Options; its help is the docstring below it.
 
+    resume: whether a resumed run may have another value. "never": no. "content": what the value names is compared, not
+    the value, as a dataset may have moved. "told": yes, and the run says what changes. "free": yes.
     more: `bounds` of its value; what it `needs`; whether a `phase` may set it; whether it is `in_files` alone, and not
     on the command line; its `form`, if it is more than one plain value; and its `type` for click, if it is not that of
     the default.
     """
-    return field(default=default, metadata=more)
+    return field(default=default, metadata={"resume": resume, **more})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sam
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedOptions(Options):
-    discriminator: str = option("")
+    discriminator: str = option("", resume="content")
     """Model to train to find the tokens that --model, a smaller one, has replaced (ELECTRA): a preset, a configuration
     or its directory, as for --model. It is saved in discriminator/ of each checkpoint.
     """

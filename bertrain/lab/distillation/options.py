@@ -23,9 +23,9 @@ OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_frac
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationOptions(Options):
-    teacher_cache: str = option("")
+    teacher_cache: str = option("", resume="content")
     """Directory of stored predictions of a teacher, written by bertrain teacher."""
-    teacher: str = option("")
+    teacher: str = option("", resume="content")
     """Directory of a teacher that runs during training: a run or a checkpoint."""
     distil: str = option("auto", type=click.Choice(KINDS), needs=TEACHER)
     """What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values
