@@ -6,23 +6,15 @@ import re
 import subprocess
 import sys
 import time
-import tomllib
-from dataclasses import replace
 
 import campaign
 import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import save_file
-from training import TINY
 
 from bertdata.errors import UsageError
-from bertrain import checkpoint, state
-from bertrain import report as report_module
 from bertrain.config import Config
-from bertrain.data import Batches
-from bertrain.report import Log
-from bertrain.trainer import Training
 
 TOOL = ROOT / "tools" / "campaign.py"
 
@@ -35,80 +27,12 @@ def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
     assert re.search(r"^[1-9]\d* runs \(.*; 0 differ$", done.stdout, re.MULTILINE), done.stdout
 
 
-def shift_position(patch):
-    resume = Batches.resume
-
-    def shifted(batches, directory, saved):
-        stream = {**saved.loader, "position": saved.loader["position"] + 1}
-        resume(batches, directory, replace(saved, loader=stream))
-
-    patch.setattr(Batches, "resume", shifted)
-
-
-def forget_moments(patch):
-    patch.setattr(checkpoint, "read_optimizer", lambda *arguments: None)
-
-
-def forget_sums(patch):
-    read = state.read
-    patch.setattr(state, "read", lambda path: replace(read(path), since_entry={}))
-
-
-def keep_later_entries(patch):
-
-    log = Log
-    patch.setattr(report_module, "Log", lambda path, after_step: log(path, after_step=99 if after_step else 0))
-
-
-def end_with_an_error(patch):
-    before = checkpoint.choose
-
-    def choose(run, say):
-        found = before(run, say)
-        assert found.path is None
-        return found
-
-    patch.setattr(checkpoint, "choose", choose)
-
-
-FAULTS = [shift_position, forget_moments, forget_sums, keep_later_entries, end_with_an_error]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_a_fault_of_resuming_is_found(dataset, tmp_path, monkeypatch, fault):
-    options = campaign.BASE | {"data": [str(dataset.path)], "model": TINY, "steps": 12, "log_every": 3}
-    stops = [campaign.Stop(campaign.SIGKILL, None, 3, 0.0), campaign.Stop(campaign.SIGKILL, 0, 4, 0.0)]
-    begin = Training.begin_step
-    slow = lambda training, step, phase: [time.sleep(0.05), begin(training, step, phase)]  # noqa: E731  (no stop is late)
-    monkeypatch.setattr(Training, "begin_step", slow)
-    if fault:
-        fault(monkeypatch)
-    verdict = campaign.made(campaign.Run(options, 1, tuple(stops)), tmp_path, tmp_path / "made")
-    assert (verdict.word, bool(verdict.lines)) == (("DIFFERS", True) if fault else ("equal", False)), verdict
-    assert 0 < verdict.resumed[1] < 12
-
-
 def test_a_rank_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "LIMIT_S", 1)
     ranks = campaign.start(lambda: time.sleep(600), 2, tmp_path, tmp_path / "said")
     assert campaign.watched(ranks, tmp_path / "run", None, 0).hangs
     assert not any(rank.is_alive() for rank in ranks)
     assert "test_campaign.py" in (tmp_path / "said").read_text()
-
-
-def test_ranks_are_ended_after_one_that_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "GRACE_S", 0.1)
-
-    def fail_on_rank_1():
-        import os
-
-        time.sleep(600 * (os.environ["RANK"] == "0"))
-        sys.exit(3)
-
-    ranks = campaign.start(fail_on_rank_1, 2, tmp_path, tmp_path / "said")
-    ended = campaign.watched(ranks, tmp_path / "run", None, 0)
-    assert (ended.codes, ended.hangs) == ([-9, 3], False)
 
 
 # --------------------------------------------------------------------------------------------------------- differences
@@ -150,16 +74,6 @@ def test_what_differs_is_named(tmp_path, changes, named):
     assert (lines == []) if not named else any(named in line for line in lines), lines
 
 
-def test_files_that_one_run_lacks_are_named(tmp_path):
-    whole, stopped = (run_in(tmp_path / name, LOG) for name in ("whole", "stopped"))
-    (stopped / "step-00000002" / "optimizer.pt").unlink()
-    (stopped / "damaged-00000001").mkdir()
-    (stopped / "step-00000001").mkdir()
-    lines = " ".join(campaign.differences(whole, stopped, is_asked=False))
-    for named in ("optimizer.pt is only in", "damaged-00000001", "2 checkpoints are kept"):
-        assert named in lines
-
-
 def test_a_run_that_was_asked_to_end_has_an_entry_more(tmp_path):
     """That entry, and the means of the next one, which is about the steps after it, are not compared."""
     log = [{"step": step, "lr": 0.1, "grad_norm": 2.0, "loss": float(step)} for step in (3, 6, 9)]
@@ -190,8 +104,3 @@ def test_each_alternative_is_drawn_and_few_are_refused():
         except UsageError:
             refused += 1
     assert refused < 60
-
-
-def test_options_are_the_same_in_a_file():
-    given = {"data": ["a", "b"], "lr": 3e-3, "steps": 4, "lora": "r=4", "on": True, "parts": [{"length": 8, "at": "x"}]}
-    assert tomllib.loads("".join(f"{name} = {campaign._toml(value)}\n" for name, value in given.items())) == given

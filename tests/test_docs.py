@@ -510,19 +510,6 @@ def listed(page):
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_is_indented_is_a_block(page):
-    """After a list it would be a paragraph of the list's last entry."""
-    inside = {
-        line
-        for token in MarkdownIt().parse(text_of(page))
-        if token.type in ("code_block", "fence")
-        for line in range(*token.map)
-    }
-    lines = enumerate(text_of(page).splitlines())
-    assert [line for number, line in lines if line.startswith(4 * " ") and number not in inside] == []
-
-
 PAGES = [page for page in PAGES if any(block.kind != "shown" for block in blocks(page))]
 
 
@@ -540,13 +527,6 @@ def test_commands_have_options_that_exist(page, monkeypatch):
         except (AssertionError, click.ClickException, SyntaxError) as error:
             message = error.format_message() if isinstance(error, click.ClickException) else error
             pytest.fail(f"{place}: {code}\n{message}")
-
-
-def test_the_tables_hold_nothing_that_no_page_has():
-    used = {excused(page, code) for page in PAGES for _, _, code in listed(page)}
-    assert [entry for entry in NOT_RUN if entry not in used] == []
-    texts = "".join((ROOT / page).read_text() for page in PAGES)
-    assert [pattern for pattern in REWRITTEN if not re.search(pattern, texts)] == []
 
 
 @pytest.fixture
@@ -607,46 +587,6 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------- docs/howto/migrate.md, a table
-
-
-TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "howto" / "migrate.md").read_text(), re.MULTILINE))
-CODE = re.findall(r"`([^`]+)`", TABLE)
-COMMANDS = [span for span in CODE if span.startswith(("bertdata ", "bertrain "))]
-LOOSE = [span for span in CODE if span.startswith("--") and span != "--yes"]  # options of pretrain
-
-
-def unknown_in(span):
-    """The words of a command that it does not know, the options that it requires, and all its words."""
-    program, name, *words = shlex.split(span)
-    command = GROUPS[program].get_command(click.Context(GROUPS[program]), name)
-    assert command is not None, f"{program} has no command {name}"
-    parameters = command.get_params(click.Context(command, **command.context_settings))
-    known = {flag for option in parameters for flag in (*option.opts, *option.secondary_opts)}
-    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
-    return unknown, {flag for option in parameters if option.required for flag in option.opts}, words
-
-
-@pytest.mark.parametrize("span", COMMANDS)
-def test_commands_and_their_options_exist(span):
-    unknown, required, words = unknown_in(span)
-    assert unknown == []
-    if words and "--teacher" not in words:
-        assert {flag for flag in required if flag.startswith("--")} <= {*words}, "lacks what it requires"
-
-
-def test_options_without_a_command_are_those_of_pretrain():
-    assert [span for span in LOOSE if unknown_in(f"bertrain pretrain {span}")[0]] == []
-
-
-def test_classes_have_the_arguments_that_are_named():
-    for span in CODE:
-        for name, arguments in re.findall(r"(Loader|Masking)\(([^)]*)\)", span):
-            parameters = getattr(bertdata, name).__init__.__code__.co_varnames
-            assert all(given in parameters for given in re.findall(r"(\w+)=", arguments)), span
-
-
-def test_examples_exist():
-    assert [path for path in re.findall(r"python (\S+\.py)", TABLE) if not (ROOT / path).is_file()] == []
 
 
 EXAMPLES = [path for path in sorted((ROOT / "bertdata").rglob("*.py")) if ">>> " in path.read_text()]

@@ -1,7 +1,6 @@
 """Builds give the bytes and short runs the figures that they gave when frozen.json was written (tools/freeze.py)."""
 
 import contextlib
-import itertools
 import json
 
 import freeze
@@ -52,25 +51,6 @@ def test_runs_give_the_same_figures_as_ever_but_for_rounding(run):
     assert run("relations, resumed")["relations, resumed"] == run("relations")["relations"]
 
 
-def test_scenarios_have_names_of_their_own_and_what_they_read_comes_earlier():
-    stages = freeze.scenarios()
-    names = [name for stage in stages for name in stage]
-    assert len(names) == len(set(names))
-    assert [list(stage) for stage in freeze.scenarios("ranks-grow, resumed") if stage] == [
-        ["wordpiece"],
-        ["dedup"],
-        ["ranks-grow"],
-        ["ranks-grow, resumed"],
-    ]
-    earlier = set()
-    for stage in stages:
-        for line in stage.values():
-            words = [word for part in line.split(" ; ") for word in freeze.complete(part.removeprefix("torchrun "))]
-            read = {value.split("/")[0] for option, value in itertools.pairwise(words) if option in freeze.READS}
-            assert read & {*names} <= earlier, line
-        earlier |= stage.keys()
-
-
 def test_a_figure_beyond_its_bound_is_named():
     frozen = json.loads(freeze.FROZEN.read_bytes())
     figures = frozen["runs"]["muon"]
@@ -83,20 +63,3 @@ def test_a_figure_beyond_its_bound_is_named():
     assert allowed < 2e-3  # rounding, and nothing that a mistake could hide in
     del steps[4]["loss"]
     assert len(freeze.beyond({"muon": {"steps": steps, "files": {}}})) == 1
-
-
-def test_the_first_differing_step_and_file_are_named():
-    before = {"one": {"steps": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], "files": {"a": "0"}}}
-    assert freeze.differences(before, json.loads(json.dumps(before))) == []
-    after = {"one": {"steps": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0000000000000002}], "files": {"a": "0"}}}
-    assert "step 2: loss 1.0 -> 1.0000000000000002" in freeze.differences(before, after)[0]
-    after = {"one": before["one"] | {"files": {"a": "1"}}}
-    assert freeze.differences(before, after) == ["one: a"]
-    assert len(freeze.differences(before, {})) == len(freeze.differences({"one": {"error": "no"}}, before)) == 1
-
-
-def test_a_default_gives_way_to_an_option_that_replaces_it():
-    words = freeze.complete("bertrain pretrain --out run --init bert")
-    assert words.count("--init") == 1
-    assert "--model" not in words
-    assert "--steps" in words

@@ -56,13 +56,6 @@ def test_a_kernel_from_the_cache_loads_nothing_that_compiles(tmp_path):
     assert run(tmp_path, "total") == ["4", "False"]
 
 
-@pytest.mark.slow
-def test_a_kernel_that_is_compiled_calls_one_from_the_cache(tmp_path):
-    run(tmp_path, "total")
-    assert run(tmp_path, "total", "twice") == ["4", "8", "True"]
-    assert run(tmp_path, "twice", "total") == ["8", "4", "False"]
-
-
 def test_compiling_is_announced_once_and_loading_is_not(tmp_path, monkeypatch):
     (tmp_path / "announced.py").write_text(KERNELS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,14 +86,6 @@ def test_a_kernel_is_compiled_anew_when_a_file_beside_it_changes(tmp_path):
 def test_python_cannot_call_a_part_of_kernels():
     with pytest.raises(TypeError, match="num_ids"):
         num_ids(np.zeros(1, np.uint16), np.uint64(0))
-
-
-@pytest.mark.slow
-def test_a_cache_on_a_full_disk_is_not_needed(tmp_path):
-    limit = "resource.RLIMIT_FSIZE"
-    text = f"import resource\nresource.setrlimit({limit}, (100, resource.getrlimit({limit})[1]))\n"
-    assert program_of(tmp_path, text + "print(twice(np.arange(5)))") == "8\n"
-    assert run(tmp_path, "twice") == ["8", "True"]  # compiled, as nothing was kept
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(bertdata.__path__, "bertdata.")]

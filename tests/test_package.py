@@ -4,7 +4,6 @@ import fnmatch
 import importlib
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -210,12 +209,6 @@ def test_the_changelog_names_pages_that_exist():
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def test_authors_and_license_are_the_same_everywhere():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["authors"] == PROJECT["authors"]
-    assert cited["license"] == PROJECT["license"]
-
-
 def test_the_engine_needs_no_torch_and_the_extra_does():
     heavy = {"torch", "transformers", "matplotlib"}
     assert not heavy & names(PROJECT["dependencies"])
@@ -270,71 +263,6 @@ def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and
     assert f">={versions[0]}" == PROJECT["requires-python"]
 
 
-def test_a_release_is_built_where_nothing_can_be_published_and_published_where_nothing_is_built(targets):
-    """The job that may ask for a token of PyPI runs actions alone, on the archives of another job."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
-    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML takes the key "on" for true
-    assert workflow["permissions"] == {"contents": "read"}
-    jobs = workflow["jobs"]
-    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
-    assert {line.removeprefix("make ") for lines in runs.values() for line in lines} <= targets
-    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
-        "publish": {"id-token": "write", "attestations": "write"},
-        "docs": {"contents": "write"},
-    }
-    assert {name: job.get("needs") for name, job in jobs.items()} == {
-        "test": None,
-        "archives": "test",
-        "publish": "archives",
-        "docs": "publish",
-    }
-    assert runs["publish"] == []
-    used = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"]]
-    assert used == ["actions/download-artifact", "actions/attest", "actions/attest", "pypa/gh-action-pypi-publish"]
-    assert "make tagged" in runs["test"]
-    assert runs["archives"] == ["make dist", "make bom"]
-
-
-@pytest.mark.parametrize(
-    ("tag", "heading", "address", "passes"),
-    [
-        ("v1.2.3", "1.2.3 — 2031-05-04", "https://a/b", True),
-        ("v1.2.4", "1.2.4 — 2031-05-04", "https://a/b", False),
-        ("1.2.3", "1.2.3 — 2031-05-04", "https://a/b", False),
-        ("v1.2.3", "Unreleased", "https://a/b", False),
-        ("v1.2.3", "1.2.3", "https://a/b", False),
-        ("v1.2.3", "1.2.30 — 2031-05-04", "https://a/b", False),
-        ("v1.2.3", "1.2.3 — 2031-05-04", "", False),
-    ],
-)
-def test_only_the_tag_of_a_version_whose_changelog_is_cut_is_released(tmp_path, tag, heading, address, passes):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    write(tmp_path / "bertdata" / "__init__.py", "import x", "", '__version__ = "1.2.3"')
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n- New.\n\n## 1.2.3 — 2031-05-04\n")
-    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
-    environment = os.environ | {"TAG": tag}
-    done = subprocess.run(["make", "tagged"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode == 0) == passes, done.stderr
-
-
-def test_a_bill_of_materials_has_what_pip_would_install():
-    def item(name, version, requested=False):
-        archive = {"url": "file:///x", "archive_info": {"hash": f"sha256={len(name):064x}"}}
-        return {"metadata": {"name": name, "version": version}, "download_info": archive, "requested": requested}
-
-    about = {"python_full_version": "3.11.7", "sys_platform": "linux", "platform_machine": "x86_64", "os_name": "posix"}
-    items = [item("zstd_Codec", "2"), item("bertrain", "1.2.3", True), item("torch", "2.13.0+cpu")]
-    make_bill = runpy.run_path(str(ROOT / "tools" / "bom.py"))["bill"]
-    made = make_bill({"install": items, "environment": about})
-    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
-    assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", made["serialNumber"])  # actions/attest takes none without it
-    assert made["metadata"]["component"]["purl"] == "pkg:pypi/bertrain@1.2.3"
-    assert [part["purl"] for part in made["components"]] == ["pkg:pypi/torch@2.13.0%2Bcpu", "pkg:pypi/zstd-codec@2"]
-    assert made["components"][0]["hashes"] == [{"alg": "SHA-256", "content": f"{5:064x}"}]
-    assert make_bill({"install": items[::-1], "environment": about}) == made
-    assert make_bill({"install": items[:2], "environment": about})["serialNumber"] != made["serialNumber"]
-
-
 def test_workflows_name_actions_by_the_digest_of_a_commit():
     """A tag can be moved to other code. The version is a comment, and an action has one version in all workflows."""
     by_tag, pinned = set(), {}
@@ -348,12 +276,6 @@ def test_workflows_name_actions_by_the_digest_of_a_commit():
     assert by_tag == BY_TAG
     assert [action for action, versions in pinned.items() if len(versions) > 1] == []
     assert "actions/checkout" in pinned
-
-
-def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert (repository["repo"], {hook["language"] for hook in repository["hooks"]}) == ("local", {"system"})
-    assert {hook["entry"].removeprefix("make ") for hook in repository["hooks"]} <= targets
 
 
 def test_contributing_names_every_target_for_contributors(targets):
@@ -427,22 +349,6 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     assert about["License-Expression"] == PROJECT["license"]
     assert about["Author"] == PROJECT["authors"][0]["name"]
     assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
-
-
-@pytest.mark.slow
-def test_an_editable_install_is_a_plain_path(tmp_path):
-    """mypy and editors read a path, and do not call the finder that setuptools installs otherwise."""
-    (tree := tmp_path / "tree").mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    for package in ("bertdata", "bertrain"):
-        write(tree / package / "__init__.py", '__version__ = "1"')
-    build("editable", tree, tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        paths = {name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" not in name}
-    assert [text.strip() for text in paths.values()] == [str(tree)]
-    assert [Path(name).suffix for name in paths] == [".pth"]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -17,19 +16,15 @@ import pytest
 import torch
 import training
 from conftest import built
-from helpers import invoke, json_of, refuses, succeeds, tuning, waited, write
-from tqdm import tqdm
+from helpers import invoke, refuses, tuning, waited, write
 from training import QUIET, assert_near, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
 from bertrain import checkpoint, pretrain, ranks
-from bertrain import evaluate as evaluation
-from bertrain import report as report_module
-from bertrain.commands import doctor, evaluate, pairs
+from bertrain.commands import doctor
 from bertrain.config import Config
-from bertrain.lab import augment, finetune
-from bertrain.lab.distillation import teacher
+from bertrain.lab import finetune
 from bertrain.models.load import new_model
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
@@ -210,37 +205,6 @@ def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_p
     many = write_examples(tmp_path / "many.tsv", [("the river", f"text {n}") for n in range(30)])
     assert "30 different labels" in tune(bert_run, tmp_path, many).output
     assert "different labels" not in tune(bert_run, tmp_path, good).output
-
-
-def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_path, monkeypatch):
-    bars = []
-
-    class Bar(tqdm):
-        def __init__(self, *iterable, **options):
-            super().__init__(*iterable, **options | {"file": io.StringIO(), "disable": False})
-            bars.append(self)
-
-    for module in (evaluation, finetune, teacher, augment, pairs, report_module):
-        monkeypatch.setattr(module, "tqdm", Bar)
-    monkeypatch.setattr(evaluation, "ROWS", 4)
-    common = ["--checkpoint", bert_run, "--data", dataset.path]
-    stated = json_of(evaluate.main, *common)
-    table = succeeds(evaluate.main, *common).stdout
-    assert f"{stated['loss']:.4f}" in table
-    assert not table.rstrip().endswith("}")
-    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
-    assert not tune(bert_run, tmp_path, good, "--batch-size", 10).stdout.rstrip().endswith("}")
-    tuned = tmp_path / "out" / "seed-0"
-    assert invoke(finetune.main, *tuning(bert_run, good, tmp_path / "taught", "--teacher", tuned)).exit_code == 0
-    arguments = ["--model", bert_run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
-    succeeds(teacher.main, *arguments, "--max-samples", 50, "--unit-samples", 20, "--top-k", 4)
-    succeeds(augment.main, "--checkpoint", bert_run, "--train", good, "--out", tmp_path / "more.tsv")
-    compared = write(tmp_path / "pairs.jsonl", '{"good": "the river", "bad": "river the"}')
-    succeeds(evaluate.main, "--checkpoint", bert_run, "--pairs", compared)
-    train(dataset.path, tmp_path / "run", steps=3, eval_every=0, model="bert-tiny")
-    assert {bar.unit for bar in bars} == {"sample", "step", "batch", "unit", "word", "row", "token"}
-    assert [bar.n for bar in bars] == [bar.total for bar in bars]
-    assert stated["samples"] > 12
 
 
 def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):

@@ -1,16 +1,12 @@
 """Short runs of soak.py, damage.py and fuzz.py in tools/."""
 
 import json
-import os
-import signal
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from helpers import python
 
 import bertdata
-from bertdata.errors import BertdataError
 
 pytestmark = pytest.mark.slow
 
@@ -34,27 +30,3 @@ def test_no_changed_file_of_others_is_a_traceback(tmp_path):
     unused = {kind for kind, each in counts.items() if not each["used"]}
     assert unused <= {"megatron.idx"}  # one change of a hundred leaves its numbers consistent
     assert not any(tmp_path.iterdir())
-
-
-def test_the_fuzzer_keeps_what_ends_in_anything_else(tmp_path, monkeypatch):
-    def refuse():
-        raise BertdataError("refused", "damaged")
-
-    def end():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    ends = [int, int, refuse, lambda: 1 // 0, end, int, end, int, int]  # each process first uses the sound file
-    uses = tmp_path / "uses"
-
-    def use():
-        with uses.open("ab") as file:
-            file.write(b".")
-        ends[uses.stat().st_size - 1]()
-
-    monkeypatch.syspath_prepend(TOOL.parent)
-    (tmp_path / "file").write_bytes(b"sound")
-    fuzz = import_module("fuzz")
-    target = fuzz.Target(tmp_path / "file", use, ends=lambda content: uses.stat().st_size == 7)
-    assert fuzz.tried("kind", target, 6, 0, tmp_path) == {"inputs": 6, "used": 2, "faults": 2}
-    assert {path.name for path in tmp_path.glob("kind*")} == {"kind.2", "kind.3"}
-    assert (tmp_path / "file").read_bytes() == b"sound"
