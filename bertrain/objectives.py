@@ -1,4 +1,4 @@
-"""What a run learns from: masked tokens, next sentences, masked diffusion. Named by --objective."""
+"""The losses that --objective names: masked tokens, next sentences and masked diffusion."""
 
 from __future__ import annotations
 
@@ -17,30 +17,26 @@ from bertrain.models.encoder import Encoder, MicroBatch
 
 
 def num_targets(batch: Batch) -> int:
-    """How many tokens of this rank's batch are predicted."""
+    """Return the number of targets in a batch."""
     return int((batch.targets != IGNORE_INDEX).sum())
 
 
 def objectives_of(config: Config) -> dict[str, type[Objective]]:
-    """The objectives that --objective names, in its order. Raises UsageError for unknown names."""
-    names = config.objective.split("+")
-    if len(set(names)) < len(names):
-        sentence = f"--objective {config.objective} names an objective twice; name each once"
-        raise UsageError(sentence, "malformed", option="objective", given=config.objective)
-    return {name: pick(OBJECTIVES, name, "--objective") for name in names}
+    """Return the objectives that --objective names, in its order. Raise UsageError for an unknown name."""
+    return {name: pick(OBJECTIVES, name, "--objective") for name in config.objective.split("+")}
 
 
 class LossSum(NamedTuple):
-    """One loss of a micro-batch."""
+    """The loss of one objective on a micro-batch."""
 
-    sum: torch.Tensor  # float32 []: the loss summed over what Objective.count counts
-    num_correct: torch.Tensor  # []: how many predictions were right, or the sum of their weights
+    sum: torch.Tensor  # float32 []: the sum of the terms that Objective.count counts
+    num_correct: torch.Tensor  # []: the number of correct predictions, or the sum of their weights
 
 
 def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
-    """logits [N, V], targets int64 [N] with IGNORE_INDEX for none → the sum of their cross entropies."""
+    """Return the sum of cross entropies. logits [N, V]; targets int64 [N], IGNORE_INDEX where there is no target."""
     logits = logits.float()
-    if torch.compiler.is_compiling():  # the compiler fuses the passes itself
+    if torch.compiler.is_compiling():  # the compiler fuses these passes
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     else:
         total = _CrossEntropySum.apply(logits, targets)
@@ -48,9 +44,9 @@ def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """F.cross_entropy with the gradient written into the log probabilities.
+    """F.cross_entropy whose gradient overwrites the log probabilities.
 
-    For a large vocabulary this saves two of four passes over the largest tensor of a step.
+    With a large vocabulary, this saves two of four passes over the largest tensor of a step.
     """
 
     @staticmethod
@@ -69,61 +65,61 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 class Outputs(NamedTuple):
-    """What the model computed for a micro-batch, once for all objectives."""
+    """The outputs of the model for a micro-batch, which all objectives share."""
 
-    hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; None for some families that are not in FAMILIES
-    logits: torch.Tensor | None  # [B, K, V]: at the masked positions; None if no objective uses them
+    hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; None for some models outside FAMILIES
+    logits: torch.Tensor | None  # [B, K, V] at the masked positions; None if no objective uses them
 
 
 class Objective(torch.nn.Module):
-    """One loss that a run learns from. A subclass gives `count` and `forward`; docs/extending.md adds one.
+    """A loss. A subclass implements `count` and `forward`; docs/extending.md has an example.
 
-    `--objective mlm+nsp` trains on the sum of the losses of two objectives, each divided by its own count over all
-    ranks. Parameters that an objective has are trained along, and are kept in checkpoints beside the model. torch is
-    seeded by step and rank, so that an objective may draw random numbers and resume.
+    `--objective mlm+nsp` trains on the sum of two losses, each divided by its own count over all ranks. The parameters
+    of an objective train with the model, and checkpoints contain them. torch is seeded by step and rank, so random
+    numbers in `forward` are the same after a resume.
     """
 
-    samples: str | None = None  # the kind of rows that it needs, such as "pairs"; None: any
-    accuracy_name = "accuracy"  # what its share of correct predictions is called in the log
-    weight = 1.0  # factor on its gradient; the loss in the log is without it
-    uses_logits = True  # False: it needs hidden states alone
+    samples: str | None = None  # the kind of rows that the objective needs, such as "pairs"; None: any
+    accuracy_name = "accuracy"  # the name of the share of correct predictions in the log
+    weight = 1.0  # factor on the gradient; the log has the loss without this factor
+    uses_logits = True  # False: the objective needs only hidden states
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        """model: the model that is trained, for its sizes and heads; it is not a part of the objective."""
+        """model: the model in training, for its sizes and heads; it does not become a submodule."""
         super().__init__()
 
     def count(self, batch: Batch) -> int:
-        """How many things of this rank's batch the loss is summed over, such as targets or rows. Called on the CPU."""
+        """Return the number of terms in the loss of this rank's batch, such as targets or rows. Called on the CPU."""
         raise NotImplementedError
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """Adds tensors to a micro-batch that `forward` needs. Called without gradients."""
+        """Return a micro-batch with additional tensors that `forward` needs. Called without gradients."""
         return piece
 
-    def of(self, model: PreTrainedModel) -> Objective:
-        """This objective for a smaller model whose weights are parts of the model's. It shares the parameters of this.
+    def for_submodel(self, model: PreTrainedModel) -> Objective:
+        """Return this objective, with the same parameters, for a smaller model that has slices of the model's weights.
 
-        An objective that keeps nothing of the model, such as its width, serves smaller ones as it is.
+        An objective that stores nothing from the model, such as its width, can return itself.
         """
         return self
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
-        """The loss of a micro-batch, summed over what `count` counts.
+        """Return the loss of a micro-batch, summed over the terms that `count` counts.
 
-        encoder: the module in training; encoder.model is the model.
-        piece: the tensors of the micro-batch by name. A row with sample_ids −1 is no row of the batch and must add 0.
+        encoder: the module in training; encoder.model is the model. piece: the tensors of the micro-batch by name. A
+        row with sample_ids −1 is a filler and must add 0.
         """
         raise NotImplementedError
 
 
 class Learner(Encoder):
-    """Encoder, heads and objectives as one module, so that all of it runs inside DistributedDataParallel's forward."""
+    """The model and its objectives as one module, which DistributedDataParallel can wrap."""
 
     objectives: Mapping[str, Objective]
 
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)
-        self.objectives = cast(Any, torch.nn.ModuleDict(objectives))  # which does not say what its modules are
+        self.objectives = cast(Any, torch.nn.ModuleDict(objectives))
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
         is_tied = getattr(model.config, "tie_word_embeddings", True)
         self.sizes = {
@@ -131,57 +127,53 @@ class Learner(Encoder):
             for name, parameter in self.named_parameters()
             if parameter.requires_grad
         }
-        """The elements of each tensor that is trained, or that --lr-scale may freeze."""
+        """Number of elements of each parameter that trains, or that --lr-scale may freeze."""
         self.leaves_unused = self.is_dense or not self.uses_logits or not is_tied
-        """Whether a step may give parts of the model no gradient: its head, or that bias of an untied one which only
-        tied ones use."""
+        """Whether parameters may get no gradient: the head, or a bias that only heads with tied weights use."""
 
     @property
     def encoders(self) -> list[Encoder]:
-        """Those that train: its own, and those that objectives have beside it."""
+        """The encoders in training: this one first, then those of objectives."""
         every = [module for module in self.modules() if isinstance(module, Encoder)]
         return [each for each in every if any(parameter.requires_grad for parameter in each.parameters())]
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
+        """Return the number of terms in the loss of each objective on this rank's batch."""
         return {name: objective.count(batch) for name, objective in self.objectives.items()}
 
     @torch.no_grad()
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """A micro-batch with what the objectives add to it."""
+        """Return a micro-batch with the tensors that the objectives add."""
         for objective in self.objectives.values():
             piece = objective.prepare(piece)
         return piece
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
-        """A micro-batch of feed.micro_batches → the loss of each objective by name."""
+        """Return the loss of each objective on a micro-batch, by name."""
         outputs = Outputs(*self.outputs(piece, predict=self.uses_logits))
         return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
 
     def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
-        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
-        parts = [
-            objective.weight * (losses[name].sum * scale[number])
-            for number, (name, objective) in enumerate(self.objectives.items())
-        ]
+        """Return the sum of all losses, each times its factor in `scale`, float32 [N], and its objective's weight."""
+        objectives = zip(self.objectives.items(), scale, strict=True)
+        parts = [objective.weight * (losses[name].sum * factor) for (name, objective), factor in objectives]
         return sum(parts[1:], parts[0])
 
     def log_names(self) -> dict[str, tuple[str, str]]:
-        """By objective, the names of its loss and accuracy in the log: plain for the first, prefixed for the others."""
+        """Return the names of each objective's loss and accuracy in the log; the first objective's have no prefix."""
         names = {}
         for number, (name, objective) in enumerate(self.objectives.items()):
-            accuracy = objective.accuracy_name
-            prefix = "" if number == 0 else f"{name}_"
+            prefix, accuracy = f"{name}_" if number else "", objective.accuracy_name
             names[name] = (f"{prefix}loss", accuracy if accuracy != "accuracy" else f"{prefix}accuracy")
         return names
 
     def objective_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the objectives, by name."""
+        """Return the parameters and buffers of the objectives by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
 
 
 class MaskedTokens(Objective):
-    """Cross entropy of the masked tokens; counts targets."""
+    """The cross entropy of the masked tokens. Counts targets."""
 
     def count(self, batch: Batch) -> int:
         return num_targets(batch)
@@ -192,7 +184,7 @@ class MaskedTokens(Objective):
 
 
 class NextSentences(Objective):
-    """Cross entropy of next_sentence_label [B]; counts rows. The model is a BertForPreTraining."""
+    """The cross entropy of next_sentence_label [B]. Counts rows. Needs a BertForPreTraining."""
 
     samples = "pairs"
     uses_logits = False
@@ -207,24 +199,21 @@ class NextSentences(Objective):
 
 
 class Diffusion(Objective):
-    """Cross entropy of the masked tokens, those of a row times 1 / its masked share; counts tokens that may be masked.
+    """The cross entropy of the masked tokens, divided by the masked share of the row. Counts tokens that may be masked.
 
-    The mean is a bound of the negative log-likelihood of a token, in nats. The accuracy has the same weights. Raises
-    UsageError for other masks than those of `--masking uniform`.
+    The mean is an upper bound of the negative log-likelihood of a token, in nats. The accuracy has the same weights.
+    Raises UsageError without `--masking uniform`.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         super().__init__(model, config)
         for part in config.parts:
             if part.options.masking != "uniform":
-                sentence = (
-                    f"--objective diffusion learns from any share of masks, and --masking {part.options.masking} has "
-                    "one share; give --masking uniform"
-                )
+                sentence = f"--objective diffusion cannot use --masking {part.options.masking}; give --masking uniform"
                 raise UsageError(sentence, "needs-option", option="masking", given=part.options.masking)
 
     def count(self, batch: Batch) -> int:
-        assert batch.weights is not None  # noqa: S101  (of the policy "uniform")
+        assert batch.weights is not None  # noqa: S101  (--masking uniform gives weights)
         return int(np.rint(batch.weights * (batch.targets != IGNORE_INDEX).sum(1)).sum())
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
@@ -237,4 +226,4 @@ class Diffusion(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"mlm": MaskedTokens, "nsp": NextSentences, "diffusion": Diffusion}
-"""Objectives by the name that --objective gives them. Add your own: docs/extending.md."""
+"""Objectives by their name in --objective. docs/extending.md adds one."""

@@ -308,7 +308,6 @@ def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
         ("out-of-range", "epochs", {"epochs": "nan"}),
         ("out-of-range", "warmup", {"warmup": "inf"}),
         ("conflict", "steps", {"steps": 1, "epochs": 1}),
-        ("malformed", "objective", {"objective": "mlm+mlm"}),
         ("unknown", "objective", {"objective": "spam"}),
         ("not-found", "config", {"config": "nowhere.json"}),
         ("server-failed", "model", {"model": "bert-huge"}),

@@ -74,7 +74,7 @@ class Distil(Objective):
             torch.manual_seed(key(config.seed, "distil") >> 1)
             self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
 
-    def of(self, model: PreTrainedModel) -> Distil:
+    def for_submodel(self, model: PreTrainedModel) -> Distil:
         """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
         if not self.layer_pairs:
             return self

@@ -129,7 +129,7 @@ class Elastic(Learner):
 
     def _part(self, sizes: Sizes) -> Learner:
         small = elastic.skeleton(self.model, sizes)
-        own = {name: objective.of(small) for name, objective in self.objectives.items()}
+        own = {name: objective.for_submodel(small) for name, objective in self.objectives.items()}
         return Learner(small, own, isolate=self.isolate)
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
