@@ -1,4 +1,4 @@
-"""How weights change: optimizers, and the learning rate as a function of the step."""
+"""Optimizers, and the learning rate as a function of the step."""
 
 from bertrain.optim.optimizers import OPTIMIZERS, parameter_groups, set_learning_rate
 from bertrain.optim.schedules import SCHEDULES, learning_rate

@@ -1,7 +1,6 @@
-"""Optimizers on Adam's moments (Kingma and Ba, 2015) that change the size of each tensor's step.
+"""Optimizers with Adam's moments (Kingma and Ba, 2015) that scale the step of each tensor.
 
-The tensors of a group go through each operation together, and the host never waits for the device: also not to know
-whether a step is skipped (`commit`).
+Operations run on all tensors of a group at once. The host never waits for the device, even if a step is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 
 
 class _OnMoments(torch.optim.Optimizer):
-    """groups: as for torch.optim.AdamW. The state of a parameter is AdamW's, too. A subclass gives `_updates`."""
+    """An optimizer with the parameter groups and the state of torch.optim.AdamW. A subclass implements `_updates`."""
 
     _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
 
@@ -33,16 +32,16 @@ class _OnMoments(torch.optim.Optimizer):
                 commit(moments.parameters, values, skipped)
 
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
-        """What the parameters lose, at a learning rate of 1."""
+        """Return what to subtract from the parameters at a learning rate of 1."""
         raise NotImplementedError
 
 
 class StableAdamW(_OnMoments):
-    """AdamW that makes smaller steps while its moments lag behind (Wortsman et al., 2023, arXiv 2304.13013).
+    """AdamW with update clipping, as in Adafactor (Wortsman et al., 2023, arXiv 2304.13013).
 
-    Where gradients grow suddenly, the mean of their squares is too small for some steps, and AdamW's steps are too
-    large. Here the learning rate of each tensor is divided by the root mean square of its gradient relative to the root
-    of that mean, where this is above 1, as in Adafactor. As in the paper, weight decay has the divided rate, too.
+    When gradients grow suddenly, the second moment is too small for some steps, so AdamW's steps are too large. This
+    class divides the learning rate of each tensor by the root mean square of gradient / sqrt(second moment), if that is
+    above 1. As in the paper, this also scales the weight decay.
     """
 
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
@@ -53,7 +52,7 @@ class StableAdamW(_OnMoments):
 
 
 def _divisors(moments: Moments, eps: float) -> list[torch.Tensor]:
-    """Of each tensor the root mean square of gradient / max(root, eps), at least 1."""
+    """Return the root mean square of gradient / max(root, eps) of each tensor, at least 1."""
     ratios = torch._foreach_div(moments.gradients, torch._foreach_clamp_min(moments.roots, eps))
     divisors = list(torch._foreach_norm(ratios))
     torch._foreach_mul_(divisors, [gradient.numel() ** -0.5 for gradient in moments.gradients])
@@ -62,11 +61,11 @@ def _divisors(moments: Moments, eps: float) -> list[torch.Tensor]:
 
 
 class Lamb(_OnMoments):
-    """LAMB (You et al., 2020, arXiv 1904.00962), for large batches: steps follow the size of the weights.
+    """LAMB for large batches (You et al., 2020, arXiv 1904.00962).
 
-    The step of a tensor is the learning rate times the norm of its weights, in the direction of AdamW's update. It is
-    AdamW's own where the weights or the update are all 0, and for tensors without weight decay, which are norms and
-    biases; so do NVIDIA's kernels for BERT (DeepLearningExamples, multi_tensor_lamb.cu, without use_nvlamb).
+    The step of a tensor has the direction of AdamW's update, and its size is the learning rate times the norm of the
+    weights. If the weights or the update are 0, or the group has no weight decay, it is AdamW's step, as in NVIDIA's
+    kernels for BERT (DeepLearningExamples, multi_tensor_lamb.cu, without use_nvlamb).
     """
 
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
@@ -77,22 +76,22 @@ class Lamb(_OnMoments):
 
 
 def _ratios(parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Norm of each tensor / norm of its update; 1 where one of them is 0."""
+    """Return the norm of each tensor / the norm of its update; 1 if one of them is 0."""
     weights, steps = torch.stack(torch._foreach_norm(parameters)), torch.stack(torch._foreach_norm(updates))
     return list(torch.where((weights > 0) & (steps > 0), weights / steps, 1.0).unbind())
 
 
 class Moments(NamedTuple):
-    """Of those parameters of a group that have a gradient: lists with one tensor or number for each."""
+    """Lists with one tensor for each parameter of a group that has a gradient."""
 
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    means: list[torch.Tensor]  # of the gradients, times `biases`
-    biases: list[torch.Tensor]  # float64 [] each
-    roots: list[torch.Tensor]  # of the mean squares of the gradients, whose bias is corrected; no part of the state
+    means: list[torch.Tensor]  # first moments, without bias correction
+    biases: list[torch.Tensor]  # float64 []: divide the first moments by these numbers
+    roots: list[torch.Tensor]  # square roots of the second moments, with bias correction; not in the state
 
     def updates(self, *, weight_decay: float, eps: float) -> list[torch.Tensor]:
-        """What AdamW subtracts, at a learning rate of 1. Changes `roots`."""
+        """Return what AdamW subtracts at a learning rate of 1. Overwrites `roots`."""
         torch._foreach_add_(self.roots, eps)
         torch._foreach_mul_(self.roots, self.biases)
         updates = torch._foreach_div(self.means, self.roots)
@@ -102,25 +101,25 @@ class Moments(NamedTuple):
 
 
 def is_skipped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """bool []: whether a step changes nothing, as `found_inf` of the optimizer says (see `optimizers.step`)."""
+    """Return whether `found_inf` of an optimizer skips this step, bool [] (see `optimizers.step`)."""
     found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is None:  # it is called by itself
+    if found_inf is None:  # called without `optimizers.step`
         return torch.zeros((), dtype=torch.bool, device=optimizer.param_groups[0]["params"][0].device)
     return found_inf != 0
 
 
 def commit(tensors: Iterable[torch.Tensor], values: Iterable[torch.Tensor], skipped: torch.Tensor) -> None:
-    """Gives each tensor its new value; where `skipped`, bool [], is true it stays as it was, to the bit."""
+    """Assign each tensor its new value, or keep the old one if `skipped`, bool [], is true."""
     for tensor, value in zip(tensors, values, strict=True):
         torch.where(skipped, tensor, value, out=tensor)  # one kernel for each tensor
 
 
 def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any], skipped: torch.Tensor) -> Moments | None:
-    """Takes the gradients of a group into the state; None if no parameter has one.
+    """Update the moments of a group. Return None if no parameter has a gradient.
 
-    The state of a parameter is that of a fused torch.optim.AdamW: "step", float32 on its device, "exp_avg" and
-    "exp_avg_sq". Parameters without a gradient are passed over, so each counts its own steps. skipped: bool []; where
-    it is true the state stays as it was, and what is returned means nothing.
+    The state of a parameter is that of a fused torch.optim.AdamW: "step", float32 on the device, "exp_avg" and
+    "exp_avg_sq". Parameters without a gradient do not count the step. skipped: bool []; if it is true, the state stays
+    the same and the result is meaningless.
     """
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     if not parameters:
@@ -129,7 +128,7 @@ def advance(state: defaultdict[torch.Tensor, Any], group: dict[str, Any], skippe
         if not state[parameter]:
             zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             state[parameter].update({"step": torch.tensor(0.0), **zeros})
-        state[parameter]["step"] = state[parameter]["step"].to(parameter.device)  # a checkpoint may have it elsewhere
+        state[parameter]["step"] = state[parameter]["step"].to(parameter.device)  # a loaded state may be on the CPU
     gradients = [parameter.grad for parameter in parameters]
     steps, means, squares = (
         [state[parameter][name] for parameter in parameters] for name in ("step", "exp_avg", "exp_avg_sq")

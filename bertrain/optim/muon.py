@@ -1,7 +1,7 @@
-"""Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal before they are applied.
+"""Muon (Jordan et al., 2024): the update of a matrix is its momentum, made orthogonal.
 
-Hidden matrices take Muon's steps; embeddings, heads, norms and biases take AdamW's. Newton–Schulz iterations cost more
-than AdamW does, so matrices of one shape go through them together, and each rank does its share.
+Muon trains the hidden matrices; AdamW trains embeddings, heads, norms and biases. Newton–Schulz iterations are
+expensive, so they run on all matrices of one shape at once, and each rank computes a part of the matrices.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from transformers import PreTrainedModel
 from bertrain.models.families import FUSED, layers_of
 from bertrain.optim.adam import commit, is_skipped
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of an odd polynomial that moves singular values towards 1
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that moves singular values towards 1
 ITERATIONS = 5
-RMS = 0.2  # of an update's elements, about that of AdamW's (Liu et al., 2025)
+RMS = 0.2  # root mean square of an update, about the same as in AdamW (Liu et al., 2025)
 _EPSILON = 1e-7
 
 
 def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Matrices [n, rows, columns], rows ≤ columns → the nearest semi-orthogonal ones, roughly, in `dtype`.
+    """Return the nearest semi-orthogonal matrices, approximately, in `dtype`.
 
-    Five Newton–Schulz iterations: singular values of 1/200 of the norm or more end between 0.68 and 1.21, smaller ones
-    lower. Costs 20 n rows² (columns + rows / 2) operations.
+    matrices: [n, rows, columns], rows ≤ columns. After five Newton–Schulz iterations, singular values of at least 1/200 of the norm are between 0.68 and 1.21, and
+    smaller ones are below. Costs 20 n rows² (columns + rows / 2) operations.
     """
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype)
@@ -40,11 +40,10 @@ def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """One optimizer for all parameters of a model: groups that have "momentum" take Muon's steps, the others AdamW's.
+    """Muon for groups with "momentum", AdamW for the other groups.
 
-    matrices: the parameters for Muon, each with the number of matrices that lie in it one below the other, such as 3
-    where a layer holds queries, keys and values in one. others: groups for AdamW. dtype: of the iterations. All ranks
-    must have the same gradients; they end with the same weights.
+    matrices: the parameters for Muon, each with the number of matrices that it stacks, such as 3 for fused queries,
+    keys and values. others: groups for AdamW. dtype: of the iterations. All ranks must have the same gradients.
     """
 
     _step_supports_amp_scaling = True  # torch's name for optimizers that know `found_inf`
@@ -75,7 +74,7 @@ class Muon(torch.optim.Optimizer):
         self._share_state()
 
     def _share_state(self) -> None:
-        """AdamW works on the state of this optimizer."""
+        """Let AdamW use the state of this optimizer."""
         self._adamw.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -114,7 +113,7 @@ class Muon(torch.optim.Optimizer):
                 commit([parameter], [value], skipped)
 
     def _orthogonal(self, matrices: torch.Tensor) -> torch.Tensor:
-        """`orthogonal`, of which each rank does its share."""
+        """Return `orthogonal` of the matrices; each rank computes a part."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         if ranks == 1:
             return orthogonal(matrices, self._dtype)
@@ -130,15 +129,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def _shape(parameter: torch.Tensor, parts: int) -> tuple[int, int]:
-    """The shorter and the longer side of the matrices in a parameter."""
+    """Return the shorter and the longer side of the matrices in a parameter."""
     rows, columns = parameter.shape
     short, long = sorted((rows // parts, columns))
     return short, long
 
 
 def hidden_matrices(model: PreTrainedModel) -> list[tuple[torch.Tensor, int]]:
-    """The trained matrices of linear maps in a model's layers, each with the number of matrices in it."""
-    parts = list(layers_of(model)) or [model.base_model]  # layers alone, where there are any: no pooler and no head
+    """Return the trainable weights of linear maps in a model's layers, each with the number of stacked matrices."""
+    parts = list(layers_of(model)) or [model.base_model]  # without pooler and head, if layers are known
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = {
         module.weight: FUSED.get(name.rpartition(".")[2], 1)

@@ -1,8 +1,8 @@
-"""Optimizers by name, and the groups of parameters that they treat differently."""
+"""Optimizers by name, their groups of parameters, and factors on the learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,9 @@ from bertrain.optim.muon import Muon, hidden_matrices
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
+    """Return the optimizer that --optimizer names for the trainable parameters of a module, with --lr-scale.
 
-    config: whose precision is resolved; auto counts as fp32.
+    config: with resolved precision; auto counts as fp32.
     """
     optimizer = OPTIMIZERS[config.optimizer](module, config)
     if config.lr_scale:
@@ -26,22 +26,22 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
 
 
 def _adam(kind: Any, module: torch.nn.Module, config: Config, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer on Adam's moments, with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    """Return an optimizer with Adam's moments and decoupled weight decay (Loshchilov and Hutter, 2019)."""
     groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
     return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, **options)
 
 
 def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Muon for the hidden matrices of a model, AdamW for all else. module: a Learner."""
+    """Return Muon for the hidden matrices of a model and AdamW for the other parameters. module: a Learner."""
     model: Any = module.model
     matrices = hidden_matrices(model)
     if not matrices:
-        sentence = f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw"
+        sentence = f"--optimizer muon: {model.config.model_type} has no linear layers; give adamw"
         raise UsageError(sentence, "unsupported", option="optimizer", given="muon")
-    theirs = {parameter for parameter, _ in matrices}
+    by_muon = {parameter for parameter, _ in matrices}
     others = parameter_groups(module, config.weight_decay)
     for group in others:
-        group["params"] = [parameter for parameter in group["params"] if parameter not in theirs]
+        group["params"] = [parameter for parameter in group["params"] if parameter not in by_muon]
     return Muon(
         matrices,
         others,
@@ -60,14 +60,14 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]
     "stableadamw": partial(_adam, StableAdamW),
     "lamb": partial(_adam, Lamb),
 }
-"""Optimizers by the name that --optimizer gives them. Add your own: docs/extending.md."""
+"""Optimizers by their name in --optimizer. docs/extending.md adds one."""
 
 
 def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices, which are decayed, then norms and biases, which are not.
+    """Return two groups: parameters of two or more dimensions, which have weight decay, and the others.
 
-    Groups are chosen by the number of dimensions of a parameter, not by its name. A group may hold "rate_scale", a
-    factor on its learning rate; without it the factor is 1. It may hold "decays": it has the weight decay of the phase.
+    A group may have "rate_scale", a factor on its learning rate. Phases change the weight decay of groups with
+    "decays": True.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return [
@@ -76,20 +76,26 @@ def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[
     ]
 
 
-def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, config: Config) -> None:
-    """Splits every group by the factors of its parameters. Those of factor 0 stay in it, get no gradient and no step.
+def _last_match(names: Collection[str], config: Config) -> dict[str, int]:
+    """Return the index of the last --lr-scale that matches a parameter's name, for each name with a match."""
+    scales = enumerate(config.rate_scales)
+    return {name: index for index, (pattern, _) in scales for name in names if pattern.search(name)}
 
-    module: a Learner. Raises UsageError if nothing is left to train.
+
+def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, config: Config) -> None:
+    """Split every group by the factors of --lr-scale. Parameters with factor 0 stay in the groups without gradients.
+
+    module: a Learner. Raises UsageError if no parameter is left to train.
     """
     named = {name.removeprefix("model."): parameter for name, parameter in module.named_parameters()}
-    factors = {named[name]: config.rate_scales[index][1] for name, index in _deciding(named, config).items()}
+    factors = {named[name]: config.rate_scales[index][1] for name, index in _last_match(named, config).items()}
     groups = []
     for group in optimizer.param_groups:
-        parts: dict[float, list[torch.nn.Parameter]] = {}
+        by_factor: dict[float, list[torch.nn.Parameter]] = {}
         for parameter in group["params"]:
-            parts.setdefault(factors.get(parameter, 1.0), []).append(parameter)
+            by_factor.setdefault(factors.get(parameter, 1.0), []).append(parameter)
         scale = group.get("rate_scale", 1.0)
-        groups += [group | {"params": some, "rate_scale": scale * factor} for factor, some in parts.items()]
+        groups += [group | {"params": some, "rate_scale": scale * factor} for factor, some in by_factor.items()]
     optimizer.param_groups[:] = groups
     for parameter, factor in factors.items():
         if factor == 0:
@@ -99,16 +105,8 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
         raise UsageError(sentence, "nothing-to-train", option="lr_scale", given=config.lr_scale)
 
 
-def _deciding(names: Iterable[str], config: Config) -> dict[str, int]:
-    """Name of a parameter → index of the --lr-scale that decides its factor: the last one that matches."""
-    scales = [*enumerate(config.rate_scales)][::-1]
-    indices = {name: next((index for index, (pattern, _) in scales if pattern.search(name)), None) for name in names}
-    return {name: index for name, index in indices.items() if index is not None}
-
-
-def check_scales(names: Iterable[str], config: Config) -> None:
-    """Raises UsageError for a pattern of --lr-scale that matches no name of a parameter."""
-    names = list(names)
+def check_scales(names: Sequence[str], config: Config) -> None:
+    """Raise UsageError for a pattern of --lr-scale that matches no name of a parameter."""
     for given, (pattern, _) in zip(config.lr_scale, config.rate_scales, strict=True):
         if not any(pattern.search(name) for name in names):
             sentence = (
@@ -119,23 +117,22 @@ def check_scales(names: Iterable[str], config: Config) -> None:
 
 
 def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any]]:
-    """What each --lr-scale amounts to: pattern, factor, and the tensors and parameters whose factor it decides.
+    """Return a row for each --lr-scale: pattern, factor, and how many tensors and parameters get the factor.
 
-    sizes: number of elements by name of a tensor.
+    sizes: the number of elements of each parameter.
     """
-    indices = _deciding(sizes, config)
-    table = []
+    matches, table = _last_match(sizes, config), []
     for index, (pattern, factor) in enumerate(config.rate_scales):
-        own = [sizes[name] for name, deciding in indices.items() if deciding == index]
-        table.append({"pattern": pattern.pattern, "factor": factor, "tensors": len(own), "parameters": sum(own)})
+        scaled = [sizes[name] for name, last in matches.items() if last == index]
+        table.append({"pattern": pattern.pattern, "factor": factor, "tensors": len(scaled), "parameters": sum(scaled)})
     return table
 
 
 def step(optimizer: torch.optim.Optimizer, skipped: torch.Tensor) -> None:
-    """Takes a step of an optimizer, or leaves parameters and state as they are. The host does not wait to know which.
+    """Take a step of an optimizer, or change neither parameters nor state.
 
-    skipped: float32 [], 1 for a step that changes nothing, else 0. An optimizer says as torch's do, by
-    _step_supports_amp_scaling, that it follows `found_inf` itself; for others the host waits.
+    skipped: float32 [], 1 for a step that must change nothing, else 0. An optimizer with _step_supports_amp_scaling
+    reads this from its attribute `found_inf` on the device; for other optimizers the host waits for the device.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
@@ -145,13 +142,13 @@ def step(optimizer: torch.optim.Optimizer, skipped: torch.Tensor) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives every group the learning rate `rate` times its rate_scale."""
+    """Set the learning rate of every group to `rate` times its rate_scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_scale", 1.0)
 
 
 def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
-    """Gives a weight decay to every group that is decayed."""
+    """Set the weight decay of every group with "decays"."""
     for group in optimizer.param_groups:
         if group.get("decays"):
             group["weight_decay"] = weight_decay
