@@ -63,11 +63,14 @@ def command(
     """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
+        from bertrain.plan import check  # which imports torch; --help does not need it
+
         is_first = os.environ.get("RANK", "0") == "0"
         values = {str(parameter.name): flags.pop(str(parameter.name)) for parameter in own}
         with one_sentence(quiet=not is_first):  # every rank would say the same
             given = {name: value for name, value in flags.items() if value not in (None, ())}
             config, line = _config(given, file, recipe)
+            check(config)
         if is_first:
             if not config.out:
                 config = replace(config, out=default_out(config))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, InitVar, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
 from datetime import date
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.errors import UsageError, counted
 from bertdata.urls import require_local_output
-from bertrain.methods import known_methods, methods_of
+from bertrain.methods import known_methods
 from bertrain.options import (
     ABOVE_0,
     COUNT,
@@ -45,10 +43,10 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
-RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods", "is_part"}
+RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
-DURATIONS = ("steps", "tokens", "epochs", "share")  # of a phase, which has one of them
+TOTALS = ("steps", "epochs", "tokens")
 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
 MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
@@ -60,15 +58,6 @@ EXCLUDES = (Excludes("mix_temperature", "weights", "both say how datasets are mi
 def _option(group: str, default: Any, **more: Any) -> Any:
     """An option in a group of --help."""
     return option(default, group=group, **more)
-
-
-class Part(NamedTuple):
-    """A [[phase]] as it is given; the whole run where there is none."""
-
-    options: Config  # those of the run, with those of the phase in their place
-    unit: str  # of its duration: one of DURATIONS
-    amount: Fraction
-    sets: frozenset[str]  # the options that the phase itself gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +204,8 @@ class Config(Options):
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
     methods: tuple[Options, ...] = _option(MODEL, (), form="options", in_files=True)
     """The options of methods: an object of each whose options are given."""
-    is_part: InitVar[bool] = False  # of a phase: what methods check is checked for the whole run
 
-    def __post_init__(self, is_part: bool) -> None:
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.data and not self.phase:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
@@ -229,18 +217,10 @@ class Config(Options):
         self.require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         self.milestones  # noqa: B018  (refuses what is none)
-        self._check_bases()
         self._check_trains()
         for pair in EXCLUDES:
-            self._check_excludes(pair, all(_is_set(self, name) for name in pair[:2]))
+            self.check_excludes(pair, all(is_set(self, name) for name in pair[:2]))
         self._check_duration()
-        if is_part:
-            return
-        used = methods_of(self)
-        for pair in (pair for method in used for pair in method.excludes):
-            self._check_excludes(pair, all(self.is_given(name) for name in pair[:2]))
-        for method in used:
-            method.check(self)
 
     @classmethod
     def of(cls, **given: Any) -> Config:
@@ -250,7 +230,7 @@ class Config(Options):
             own = {name: given.pop(name) for name in method.options_type.names() & given.keys()}
             if own and (options := method.options_type(**own)) != method.options_type():
                 found.append(options)
-        if unknown := sorted(given.keys() - all_options().keys() - {"methods", "is_part"}):
+        if unknown := sorted(given.keys() - all_options().keys() - {"methods"}):
             raise UsageError(f"{unknown[0]} is no option of a run; leave it out", "unknown", option=unknown[0])
         return cls(**given | ({"methods": (*given.get("methods", ()), *found)} if found else {}))
 
@@ -276,17 +256,13 @@ class Config(Options):
             if options[name].metadata.get("group") != CHECKPOINTS and name not in ("data", "phase")
         }
 
-    def _check_excludes(self, pair: Excludes, both_given: bool) -> None:
+    def check_excludes(self, pair: Excludes, both_given: bool) -> None:
         if both_given:
             in_files = [all_options()[name].metadata.get("in_files") for name in pair[:2]]
             names = [f"{name} in phases" if only else flag(name) for name, only in zip(pair, in_files, strict=False)]
             sentence = f"{' and '.join(names)} were given: {pair.why}; give one of them"
             given = self.flat().get(pair.option)
             raise UsageError(sentence, "conflict", option=pair.option, given=given)
-
-    def is_given(self, name: str) -> bool:
-        """Whether an option of the run or of a method is not at its default, for the run or in a phase."""
-        return any(_is_set(options, name) for options in (self, *(part.options for part in self.parts)))
 
     def _check_weights(self) -> None:
         number = len(self.data)
@@ -306,72 +282,13 @@ class Config(Options):
             sentence = f"trains {self.trains!r} is not a regular expression ({error}); write it like layers.[6-9]|head"
             raise UsageError(sentence, "malformed", option="trains", given=self.trains) from None
 
-    def _check_bases(self) -> None:
-        for name in ("rope_base", "rope_base_local"):
-            if len({getattr(part.options, name) is None for part in self.parts}) > 1:
-                sentence = f"some phases set {name} and others do not; set it in each, or above them"
-                raise UsageError(sentence, "conflict", option=name)
-
     def _check_duration(self) -> None:
         if self.warmup_steps is not None and self.warmup != Config.warmup:
             sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
             raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
-        given = [f"{flag(name)} {getattr(self, name)}" for name in _TOTALS if getattr(self, name)]
+        given = [f"{flag(name)} {getattr(self, name)}" for name in TOTALS if getattr(self, name)]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
-        for name in _TOTALS:
-            if getattr(self, name):
-                _duration(name, getattr(self, name))  # refuses what is none
-        units = {part.unit for part in self.parts}
-        if units != {"share"} and (given or "share" in units and len(units) > 1):
-            sentence = (
-                f"the phases have {' and '.join(sorted(units))}{f', and {given[0]} was given' if given else ''}; give "
-                "each phase steps, tokens or epochs, or each a share of --steps, --tokens or --epochs"
-            )
-            raise UsageError(sentence, "conflict", option="phase")
-        if units == {"share"} and (total := sum(part.amount for part in self.parts)) != 1:
-            sentence = f"the shares of the phases add up to {float(total):g}; give shares whose sum is 1"
-            raise UsageError(sentence, "out-of-range", option="share", given=float(total))
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The phases as they are given; one, of the whole run, without any. Raises UsageError for a faulty one."""
-        if not self.phase:
-            return (Part(self, "share", Fraction(1), frozenset()),)
-        parts: list[Part] = []
-        for number, table in enumerate(self.phase, 1):
-            with _of_phase(number):
-                parts.append(self._part(table, rest=1 - sum((part.amount for part in parts), Fraction(0))))
-        takes_rest = {part.unit for part in parts} == {"share"}  # what a last phase without a duration does then
-        for number, table in enumerate(self.phase, 1):
-            if not table.keys() & set(DURATIONS) and not (takes_rest and number == len(parts)):
-                sentence = f"[[phase]] {number} has no duration; give it one of {', '.join(DURATIONS)}"
-                raise UsageError(sentence, "missing", option="phase", given=number)
-        return tuple(parts)
-
-    def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:
-        """A phase. rest: the share of a run that is left to it, if it has no duration."""
-        table = without_removed(table, "the phase")
-        allowed = {name for name, each in all_options().items() if each.metadata.get("phase")}
-        if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
-            is_known = wrong[0] in all_options()
-            reason = "is an option of the whole run, so set it above the phases" if is_known else "is unknown"
-            sentence = f"{wrong[0]} {reason}; a phase may set {', '.join(sorted(allowed))}"
-            raise UsageError(sentence, "unknown", option=wrong[0], given=table[wrong[0]])
-        given = [name for name in DURATIONS if name in table]
-        if len(given) > 1:
-            sentence = f"{' and '.join(given)} were given; a phase has one duration, so give one of them"
-            raise UsageError(sentence, "conflict", option=given[1])
-        unit = given[0] if given else "share"
-        sets, above = {name: value for name, value in table.items() if name not in DURATIONS}, self.flat()
-        kept = above.keys() - {"phase", *_TOTALS} - replaced_by(sets, above)
-        options = Config.of(**{name: above[name] for name in kept} | sets, is_part=True)
-        return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
-
-    @cached_property
-    def paths(self) -> tuple[str, ...]:
-        """The datasets of the run: directories or URLs."""
-        return tuple(dict.fromkeys(path for part in self.parts for path in part.options.data))
 
     @property
     def start(self) -> str:
@@ -419,11 +336,6 @@ class Config(Options):
                 raise UsageError(sentence, "malformed", option="lr_scale", given=given) from None
         return tuple(scales)
 
-    @property
-    def longest(self) -> int:
-        """The longest row of the run, in tokens."""
-        return max(part.options.length for part in self.parts)
-
 
 def all_options() -> dict[str, Field[Any]]:
     """The options of a run and of every method, by name. Raises UsageError for a name that two of them have."""
@@ -464,40 +376,10 @@ def _without_directories(value: Any) -> Any:
     return Path(value).name or value if is_path else value
 
 
-def _is_set(config: Config, name: str) -> bool:
+def is_set(config: Config, name: str) -> bool:
     """Whether an option is not at its default; one of a method that the options do not have is."""
     option = all_options().get(name)
     return option is not None and config.flat().get(name, option.default) != option.default
-
-
-@contextlib.contextmanager
-def _of_phase(number: int) -> Iterator[None]:
-    """A refusal names the phase that it is about."""
-    try:
-        yield
-    except UsageError as error:
-        sentence = f"[[phase]] {number}: {error}"
-        raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
-
-
-def _duration(unit: str, given: Any) -> Fraction:
-    """A duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for anything else."""
-    try:
-        text = amount(given) if unit == "tokens" else str(given)
-        if isinstance(text, str) and re.search(r"e[+-]?\d{4,}$", text.lower()):  # such a fraction has that many digits
-            raise ValueError
-        number = Fraction(text)
-        if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
-            raise ValueError
-    except (ValueError, TypeError, ZeroDivisionError):
-        examples = {"tokens": "40M or 1.7T", "steps": "1000"}
-        sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
-        raise UsageError(sentence, "malformed", option=unit, given=given) from None
-    if number > LONGEST:
-        raise UsageError(
-            f"{unit} is above 2**62, longer than any run; give less", "out-of-range", option=unit, given=given
-        )
-    return number
 
 
 def default_out(config: Config) -> str:
@@ -518,7 +400,6 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
     return registry[name]
 
 
-_TOTALS = ("steps", "epochs", "tokens")
 _INSTEAD = {
     "model": ["init"],
     "data": ["weights"],

@@ -19,7 +19,7 @@ from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
 from bertrain.objectives import num_targets, objectives_of
 from bertrain.options import flag
-from bertrain.plan import Phase, Plan, check_begun, masking_of
+from bertrain.plan import Phase, Plan, check_begun, masking_of, parts_of, paths
 from bertrain.state import TrainingError, TrainState
 
 
@@ -39,7 +39,7 @@ def samples_of(config: Config) -> str:
 
 def open_datasets(config: Config) -> dict[str, bertdata.Dataset]:
     """Opens the datasets of a run, by path. Raises UsageError unless all have the same tokenizer."""
-    opened = {path: bertdata.open(path) for path in config.paths}
+    opened = {path: bertdata.open(path) for path in paths(config)}
     if len(opened) > 1:
         bertdata.Loader([(shards, 1) for shards in opened.values()], masking=None)  # which refuses others
     return opened
@@ -330,7 +330,7 @@ class Batches:
         is_same = saved.phases[saved.phase - 1].get("rows") in (None, [*rows])
         if saved.phase == 1 and rows.first == rows.last:
             is_same = saved.tokens == saved.step * rows.first * self.phase.length
-        if not (is_same or self.config.steps or self.config.parts[saved.phase - 1].unit == "steps"):
+        if not (is_same or self.config.steps or parts_of(self.config)[saved.phase - 1].unit == "steps"):
             sentence = (
                 f"phase {saved.phase} of {out} had another global_batch_size than {rows}, so its steps do not follow "
                 "from tokens or epochs; give the size that it had, or a number of steps"

@@ -201,13 +201,13 @@ def _installed() -> dict[str, type[Method]]:
 
 
 def methods_of(config: Config) -> list[Method]:
-    """The methods of a run, anew: those that its options name, or those of a phase."""
-    of_phases = (options for part in config.parts for options in part.options.methods)
-    given = {type(options): options for options in (*of_phases, *config.methods)}
-    methods = []
+    """Return the methods of a run as new objects: those of which it or a phase gives an option."""
+    given, methods = {type(options): options for options in config.methods}, []
+    of_phases = [option for table in config.phase for option in table.items()]
     for name, kind in known_methods().items():
-        if kind.options_type in given:
-            method = kind(given[kind.options_type])
+        usual = kind.options_type()
+        if kind.options_type in given or any(getattr(usual, key, value) != value for key, value in of_phases):
+            method = kind(given.get(kind.options_type, usual))
             method.name = name
             methods.append(method)
     return methods

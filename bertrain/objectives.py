@@ -14,6 +14,7 @@ from bertdata import IGNORE_INDEX, Batch
 from bertdata.errors import UsageError
 from bertrain.config import Config, pick
 from bertrain.models.encoder import Encoder, MicroBatch
+from bertrain.plan import options_of
 
 
 def num_targets(batch: Batch) -> int:
@@ -207,10 +208,10 @@ class Diffusion(Objective):
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         super().__init__(model, config)
-        for part in config.parts:
-            if part.options.masking != "uniform":
-                sentence = f"--objective diffusion cannot use --masking {part.options.masking}; give --masking uniform"
-                raise UsageError(sentence, "needs-option", option="masking", given=part.options.masking)
+        for masking in (options.masking for options in options_of(config)):
+            if masking != "uniform":
+                sentence = f"--objective diffusion cannot use --masking {masking}; give --masking uniform"
+                raise UsageError(sentence, "needs-option", option="masking", given=masking)
 
     def count(self, batch: Batch) -> int:
         assert batch.weights is not None  # noqa: S101  (--masking uniform gives weights)

@@ -6,24 +6,151 @@ docs/phases.md is for users.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import bertdata
 from bertdata.errors import UsageError, counted
-from bertrain.config import LONGEST, MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config, Part, all_options
+from bertrain.config import (
+    LONGEST,
+    MICRO_BATCH_SIZE,
+    MICRO_BATCH_TOKENS,
+    TOTALS,
+    Config,
+    all_options,
+    is_set,
+    replaced_by,
+    without_removed,
+)
 from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
-from bertrain.options import Ramp, exact
+from bertrain.options import Ramp, amount, exact, flag
 
+DURATIONS = ("steps", "tokens", "epochs", "share")  # of a phase, which has one of them
 _WARMUP = {"warmup", "warmup_steps"}
 _RATE = {"lr", "lr_end", "schedule", "decay_share"} | _WARMUP  # options, one of which begins another curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
+
+
+class Part(NamedTuple):
+    """A [[phase]] as it is given; the run itself where there is none."""
+
+    options: Config  # those of the run, with those of the phase in their place
+    unit: str  # of its duration: one of DURATIONS
+    amount: Fraction
+    sets: frozenset[str]  # the options that the phase itself gives
+
+
+def parts_of(config: Config) -> tuple[Part, ...]:
+    """Return the phases as they are given; one, of the whole run, without any. Raises UsageError for a faulty one."""
+    if not config.phase:
+        return (Part(config, "share", Fraction(1), frozenset()),)
+    parts, rest = list[Part](), Fraction(1)
+    for number, table in enumerate(config.phase, 1):
+        with _of_phase(number):
+            parts.append(_part(config, table, rest))
+            rest -= parts[-1].amount
+    units = {part.unit for part in parts}
+    for number, table in enumerate(config.phase, 1):
+        if not table.keys() & set(DURATIONS) and (units != {"share"} or number < len(parts)):
+            sentence = f"[[phase]] {number} has no duration; give it one of {', '.join(DURATIONS)}"
+            raise UsageError(sentence, "missing", option="phase", given=number)
+    given = [f"{flag(name)} {getattr(config, name)}" for name in TOTALS if getattr(config, name)]
+    if units != {"share"} and (given or "share" in units and len(units) > 1):
+        sentence = (
+            f"the phases have {' and '.join(sorted(units))}{f', and {given[0]} was given' if given else ''}; give "
+            "each phase steps, tokens or epochs, or each a share of --steps, --tokens or --epochs"
+        )
+        raise UsageError(sentence, "conflict", option="phase")
+    if units == {"share"} and (total := sum(part.amount for part in parts)) != 1:
+        sentence = f"the shares of the phases add up to {float(total):g}; give shares whose sum is 1"
+        raise UsageError(sentence, "out-of-range", option="share", given=float(total))
+    for name in ("rope_base", "rope_base_local"):
+        if len({getattr(part.options, name) is None for part in parts}) > 1:
+            sentence = f"some phases set {name} and others do not; set it in each, or above them"
+            raise UsageError(sentence, "conflict", option=name)
+    return tuple(parts)
+
+
+def _part(config: Config, table: Mapping[str, Any], rest: Fraction) -> Part:
+    """Return a phase. rest: the share of a run that is left to it, if it has no duration."""
+    table = without_removed(table, "the phase")
+    allowed = {name for name, each in all_options().items() if each.metadata.get("phase")}
+    if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
+        is_known = wrong[0] in all_options()
+        reason = "is an option of the whole run, so set it above the phases" if is_known else "is unknown"
+        sentence = f"{wrong[0]} {reason}; a phase may set {', '.join(sorted(allowed))}"
+        raise UsageError(sentence, "unknown", option=wrong[0], given=table[wrong[0]])
+    given = [name for name in DURATIONS if name in table]
+    if len(given) > 1:
+        sentence = f"{' and '.join(given)} were given; a phase has one duration, so give one of them"
+        raise UsageError(sentence, "conflict", option=given[1])
+    unit = given[0] if given else "share"
+    sets, above = {name: value for name, value in table.items() if name not in DURATIONS}, config.flat()
+    kept = above.keys() - {"phase", *TOTALS} - replaced_by(sets, above)
+    options = Config.of(**{name: above[name] for name in kept} | sets)
+    return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
+
+
+@contextlib.contextmanager
+def _of_phase(number: int) -> Iterator[None]:
+    """Name the phase in an error that is raised inside."""
+    try:
+        yield
+    except UsageError as error:
+        sentence = f"[[phase]] {number}: {error}"
+        raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
+
+
+def _duration(unit: str, given: Any) -> Fraction:
+    """Return a duration as a number: of steps, tokens or epochs, or a share. Raises UsageError for anything else."""
+    try:
+        text = str(amount(given) if unit == "tokens" else given)
+        number = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # which had as many digits
+        if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
+            raise ValueError
+    except (ValueError, TypeError, ZeroDivisionError):
+        examples = {"tokens": "40M or 1.7T", "steps": "1000"}
+        sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
+        raise UsageError(sentence, "malformed", option=unit, given=given) from None
+    return number
+
+
+def options_of(config: Config) -> list[Config]:
+    """Return the options of each phase: those of the run, with those of the phase in their place."""
+    return [part.options for part in parts_of(config)]
+
+
+def paths(config: Config) -> tuple[str, ...]:
+    """Return the datasets of a run: directories or URLs."""
+    return tuple(dict.fromkeys(path for options in options_of(config) for path in options.data))
+
+
+def longest(config: Config) -> int:
+    """Return the length of the longest row of a run, in tokens."""
+    return max(options.length for options in options_of(config))
+
+
+def is_given(config: Config, name: str) -> bool:
+    """Return whether an option of the run or of a method is not at its default, for the run or in a phase."""
+    return any(is_set(options, name) for options in (config, *options_of(config)))
+
+
+def check(config: Config) -> None:
+    """Raises UsageError for phases that do not fit together, and options that do not go with those of methods."""
+    used, phases = methods_of(config), [config, *options_of(config)]
+    for pair in (pair for method in used for pair in method.excludes):
+        config.check_excludes(pair, all(any(is_set(options, name) for options in phases) for name in pair[:2]))
+    for method in used:
+        method.check(config)
 
 
 class Sizes(Protocol):
@@ -98,7 +225,8 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
 
     Raises UsageError, with the number of the phase, for what cannot be.
     """
-    parts = config.parts
+    check(config)
+    parts = parts_of(config)
     sources = [_sources(part.options, sizes) for part in parts]
     borders = [0, *_borders(config, parts, sources, sizes)]
     for number, (start, stop) in enumerate(pairwise(borders), 1):

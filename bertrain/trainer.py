@@ -46,7 +46,7 @@ from bertrain.models.load import (
 from bertrain.objectives import Learner, LossSum, objectives_of
 from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
 from bertrain.options import flag
-from bertrain.plan import Phase
+from bertrain.plan import Phase, longest, options_of
 from bertrain.ranks import World
 from bertrain.speed import Clock, has_bf16
 from bertrain.state import TrainState
@@ -140,8 +140,8 @@ def check_names(config: Config) -> None:
     """Raises UsageError for unknown objectives, optimizers and schedules."""
     objectives_of(config)
     pick(OPTIMIZERS, config.optimizer, "--optimizer")
-    for part in config.parts:
-        pick(SCHEDULES, part.options.schedule, "--schedule")
+    for options in options_of(config):
+        pick(SCHEDULES, options.schedule, "--schedule")
 
 
 def build_model(
@@ -163,11 +163,11 @@ def build_model(
     source = next((given for method in methods if (given := method.source(config, resume))), None)
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
-        options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
+        options = {"length": longest(config), "nsp": nsp, "frozen_by": frozen_by}
         weights, warnings = start_from(checkpoint.resolved(source or config.init, "init"), shards, **options)
     elif resume:
         weights, warnings = load_model(resume, nsp=nsp), []
-        check_length(config.longest, weights.config, resume)
+        check_length(longest(config), weights.config, resume)
     else:
 
         def configure(made: PreTrainedConfig) -> None:
@@ -175,14 +175,14 @@ def build_model(
                 for method in methods:
                     method.configure(made, phase)
 
-        special, length = shards.special_tokens, config.longest
+        special, length = shards.special_tokens, longest(config)
         weights, warnings = new_model(
             config.model, special, length=length, seed=config.seed, nsp=nsp, configure=configure
         )
     for method in methods:
         method.change_model(weights, config, resume)
     if not nsp:  # which is of families that are known to
-        check_runs(weights, length=config.longest)
+        check_runs(weights, length=longest(config))
     return weights, [*warnings, *slower(weights)]
 
 
@@ -197,7 +197,7 @@ def build_learner(
     """The module to train, on its device: the model, its objectives, and what the methods of the run add."""
     on_gpu = ranks.device.type == "cuda"
     if config.attention == "auto":
-        choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+        choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=longest(config))
     has_windows = precision != "fp32" and has_kernel(ranks.device)
     if on_gpu or has_windows:
         leave_out_masks(weights, in_windows=has_windows)

@@ -13,7 +13,7 @@ from families import SMALL as FAMILIES
 from helpers import refused, succeeds
 from training import entries
 
-from bertrain import recipes
+from bertrain import plan, recipes
 from bertrain.cli import command
 from bertrain.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
 from bertrain.options import helps
@@ -142,8 +142,8 @@ def test_the_plan_of_a_recipe_is_what_was_published(name):
         elif option not in ("source", "weight_decay"):
             assert getattr(config, option) == value, option
     phases = resolve(config, SIZES)
-    for phase, part, there in zip(phases, config.parts, stated["phases"], strict=True):
-        require_published(phase, part.options, there, config.optimizer, phases[0].rate.peak)
+    for phase, options, there in zip(phases, plan.options_of(config), stated["phases"], strict=True):
+        require_published(phase, options, there, config.optimizer, phases[0].rate.peak)
 
 
 def require_published(phase, options, there, optimizer, highest):
@@ -182,7 +182,7 @@ def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
     (tmp_path / "model.json").write_text(json.dumps(FAMILIES[kind] | {"model_type": kind}))
     above = {"length": 32, "global_batch_size": 4, "log_every": 1, "eval_every": 0}
     above["model"] = str(tmp_path / "model.json")
-    lengths = sorted({part.options.length for part in Config.of(data="d", **options).parts})
+    lengths = sorted({phase.length for phase in plan.options_of(Config.of(data="d", **options))})
     phases = []
     for phase in options.pop("phase"):
         settings = {key: value for key, value in phase.items() if key not in ("tokens", "steps", "warmup_steps")}

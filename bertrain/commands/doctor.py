@@ -31,12 +31,12 @@ from bertdata.errors import BertdataError, counted
 from bertdata.format.verify import verify
 from bertrain import checkpoint, state
 from bertrain.cli import command
-from bertrain.config import DURATIONS, Config, Part
+from bertrain.config import Config
 from bertrain.data import Batches, open_datasets, samples_of
 from bertrain.methods import Method, methods_of, not_counted
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.plan import Plan
+from bertrain.plan import DURATIONS, Part, Plan, parts_of
 from bertrain.pretrain import pretrain
 from bertrain.ranks import World
 from bertrain.trainer import (
@@ -258,7 +258,7 @@ def _shape(part: Part, ranks: int) -> tuple[int, int, int | None]:
 def _trial(config: Config, out: str, ranks: int) -> Config:
     """Return the options of a short run, with one phase for each shape of the phases of `config`."""
     steps = WARMUP_STEPS + TIMED_STEPS
-    tables = {_shape(part, ranks): table for part, table in zip(config.parts, config.phase or ({},), strict=True)}
+    tables = {_shape(part, ranks): table for part, table in zip(parts_of(config), config.phase or ({},), strict=True)}
     phases = tuple(
         {name: value for name, value in table.items() if name not in DURATIONS}
         | {"global_batch_size": rows, "steps": steps}
@@ -286,12 +286,12 @@ def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[
     trained = {entry["step"]: entry["trained_s"] for entry in log if "trained_s" in entry}
     evaluated = {entry["step"]: entry["validation_s"] for entry in log if "validation_s" in entry}
     plan = Batches(config, open_datasets(config), methods=methods_of(config)).plan
-    shapes = list(dict.fromkeys(_shape(part, ranks) for part in config.parts))
+    shapes = list(dict.fromkeys(_shape(part, ranks) for part in parts_of(config)))
     if (WARMUP_STEPS + TIMED_STEPS) * len(shapes) not in trained:
         return
     seconds = {"training": 0.0, "evaluations": 0.0}
     evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
-    for phase, part in zip(plan.phases, config.parts, strict=True):
+    for phase, part in zip(plan.phases, parts_of(config), strict=True):
         last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
         seconds["training"] += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
         seconds["evaluations"] += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
@@ -303,7 +303,7 @@ def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[
     if hours:
         factor = max(0, (0.95 * 3600 * hours - compiling) / growing)
         what = f"--steps {int(plan.steps * factor)}"
-        if config.parts[0].unit != "share":
+        if parts_of(config)[0].unit != "share":
             what = f"durations of the phases times {factor:.3g}"
         yield "hours", (PASS, f"{what} fit into 95 % of {hours:g} hours")
 

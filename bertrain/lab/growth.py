@@ -29,7 +29,7 @@ from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
 from bertrain.options import COUNT, Excludes, Options, option
-from bertrain.plan import Phase
+from bertrain.plan import Phase, is_given, options_of
 
 WAYS = ("stack", "fresh")
 
@@ -55,11 +55,11 @@ class Growth(Method):
         self._all_layers = 0  # of the complete model
 
     def check(self, config: Config) -> None:
-        if not config.is_given("layers"):
+        if not is_given(config, "layers"):
             given = f"--grow-by {self.options.grow_by}"
             sentence = f"{given} needs a [[phase]] with layers; give that too, or leave --grow-by out"
             raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
-        layers = [part.options.flat().get("layers") or math.inf for part in config.parts]
+        layers = [options.flat().get("layers") or math.inf for options in options_of(config)]
         if layers != sorted(layers):
             shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
             sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"

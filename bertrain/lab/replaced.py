@@ -37,7 +37,7 @@ from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.options import ABOVE_0, Excludes, Needs, Options, option
-from bertrain.plan import Phase
+from bertrain.plan import Phase, longest
 
 NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
 SHARING = ("difference", "tied", "none")
@@ -181,11 +181,11 @@ class ReplacedTokens(Method):
         config, name = setting.config, self.options.discriminator
         seed = bertdata.key(config.seed, "discrimi") >> 1
         try:
-            model, _ = new_model(name, setting.shards.special_tokens, length=config.longest, seed=seed)
+            model, _ = new_model(name, setting.shards.special_tokens, length=longest(config), seed=seed)
         except UsageError as error:
             sentence = str(error).replace("--model", f"--{NAME}")
             raise UsageError(sentence, error.kind, option=NAME, given=name) from None
-        check_runs(model, length=config.longest)
+        check_runs(model, length=longest(config))
         if config.gradient_checkpointing:
             recompute_activations(model)
         encoder: Any = model.base_model

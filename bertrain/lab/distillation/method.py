@@ -24,6 +24,7 @@ from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, load_model, max_length
 from bertrain.objectives import Learner, Objective
 from bertrain.options import Excludes
+from bertrain.plan import is_given, longest, options_of, paths
 from bertrain.trainer import autocast_of
 
 
@@ -44,13 +45,13 @@ class Distillation(Method):
             self._check_cache(config)
         if options.kind == "logits":
             return
-        if config.is_given("layers"):
+        if is_given(config, "layers"):
             sentence = (
                 f"--distil {options.kind} compares layers by their number, which phases with layers change; give "
                 "--distil logits, or leave layers out"
             )
             raise UsageError(sentence, "conflict", option="distil", given=options.distil)
-        if config.is_given("elastic") and options.kind == "hidden" and options.distil_layers == "uniform":
+        if is_given(config, "elastic") and options.kind == "hidden" and options.distil_layers == "uniform":
             sentence = (
                 "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
                 "--distil-layers last"
@@ -64,9 +65,9 @@ class Distillation(Method):
             raise UsageError(sentence, "conflict", option="compile", given=config.compile)
 
     def _check_cache(self, config: Config) -> None:
-        if len(config.paths) > 1:
+        if (number := len(paths(config))) > 1:
             sentence = (
-                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(config.paths)}; give "
+                f"--teacher-cache holds answers to the rows of one dataset, and --data names {number}; give "
                 "one, or --teacher, which answers during training"
             )
             raise UsageError(sentence, "conflict", option="teacher_cache")
@@ -77,7 +78,7 @@ class Distillation(Method):
             )
             raise UsageError(sentence, "needs-option", option="distil", given=self.options.distil)
         for name in OF_ROWS:
-            if len({getattr(part.options, name) for part in config.parts}) > 1:
+            if len({getattr(options, name) for options in options_of(config)}) > 1:
                 sentence = (
                     f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
                     "one length, masked by one rule, so leave one of them out"
@@ -132,12 +133,12 @@ class Distillation(Method):
         teacher = load_model(directory)
         check_fits(directory, shards, teacher)
         most = max_length(teacher.config)
-        if config.longest > most:
+        if (length := longest(config)) > most:
             sentence = (
-                f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {options.teacher}; "
+                f"rows of {length} tokens are longer than the {most} positions of --teacher {options.teacher}; "
                 "give a smaller --length, or another teacher"
             )
-            raise UsageError(sentence, "too-long", option="length", given=config.longest)
+            raise UsageError(sentence, "too-long", option="length", given=length)
         objective = Distil(model, config, options, vocab_size=vocab_size, teacher=teacher)
         computing = autocast_of(setting.device, setting.precision)
 
