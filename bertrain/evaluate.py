@@ -51,8 +51,8 @@ def evaluate(
 
     Also bits_per_byte (bits a token × tokens a byte of the dataset; None where its bytes are not known), and the token
     predicted most often and its share of all predictions. All ranks must call it; each takes its part, and all get the
-    same result. autocast: makes the context of forward passes. interrupted: asked on all ranks after each batch; where
-    it is true the result is None. progress: show a bar on rank 0.
+    same result. autocast: makes the context of forward passes. interrupted: called on all ranks after each batch; if
+    it returns true, the result is None. progress: show a bar on rank 0.
     """
     options: dict[str, Any] = {"split": split, "length": length, "masking": masking}
     options |= {"rank": ranks.rank, "world_size": ranks.world_size}
@@ -203,15 +203,11 @@ class Validation:
         """Evaluates and shows predictions. Returns False if a signal came meanwhile; then nothing is shown."""
         run = self._run
 
-        def interrupted() -> bool:
-            return run.ranks.any(len(signals) > 0)
-
         run.end_of_steps()
         before = run.clock.seconds["evaluated"]
-        result = self._evaluate(interrupted=interrupted)
+        result = self._evaluate(interrupted=signals.poll)
         if result is None:
             run.clock.lap("evaluated")
-            signals.stop()
             return False
         self._evaluated_step = run.step
 

@@ -35,10 +35,10 @@ from bertrain.cli import command
 from bertrain.config import Config, default_out
 from bertrain.data import micro_batches, to_device
 from bertrain.evaluate import Validation
-from bertrain.ranks import LONG_S, SILENT_S, Readings, Signals, world
+from bertrain.ranks import Signals, world
 from bertrain.report import Records, Watch
 from bertrain.speed import Rates
-from bertrain.trainer import PATIENCE, Run
+from bertrain.trainer import Run
 
 
 def pretrain(config: Config) -> None:
@@ -50,16 +50,15 @@ def pretrain(config: Config) -> None:
         ranks.on_first(lambda: stack.enter_context(lock))
         choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
         run = ranks.together(lambda: Run(config, ranks, choice))
-        run.check_ranks()
+        ranks.require_same_on_all_ranks(run.facts())
         run.watch = Watch(config, run.plan, ranks, run.batches.sources, step=run.step)
         records = Records(run, lock)
-        with run.watch, Signals() as signals:
+        with run.watch, Signals(ranks) as signals:
             validation = Validation(run, evaluated_step=records.begin())
             try:
                 with records.writer:
                     train(run, validation, records, signals)
                     while not (run.is_done or signals.stopped):
-                        ranks.wait_for_others(LONG_S)
                         records.wait()
                         run.enter_next(validation.loss)
                         train(run, validation, records, signals)
@@ -81,7 +80,7 @@ def pretrain(config: Config) -> None:
 def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
     """Takes the steps of a phase, until they are taken or a signal comes to any rank."""
     config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
-    rates, readings, is_first = Rates(run.learner.model, ranks.device, training.precision), Readings(), True
+    rates, is_first = Rates(run.learner.model, ranks.device, training.precision), True
     module = training.begin_phase()
     gc.unfreeze()  # what was of the phase before
     gc.collect()
@@ -99,11 +98,9 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             return
         batch, waited = run.next_batch()
 
-        # What every rank must know before the backward pass: how much all ranks sum over, and signals.
-        own = [*run.learner.counts(batch).values()]
-        shared = to_device(torch.tensor([*own, len(signals)], dtype=torch.float64), ranks.device)
-        run.sums.add_counts(shared[: len(own)])
-        counts, of_signals = ranks.sum(shared).split([len(own), 1])
+        counts = to_device(torch.tensor([*run.learner.counts(batch).values()], dtype=torch.float64), ranks.device)
+        run.sums.add_counts(counts)
+        ranks.sum(counts)
 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
@@ -118,16 +115,12 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
 
         rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)
-        num_signals, in_a_row = readings.read(torch.cat([of_signals, training.in_a_row]))
         run.clock.lap_of_step(loader.length)
         if is_first:
-            ranks.wait_for_others(SILENT_S)
             records.reserve()
             is_first = False
-        if num_signals:
-            signals.stop()
-        is_last = run.phase_is_done or bool(signals.stopped)
-        if is_last or run.step % config.log_every == 0 or in_a_row >= PATIENCE:
+        is_last = signals.poll() or run.phase_is_done
+        if is_last or run.step % config.log_every == 0:
             records.log(rates, is_last=is_last)
         if is_last or run.milestones or run.step % config.save_every == 0:
             waited_before = run.clock.seconds["waited"]

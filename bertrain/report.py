@@ -29,7 +29,7 @@ from bertrain.data import Sources
 from bertrain.evaluate import EVALUATED_SAMPLES
 from bertrain.models.families import has_dropout
 from bertrain.plan import Phase, Plan
-from bertrain.ranks import LONG_S, SILENT_S, Reading, World
+from bertrain.ranks import Reading, World
 from bertrain.speed import Clock, Rates
 from bertrain.state import TRAINER, TrainingError, TrainState
 from bertrain.trackers import Trackers
@@ -525,9 +525,7 @@ class Records:
                 self._milestones, self._tried = [*self._milestones, *run.milestones], run.step
                 self.writer.save(self._target, run.learner.model, self._content(), required=required)
 
-        run.ranks.wait_for_others(LONG_S)
         run.ranks.on_first(write)
-        run.ranks.wait_for_others(SILENT_S)
         run.clock.lap("waited")
 
     def wait(self) -> None:
@@ -617,9 +615,7 @@ class Records:
         """Gives the card of the last step its evaluation. Called on every rank."""
         run = self._run
         if run.is_done:
-            run.ranks.wait_for_others(LONG_S)
             run.ranks.on_first(self._finish)
-            run.ranks.wait_for_others(SILENT_S)
 
     def _finish(self) -> None:
         """Renew the card of the last step with the evaluation after its checkpoint. A full disk ends no run."""

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import bertdata
-from bertdata.errors import DatasetError, UsageError
-from bertrain import checkpoint, methods, state, trackers
+from bertdata.errors import UsageError
+from bertrain import card, checkpoint, methods, state, trackers
 from bertrain.config import Config, pick
 from bertrain.data import Batches, open_datasets
 from bertrain.methods import Carry, LearnerSetting, Method
@@ -544,19 +544,10 @@ class Run:
             self.training.load(self.resumed_from, begun)
         self.training.apply(self.phase)
 
-    def check_ranks(self) -> None:
-        """Raises DatasetError if a rank has another teacher than rank 0, whose newest checkpoint may be a later one."""
-        first = self.ranks.from_first(lambda: self.made_with)
-
-        def check() -> None:
-            if name := next((name for name in first if first[name] != self.made_with[name]), None):
-                sentence = (
-                    f"rank {self.ranks.rank} has another --{name} than rank 0; give a checkpoint that does not change, "
-                    "and that all machines see"
-                )
-                raise DatasetError(sentence, "other-stream", option=name, given=self.made_with[name])
-
-        self.ranks.together(check)
+    def facts(self) -> dict[str, object]:
+        """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
+        datasets = {path: shards.dataset_id for path, shards in self.datasets.items()}
+        return self.config.flat() | self.made_with | datasets | card.versions()
 
     # ------------------------------------------------------------------------------------------------------- a step
 

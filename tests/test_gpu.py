@@ -35,7 +35,7 @@ from bertrain.methods import methods_of
 from bertrain.models.encoder import cu_seqlens_of, has_kernel
 from bertrain.models.families import FAMILIES
 from bertrain.models.load import load_model
-from bertrain.ranks import Readings, World
+from bertrain.ranks import Reading, World
 from bertrain.trainer import Run, autocast_of, build_learner, build_model
 
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
@@ -266,11 +266,10 @@ def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
     np.testing.assert_allclose(together, alone, rtol=1e-4)
 
 
-def test_numbers_are_read_one_step_late():
-    readings = Readings()
-    read = [readings.read(torch.tensor([n, -n], dtype=torch.float64, device=DEVICE)) for n in range(1, 5)]
-    late = [[0, 0], [1, -1], [2, -2], [3, -3]]
-    assert read == (late if ON_GPU else [*late[1:], [4, -4]])
+def test_numbers_are_read_when_they_are_taken():
+    readings = [Reading(torch.tensor([n, -n], dtype=torch.float64, device=DEVICE)) for n in range(4)]
+    assert [reading.take() for reading in readings] == [[n, -n] for n in range(4)]
+    assert {reading.is_here for reading in readings} == {not ON_GPU}
 
 
 # ------------------------------------------------------------------------------------------------------ other commands

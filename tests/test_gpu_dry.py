@@ -365,7 +365,6 @@ RUNS = {
 def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypatch, on_cpus, way):
     """Two ranks that add up gradients of several passes, with a graph that is split where buckets end."""
     monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, timedelta(seconds=PATIENCE_S)))
-    monkeypatch.setattr(pretrain, "SILENT_S", PATIENCE_S)
     monkeypatch.setattr(trainer_module, "DistributedDataParallel", Split)
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 4_000)
     shapes, finish, bounds_of = set(), Records.finish, cu_seqlens_of

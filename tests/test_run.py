@@ -57,7 +57,7 @@ from bertrain.models.families import FAMILIES
 from bertrain.models.load import load_model, new_model, start_from
 from bertrain.objectives import num_targets
 from bertrain.plan import Plan
-from bertrain.ranks import LONG_S, SILENT_S, World, world
+from bertrain.ranks import world
 from bertrain.report import Watch
 from bertrain.speed import Clock, Operations, Rates, peak_flops, peak_of
 from bertrain.trainer import Run, check_names, recompute_activations, resolve_compile
@@ -498,20 +498,6 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
     assert saved == [False, False]
     for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
-
-
-def test_ranks_wait_longer_for_one_that_writes_a_checkpoint(dataset, tmp_path, monkeypatch):
-    patience, seen, save = [], [], checkpoint.Writer.save
-    monkeypatch.setattr(World, "wait_for_others", lambda self, seconds: patience.append(seconds))
-
-    def saved(*arguments, **named):
-        seen.append(patience[-1])
-        save(*arguments, **named)
-
-    monkeypatch.setattr(checkpoint.Writer, "save", saved)
-    training.train(dataset.path, tmp_path / "run", steps=2, save_every=1)
-    assert seen == [LONG_S] * 2
-    assert patience[-1] == SILENT_S
 
 
 def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path, monkeypatch, capsys):
