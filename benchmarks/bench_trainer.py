@@ -63,7 +63,7 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     torch.manual_seed(0)
     values = config_of(shards)
     model: Any = BertForMaskedLM(BertConfig(**{name: value for name, value in values.items() if name != "model_type"}))
-    choose_attention(model, bf16=precision == "bf16", on_gpu=False, length=LENGTH)
+    choose_attention(model, "auto", precision=precision, device=torch.device("cpu"), length=LENGTH)
     masking = None if kind == "usual" else bertdata.Masking()
     samples = SampleDataset(bertdata.Loader(shards, length=LENGTH, masking=masking))
     collator = None
@@ -121,8 +121,8 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
 
     chosen, choose = list[str](), trainer.choose_attention
 
-    def watched(model: Any, **more: Any) -> None:
-        choose(model, **more)
+    def watched(model: Any, *given: Any, **more: Any) -> None:
+        choose(model, *given, **more)
         chosen.append(attention_of(model))
 
     trainer.choose_attention = watched

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.data import micro_batches, to_device
-from bertrain.models.encoder import KERNELS, attention_kernels, has_kernel, leave_out_masks, limit_kernels
+from bertrain.models.encoder import KERNELS, attention_kernels, choose_attention, has_kernel, limit_kernels
 from bertrain.models.load import new_model
 from bertrain.speed import Operations, peak_flops
 
@@ -131,7 +131,7 @@ def measure(
     weights = new_model(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     isolate = way == "packed"
     if way in ("compiled", "cudnn", "eager") and has_kernel(device):
-        leave_out_masks(weights, in_windows=True)
+        choose_attention(weights, "auto", precision="bf16", device=device, length=length)
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "cudnn", "packed") and device.type == "cuda":

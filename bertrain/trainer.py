@@ -25,8 +25,6 @@ from bertrain.models.encoder import (
     MicroBatch,
     attention_kernels,
     choose_attention,
-    has_kernel,
-    leave_out_masks,
     limit_kernels,
     recompute_activations,
     require_kernel,
@@ -195,12 +193,8 @@ def build_learner(
     methods: Sequence[Method] = (),
 ) -> Learner:
     """The module to train, on its device: the model, its objectives, and what the methods of the run add."""
-    on_gpu = ranks.device.type == "cuda"
-    if config.attention == "auto":
-        choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=longest(config))
-    has_windows = precision != "fp32" and has_kernel(ranks.device)
-    if on_gpu or has_windows:
-        leave_out_masks(weights, in_windows=has_windows)
+    device, length = ranks.device, longest(config)
+    choose_attention(weights, config.attention, precision=precision, device=device, length=length)
     torch.manual_seed(bertdata.key(config.seed, "objectiv") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives_of(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)

@@ -18,7 +18,6 @@ from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertdata import Loader
 from bertrain import data as data_module
-from bertrain import trainer as trainer_module
 from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.methods import methods_of
@@ -98,9 +97,8 @@ def fakes(monkeypatch, device):
     """
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *arguments, **options: True)
-    for module in (data_module, encoder_module, trainer_module):
+    for module in (data_module, encoder_module):
         monkeypatch.setattr(module, "has_kernel", lambda device: True)
-    monkeypatch.setattr(trainer_module, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     monkeypatch.setattr(torch.nn.Module, "to", moved)
     with FakeTensorMode(), Indexing() if device == GPU else contextlib.nullcontext():
         yield

@@ -27,7 +27,6 @@ from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, rea
 from bertrain.models.encoder import (
     WHOLE_ROWS,
     cu_seqlens_of,
-    leave_out_masks,
     mask_of_padding,
     recompute_activations,
 )
@@ -160,8 +159,7 @@ def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset,
     rows = {key: piece[key] for key in ("input_ids", "attention_mask") if key in piece}
     assert ("attention_mask" in rows) == (samples == "documents")
     expected = weights(**rows).logits
-    leave_out_masks(weights, in_windows=True)
-    assert weights.config._attn_implementation == WHOLE_ROWS
+    weights.set_attn_implementation(WHOLE_ROWS)
     torch.testing.assert_close(weights(**rows).logits, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -45,7 +45,7 @@ from bertrain import pretrain
 from bertrain import trainer as trainer_module
 from bertrain.config import MICRO_BATCH_TOKENS
 from bertrain.models import encoder as encoder_module
-from bertrain.models.encoder import Encoder, cu_seqlens_of, leave_out_masks
+from bertrain.models.encoder import WHOLE_ROWS, Encoder, cu_seqlens_of
 from bertrain.models.families import FAMILIES
 from bertrain.ranks import World
 from bertrain.report import Records
@@ -186,7 +186,7 @@ def both_ways(config, length, *, packed):
     if packed:
         piece["cu_seqlens"] = cu_seqlens_of(positions)
     else:
-        leave_out_masks(weights, in_windows=True)
+        weights.set_attn_implementation(WHOLE_ROWS)
     module.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     compiled = gradients_of(module, piece)
     distance = (compiled[1] - plain[1]).norm() / plain[1].norm()
@@ -330,9 +330,8 @@ def on_cpus(monkeypatch):
     """CPUs are taken for GPUs: rows go to their kernel, and models are compiled, without the compiler of kernels."""
     give_cpus_the_kernel()
     counters.clear()  # of the tests before
-    for module in (data_module, encoder_module, trainer_module):
+    for module in (data_module, encoder_module):
         monkeypatch.setattr(module, "has_kernel", lambda device: True)
-    monkeypatch.setattr(trainer_module, "choose_attention", lambda *arguments, **options: None)  # which is for CPUs
     compiled = functools.partialmethod(torch.nn.Module.compile, backend=counting)
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
 

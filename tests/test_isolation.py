@@ -10,7 +10,6 @@ from training import CPU, learner
 
 from bertdata import Loader
 from bertrain import data as data_module
-from bertrain import trainer as trainer_module
 from bertrain.data import micro_batches
 from bertrain.models import encoder as encoder_module
 from bertrain.models.encoder import cu_seqlens_of
@@ -98,7 +97,7 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
 @BERT
 def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(model, dataset, monkeypatch):
     """With padding or without, as each set of names would be a graph of its own. The mask changes no logits."""
-    for module in (data_module, encoder_module, trainer_module):
+    for module in (data_module, encoder_module):
         monkeypatch.setattr(module, "has_kernel", lambda device: True)
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
     full = dataclasses.replace(batch, attention_mask=None)
@@ -107,12 +106,6 @@ def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(model, dataset,
     assert [bool(piece["attention_mask"].all()) for piece in pieces] == [batch.attention_mask is None, True, True, True]
     logits = [learner(model, isolate=True).logits(**piece) for piece in (pieces[0], pieces[2])]
     assert torch.equal(*logits)
-
-
-@BERT
-def test_isolation_needs_packed_rows(model):
-    with pytest.raises(RuntimeError, match="document_ids"):
-        learner(model, isolate=True).model(input_ids=packed_rows()[0])
 
 
 @BERT

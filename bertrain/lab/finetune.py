@@ -228,7 +228,7 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
     settings, device, directory = work.job.settings, work.ranks.device, work.job.start
     model, num_loaded = heads.load(directory, work.task, from_scratch=settings.from_scratch, dropout=settings.dropout)
     bf16 = heads.is_bf16(model, settings.precision, device)
-    choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=work.length)
+    choose_attention(model, "auto", precision="bf16" if bf16 else "fp32", device=device, length=work.length)
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     if settings.lora:

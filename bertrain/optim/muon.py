@@ -27,8 +27,8 @@ _EPSILON = 1e-7
 def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the nearest semi-orthogonal matrices, approximately, in `dtype`.
 
-    matrices: [n, rows, columns], rows ≤ columns. After five Newton–Schulz iterations, singular values of at least 1/200 of the norm are between 0.68 and 1.21, and
-    smaller ones are below. Costs 20 n rows² (columns + rows / 2) operations.
+    matrices: [n, rows, columns], rows ≤ columns. After five Newton–Schulz iterations, singular values of at least 1/200
+    of the norm are between 0.68 and 1.21, and smaller ones are below. Costs 20 n rows² (columns + rows / 2) operations.
     """
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype)
