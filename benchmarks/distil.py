@@ -23,18 +23,18 @@ from typing import Any
 import click
 from common import report
 
+from bertrain.lab.distillation import answers
 
-def run(module: str, *arguments: Any) -> tuple[float, str]:
-    """Seconds and standard output of a module of ours."""
+
+def run(module: str, *arguments: Any) -> float:
+    """Return the seconds that a module of ours takes."""
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return time.perf_counter() - started, done.stdout
+    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
 
 
 def train(out: Path, *arguments: Any) -> dict[str, float]:
-    seconds, _ = run("bertrain.pretrain", "--out", out, *arguments)
+    seconds = run("bertrain.pretrain", "--out", out, *arguments)
     return summary(out) | {"seconds": round(seconds, 1)}
 
 
@@ -91,13 +91,13 @@ def main(
     print("teacher", big, flush=True)
     for seed in range(seeds):
         logits, results = place / f"logits-{seed}", dict[str, dict[str, float]]()
-        seconds, _ = run(
+        seconds = run(
             "bertrain.lab.distillation.teacher", "--model", asked, "--data", data, "--out", logits, "--length", length,
             "--seed", seed, "--top-k", top_k, "--max-samples", steps * rows, "--yes",
         )  # fmt: skip
-        _, said = run("bertdata", "inspect", logits, "--json")
-        facts = json.loads(said)
-        results["cache"] = {"seconds": seconds, "bytes_per_corpus_token": facts["bytes_per_corpus_token"]}
+        header = answers.read_header(logits)
+        tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
+        results["cache"] = {"seconds": seconds, "bytes_per_corpus_token": answers.num_bytes(header) / tokens}
         results["alone"] = pretrain("alone", student, seed, steps)
         taught = ["--teacher-cache", logits, "--alpha", alpha, "--temperature", temperature]
         results["distilled"] = pretrain("distilled", student, seed, steps, *taught)

@@ -636,7 +636,7 @@ def train_tokenizer(
 
 @main.command(
     cls=OneSentence,
-    short_help="Print facts about a dataset or a teacher cache.",
+    short_help="Print facts about a dataset.",
     epilog="\b\nExample:\n  bertdata inspect shards/ --html report.html",
 )
 @_dataset
@@ -647,21 +647,13 @@ def train_tokenizer(
 @click.option("--world-size", default=1, help="Number of ranks that share a step, used to count the rows of each.")
 @_samples
 def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps: int) -> None:
-    """Print facts about a dataset or a teacher cache: contents, settings, and what was dropped or replaced."""
-    from bertdata.format import answers
+    """Print facts about a dataset: contents, settings, and what was dropped or replaced."""
     from bertdata.format.dataset import Dataset
     from bertdata.look import facts
 
     if html and as_json:
         raise UsageError("--json and --html were given; give one of them", "conflict", option="html", given=html)
     shards = _local(shards)
-    if answers.is_teacher_cache(shards):
-        if html:
-            sentence = f"{shards} is a teacher's cache, and --html is for datasets; leave it out"
-            raise UsageError(sentence, "unsupported", option="html", given=shards)
-        _say_without_effect([*steps, "samples"], "a teacher's cache has rows of its own")
-        click.echo(facts.of_cache(shards, to_json=as_json))
-        return
     for option, value in steps.items():
         least = 3 if option == "length" else 1
         if value < least:
@@ -775,12 +767,12 @@ def pull(url: str, directory: str) -> None:
 
 @main.command(
     cls=OneSentence,
-    short_help="Check every byte of a dataset or a teacher cache.",
+    short_help="Check every byte of a dataset.",
     epilog="\b\nExample:\n  bertdata verify shards/",
 )
 @_dataset
 def verify(shards: str) -> None:
-    """Read every byte of a dataset or a teacher cache, and check every rule of its format."""
+    """Read every byte of a dataset, and check every rule of its format."""
     from bertdata.format.verify import verify as run
 
     with _bar("verify") as progress:

@@ -63,7 +63,7 @@ KINDS = {
     "read-once": "A pipe can be read only once. Write its text to a file.",
     "changed": "A file changed while it was read. Run again when nobody changes it.",
     # datasets and caches
-    "not-a-dataset": "A directory is not a dataset, nor a teacher's cache. Give one, or make one.",
+    "not-a-dataset": "A directory is not a dataset or a teacher cache. Give one, or make one.",
     "damaged": "A file is damaged or does not belong there. Copy or make it again; bertdata verify says more.",
     "no-split": "A dataset has no such split. Give one that it has, or build with a share for it.",
     "not-stored": "A dataset does not store what is asked for. Make it again with the option in the message.",
@@ -222,5 +222,5 @@ def require_share(option: str, value: Any) -> float:
 
 
 def damaged(path: object) -> DatasetError:
-    """The error for a dataset, or a teacher's cache, that holds impossible numbers."""
+    """Return the error for a dataset with impossible numbers."""
     return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged", given=path)

@@ -22,8 +22,7 @@ Tensors = dict[str, torch.Tensor]
 def tensors(batch: Batch) -> Tensors:
     """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
 
-    The weights of uniform masking and a teacher's answers, which no model takes, are left out. Raises UsageError for
-    packed rows.
+    The weights of uniform masking, which no model takes, are left out. Raises UsageError for packed rows.
     """
     if batch.position_ids is not None:
         raise _packed()
@@ -57,9 +56,6 @@ def _require_plain(loader: Loader) -> None:
     if loader.masking and loader.masking.policy == "uniform":
         sentence = "uniform masking weights the loss of each row, which models of transformers do not; read the Loader"
         raise UsageError(sentence, "unsupported", option="masking", given="uniform")
-    if loader.teacher_cache:
-        sentence = "models of transformers do not take a teacher's answers; read the Loader, or leave teacher_cache out"
-        raise UsageError(sentence, "unsupported", option="teacher_cache", given=loader.teacher_cache)
 
 
 class SampleDataset(torch.utils.data.Dataset[Tensors]):

@@ -144,7 +144,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rows of one step for one rank. Arrays are int64, except weights and a teacher's, which say their dtype.
+    """The rows of one step for one rank. Arrays are int64, except weights.
 
     Every array is contiguous and new: the caller may keep it and change it.
     """
@@ -159,10 +159,6 @@ class Batch:
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
     weights: NDArray[np.float32] | None = None  # [B]: of each row's loss; None unless the masking policy is "uniform"
     sources: NDArray[np.int64] | None = None  # [B]: number of the dataset of each row, from 0; None: there is one
-    # The next three are None without a teacher's cache.
-    teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: the most probable ids
-    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]
-    teacher_tails: NDArray[np.float16] | None = None  # [B, K]: log of the probability of all other tokens
 
     @property
     def labels(self) -> NDArray[np.int64]:

@@ -19,8 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import bertdata
-from bertdata.cli import one_sentence
-from bertdata.errors import install
+from bertdata.support import install, one_sentence
 
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),

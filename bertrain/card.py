@@ -19,7 +19,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 import bertdata
-from bertdata.files import write_file
+from bertdata.support import write_file
 from bertrain.models.families import add_names_of_4
 
 CARD = "README.md"

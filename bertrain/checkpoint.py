@@ -35,10 +35,25 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BuildError, DatasetError, UsageError, counted, is_out_of_memory
-from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, write_file
-from bertdata.format.arrays import digest
-from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer, lacks_template
+from bertdata.support import (
+    ROLE_SPELLINGS,
+    TEMPORARY,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    BuildError,
+    DatasetError,
+    LoadedTokenizer,
+    UsageError,
+    counted,
+    digest,
+    fsync_directory,
+    is_out_of_memory,
+    lacks_template,
+    locked,
+    make_directory,
+    naming,
+    write_file,
+)
 from bertrain import card, state
 from bertrain.config import Config
 from bertrain.methods import Method

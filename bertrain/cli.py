@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from bertdata.cli import OneSentence, one_sentence
-from bertdata.errors import UsageError, counted
+from bertdata.support import OneSentence, UsageError, counted, one_sentence
 from bertrain import recipes
 from bertrain.config import (
     CHECKPOINTS,

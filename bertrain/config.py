@@ -14,9 +14,7 @@ from typing import Any
 
 import click
 
-from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
-from bertdata.errors import UsageError, counted
-from bertdata.urls import require_local_output
+from bertdata.support import MASKING_POLICIES, SHUFFLES, MaskingPolicy, UsageError, counted, require_local_output
 from bertrain.methods import known_methods
 from bertrain.options import (
     ABOVE_0,

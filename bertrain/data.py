@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 import bertdata
 from bertdata import IGNORE_INDEX, Batch, Dataset
-from bertdata.errors import StateError, UsageError, counted
+from bertdata.support import StateError, UsageError, counted
 from bertrain.config import Config
 from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
@@ -62,12 +62,12 @@ def build_loader(
     length: None for that of the config.
     variants, starts: as Loader has them.
     masking: None for that of the first rows.
-    methods: whose options of the loader are given.
+    methods: which may change the kind of loader.
     """
-    further: dict[str, Any] = {}
+    make: Callable[..., bertdata.Loader] = bertdata.Loader
     for method in methods:
-        further |= method.loader_options()
-    return bertdata.Loader(
+        make = method.loader(make)
+    return make(
         shards,
         length=length or config.length,
         global_batch_size=config.rows.first,
@@ -79,7 +79,6 @@ def build_loader(
         masking=masking or masking_of(config),
         variants=variants,
         starts=starts,
-        **further,
     )
 
 

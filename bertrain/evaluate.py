@@ -18,9 +18,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import bertdata
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.spelling import Spelling, spelled
-from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.support import TOKENIZER, Spelling, load_tokenizer, spelled
 from bertrain.data import micro_batches
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.objectives import num_targets

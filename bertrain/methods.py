@@ -68,9 +68,9 @@ class Method:
     def check(self, config: Config) -> None:
         """Raises UsageError for options that do not go together. `excludes` has been checked."""
 
-    def loader_options(self) -> Mapping[str, Any]:
-        """Arguments of bertdata.Loader for the rows that are trained on."""
-        return {}
+    def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
+        """Return what makes the loader of the rows to train on. It is called as `make`, by default bertdata.Loader."""
+        return make
 
     def check_batches(self, batches: Batches) -> None:
         """Raises UsageError for a stream of rows that it cannot follow to the end of the run."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX, Batch
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.config import Config, pick
 from bertrain.models.encoder import Encoder, MicroBatch
 from bertrain.plan import options_of

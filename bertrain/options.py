@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from bertdata.choices import MOST_ROWS
-from bertdata.errors import UsageError
-from bertdata.urls import require_local_output
+from bertdata.support import MOST_ROWS, UsageError, require_local_output
 
 _THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import bertdata
-from bertdata.errors import UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.config import (
     LONGEST,
     MICRO_BATCH_SIZE,

@@ -29,7 +29,7 @@ from pathlib import Path
 import click
 import torch
 
-from bertdata.cli import one_sentence
+from bertdata.support import one_sentence
 from bertrain import checkpoint
 from bertrain.cli import command
 from bertrain.config import Config, default_out

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 
 T = TypeVar("T")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4

@@ -18,10 +18,7 @@ import torch
 from tqdm import tqdm
 
 import bertdata
-from bertdata.errors import counted
-from bertdata.files import make_directory, write_file
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.spelling import spelled
+from bertdata.support import counted, load_tokenizer, make_directory, spelled, write_file
 from bertrain import card, checkpoint
 from bertrain.checkpoint import Writer
 from bertrain.config import Config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import bertdata
-from bertdata.errors import DatasetError, UsageError
+from bertdata.support import DatasetError, UsageError
 from bertrain.config import without_removed
 
 

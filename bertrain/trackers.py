@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import UsageError, install
-from bertdata.files import write_file
+from bertdata.support import UsageError, install, write_file
 
 ID = "record-id"  # the file of a run directory that names its record elsewhere
 PROJECT = "bertrain"

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import bertdata
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain import card, checkpoint, methods, state, trackers
 from bertrain.config import Config, pick
 from bertrain.data import Batches, open_datasets

@@ -117,7 +117,7 @@ def test_files_of_the_engine_import_each_other_in_no_circle():
 
 
 def test_every_package_is_on_the_map():
-    others = {"__init__", "__main__", "cli", "torch"}
+    others = {"__init__", "__main__", "cli", "support", "torch"}
     assert {name.partition(".")[0] for name in ENGINE} - others == {*COMMON, *PACKAGES}
     assert {name.partition(".")[0] for name in TRAINER} - {"__init__", "__main__"} == set(TRAINER_ORDER)
 
@@ -226,11 +226,10 @@ def test_the_lab_uses_what_is_documented_as_public():
 @pytest.mark.parametrize("module", TRAINER)
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     imported = imports(TRAINER[module])
-    allowed = "choices cli errors files urls format.answers format.arrays format.origins format.records format.verify "
-    allowed += "look.page read.words remote.requests sources.inputs sources.streams sources.tables "
-    allowed += "tokenize.load tokenize.spelling tokenize.tokenizer"
-    public = {f"bertdata.{name}" for name in bertdata._HOMES}
-    assert modules(imported - public, "bertdata", ENGINE) - {"__init__"} <= {*allowed.split()}
+    support = imports(ENGINE["support"]) | {"bertdata.support.load_tokenizer"}
+    names = {f"bertdata.{name}" for name in bertdata.__all__}
+    names |= {f"bertdata.support.{name.rpartition('.')[2]}" for name in support} | {"bertdata.support.bertdata_main"}
+    assert {name for name in imported if name.startswith("bertdata.")} <= names
     assert not any(
         part.startswith("_") for name in imported for part in name.split(".") if part not in ("__future__", "__main__")
     )

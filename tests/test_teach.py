@@ -35,16 +35,14 @@ from training import (
 from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertdata import cli
 from bertdata.errors import StateError
-from bertdata.format import answers
 from bertdata.format.records import read_record, write_record
 from bertrain import checkpoint
 from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import micro_batches
+from bertrain.lab.distillation import answers, teacher
 from bertrain.lab.distillation import objective as distil
-from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.objective import divergence
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import methods_of
@@ -96,8 +94,10 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def loader_of(dataset, **more):
-    return bertdata.Loader(dataset, length=32, **{"variants": VARIANTS} | more)
+def loader_of(dataset, cache=None, **more):
+    if cache:
+        return answers.TaughtLoader(dataset, length=32, masking=bertdata.Masking(), teacher_cache=str(cache), **more)
+    return bertdata.Loader(dataset, length=32, variants=VARIANTS, **more)
 
 
 # ------------------------------------------------------------------------------------------------------------ variants
@@ -130,7 +130,7 @@ def test_the_state_of_a_stream_with_variants_is_another(dataset):
 
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
-    loader = loader_of(dataset, teacher_cache=str(caches["few"]))
+    loader = loader_of(dataset, caches["few"])
     weights = learner(load_model(checkpoint.find(big))).eval()
     short = int(loader.read(np.arange(loader.num_samples)).sample_ids.argmax())  # the last row of the text
     positions = np.array([0, 1, 35, 36, 37, 38, short, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
@@ -164,24 +164,20 @@ def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
     files = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
     assert len(files) == 9
     assert f"{sum(files):,} bytes" in done.output
-    found = json.loads(succeeds(cli.main, "inspect", tmp_path / "logits", "--json").output)
-    assert found["bytes"] == sum(files)
-    loader = bertdata.Loader(dataset, length=32)
-    tokens = 100 * dataset.splits["train"].num_tokens / loader.num_samples
-    assert found["bytes_per_corpus_token"] == pytest.approx(sum(files) / tokens, abs=0.01)
-    assert found["targets"] == int((loader.read(np.arange(100)).targets != -100).sum())
+    targets = bertdata.Loader(dataset, length=32).read(np.arange(100)).targets
+    units = answers.read_header(tmp_path / "logits")["units"]
+    assert sum(unit["counts"]["targets"] for unit in units) == int((targets != -100).sum())
 
 
-def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
-    found = json.loads(succeeds(cli.main, "inspect", caches["few"], "--json").output)
-    assert found["teacher"]["sha256"] == fingerprint(load_model(checkpoint.find(big)))
-    assert (found["epochs"], found["variants"], found["top_k"]) == (2.0, 2, 64)
-    loader = loader_of(dataset, teacher_cache=str(caches["all"]))
+def test_the_header_names_the_teacher_and_units_count_the_predictions(dataset, big, caches):
+    header = answers.read_header(caches["few"])
+    assert header["teacher"]["sha256"] == fingerprint(load_model(checkpoint.find(big)))
+    sums = [sum(unit["counts"][name] for unit in header["units"]) for name in ("targets", "entropy", "tail_mass")]
+    loader = loader_of(dataset, caches["all"])
     batch = loader.read(np.arange(2 * loader.num_samples))
     logprobs = batch.teacher_logprobs[batch.targets != -100].astype(float)
-    assert found["mean_entropy"] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
-    assert found["mean_tail_mass"] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
-    assert "2 of 2 epochs" in succeeds(cli.main, "inspect", caches["few"]).output
+    assert sums[1] / sums[0] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
+    assert sums[2] / sums[0] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
 
 
 def test_the_error_of_a_cache_has_the_options_to_give(dataset, caches, tmp_path):
@@ -248,7 +244,6 @@ def test_killed_six_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
         child.join(120)
         assert child.exitcode == -signal.SIGKILL
     assert not (out / answers.CACHE).exists()
-    assert invoke(cli.main, "inspect", out).exit_code == 1
     finished = len(list(out.glob("unit-*.json")))
     assert finished > 0
     assert f"; {finished} of " in succeeds(teacher.main, *arguments).output
@@ -290,18 +285,16 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     succeeds(teacher.main, *arguments, *few, "--yes")
     monkeypatch.setattr(teacher, "LIMIT_BYTES", 10**12)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Disk", (), {"free": 500}))
-    assert "500" in is_refused(*few, kind="unwritable", option="out").sentence
+    assert "500" in is_refused(*few, kind="missing", option="yes").sentence
     succeeds(teacher.main, *arguments, *few, "--yes")
-    is_refused(*few, "--top-k", 10**6, kind="out-of-range", option="top_k")
     is_refused(*few, "--length", 600, kind="too-long", option="length")
     is_refused(*few, "--out", dataset.path, kind="out-exists", option="out")
     assert not (dataset.path / ".lock").exists()
+    shutil.rmtree(logits, ignore_errors=True)
     monkeypatch.setattr(teacher, "MOST_UNITS", 2)
-    more = ["--max-samples", 100, "--unit-samples", 49]
-    assert "at least 50" in is_refused(*more, kind="out-of-range", option="unit_samples").sentence
-    monkeypatch.setattr(teacher, "LIMIT_BYTES", 1000)
-    is_refused(*more, kind="missing", option="yes")
-    is_refused(*more, "--yes", kind="out-of-range", option="unit_samples")
+    succeeds(teacher.main, *arguments, "--max-samples", 100, "--unit-samples", 49, "--top-k", 10**6, "--yes")
+    header = answers.read_header(logits)
+    assert (header["unit_samples"], header["top_k"]) == (50, dataset.special_tokens.vocab_size)
     little = [*few, "--mlm-probability", 0.001]
     is_refused(*little, kind="too-short-to-mask", option="mlm_probability")
     assert not logits.exists()
@@ -318,7 +311,7 @@ def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
-    succeeds(cli.main, "verify", caches["few"])
+    assert "sound" in succeeds(teacher.main, "--verify", caches["few"]).output
     out = shutil.copytree(caches["few"], tmp_path / "logits")
     with open(out / "unit-00001.ids.npy", "r+b") as file:
         file.seek(500)
@@ -326,7 +319,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
     (out / "unit-00002.json").unlink()
     with open(out / "unit-00003.tails.npy", "ab") as file:
         file.write(b"\0")
-    done = invoke(cli.main, "verify", out)
+    done = invoke(teacher.main, "--verify", out)
     assert done.exit_code == 1
     for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"):
         assert name in done.output
@@ -343,17 +336,11 @@ def test_damage_is_found_and_named(caches, tmp_path):
             with refuses("damaged"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
     header = read_record(out / "cache.json")
-    for wrong in (
-        {"teacher": []},
-        {"teacher": header["teacher"] | {"parameters": "many"}},
-        {"epoch_tokens": 0},
-        {"units": [unit | {"counts": {"samples": unit["counts"]["samples"]}} for unit in header["units"]]},
-        {"stream": header["stream"] | {"masking": None}},
-    ):
+    for wrong in ({"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}, {"stream": [1]}):
         write_record(out / "cache.json", header | wrong)
-        refused(cli.main, "inspect", out, kind="damaged")
+        refused(teacher.main, "--verify", out, kind="damaged")
     (out / "cache.json").write_text("{")
-    refused(cli.main, "inspect", out, kind="damaged")
+    refused(teacher.main, "--verify", out, kind="damaged")
     (out / "cache.json").unlink()
     with refuses("not-a-dataset"):
         answers.TeacherCache(out)
@@ -381,8 +368,7 @@ def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
     """A cache of five rows of one slot, of a vocabulary beyond 65,536."""
     out.mkdir()
     tail = np.log(1 - np.exp(logprobs).sum()) if tail is None else tail
-    answers.begin(out, HEADER)
-    for number in answers.missing_units(out, HEADER):
+    for number in answers.begin(out, HEADER):
         first, stop = answers.rows_of(HEADER, number)
         rows = stop - first
         repeated = (np.tile(array, (rows, 1, 1)) for array in (np.uint32(ids), np.float16(logprobs)))
@@ -390,7 +376,7 @@ def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
         sums = {"samples": rows, "targets": rows, "entropy": 1.0, "tail_mass": 0.1}
         answers.write_unit(out, HEADER, number, [(found, sums)])
     answers.publish(out, HEADER)
-    return invoke(cli.main, "verify", out)
+    return invoke(teacher.main, "--verify", out)
 
 
 def test_ids_beyond_16_bits_are_kept(tmp_path):
@@ -400,11 +386,11 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
     assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
 
 
-@pytest.mark.parametrize("stream", [[1], None, *({"variants": number} for number in (0, "2", 1.0, True, 1 << 70))])
-def test_a_cache_of_no_stream_is_damaged(tmp_path, stream):
+@pytest.mark.parametrize("variants", [0, "2", 1.0, True, 1 << 70])
+def test_a_cache_of_no_number_of_variants_is_damaged(tmp_path, variants):
     wide(tmp_path / "logits")
     record = read_record(tmp_path / "logits" / "cache.json")
-    write_record(tmp_path / "logits" / "cache.json", record | {"stream": stream})
+    write_record(tmp_path / "logits" / "cache.json", record | {"stream": {"variants": variants}})
     with refuses("damaged"):
         answers.TeacherCache(tmp_path / "logits")
 
@@ -426,7 +412,7 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
     header["stream"]["masking"] |= {"random_from": "ordinary"}
     del header["stream"]["masking"]["rule"]
     write_record(cache / "cache.json", header)
-    assert loader_of(dataset, teacher_cache=str(cache)).masking == bertdata.Masking(rule=1)
+    assert loader_of(dataset, cache).masking == bertdata.Masking(rule=1)
     succeeds(teacher.main, *ask(dataset, big, cache, "--variants", VARIANTS))
     options = QUIET | {"teacher_cache": str(cache), "steps": 2, "isolate_documents": False}
     train(dataset.path, tmp_path / "run", **options)
@@ -483,8 +469,6 @@ def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, ca
     given = ["--data", tmp_path / "same", "--out", tmp_path / "run", "--length", 32, "--teacher-cache", caches["few"]]
     assert bertdata.open(tmp_path / "same").dataset_id in invoke(doctor.main, *given).output
     refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
-    with refuses("other-stream", "teacher_cache", says="variants was 2 and is 3"):
-        loader_of(dataset, teacher_cache=str(caches["few"]), variants=3)
 
 
 def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
@@ -621,7 +605,7 @@ def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, 
     found = []
     for more in ({"teacher_cache": str(caches["all"]), "teacher": ""}, {"distil": "logits"}):
         module, _ = pupil(weights=weights, **more)
-        loader = loader_of(dataset, teacher_cache=more.get("teacher_cache"))
+        loader = loader_of(dataset, more.get("teacher_cache"))
         found.append(taught(module.eval(), loader.read(np.arange(6)))[0]["distil"].item())
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
@@ -891,7 +875,7 @@ def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew_and
 @pytest.mark.slow
 def test_a_cached_batch_compiles_too(dataset, pupil, caches):
     module, _ = pupil(teacher="", teacher_cache=str(caches["few"]))
-    batch = loader_of(dataset, teacher_cache=str(caches["few"])).read(np.arange(4))
+    batch = loader_of(dataset, caches["few"]).read(np.arange(4))
     found = module(**feed_of(batch))["distil"].sum
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(module(**feed_of(batch))["distil"].sum, found)
@@ -908,8 +892,8 @@ def test_teachers_that_do_not_fit_are_refused(pupil, tmp_path):
 
 
 def test_a_loader_with_a_cache_pickles_small_and_comes_back(dataset, caches):
-    options = {"teacher_cache": str(caches["few"]), "global_batch_size": 50, "epochs": 1}
-    assert assert_goes_on(lambda: loader_of(dataset, **options))[0].teacher_logprobs is not None
+    options = {"global_batch_size": 50, "epochs": 1}
+    assert assert_goes_on(lambda: loader_of(dataset, caches["few"], **options))[0].teacher_logprobs is not None
 
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", 2.0), ("distil_layers", "last")])

@@ -20,7 +20,6 @@ import trials
 from soak import WORDS, write_text, write_vocab
 
 from bertdata.errors import BertdataError
-from bertdata.format import answers
 from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, REPLACED
 from bertdata.format.records import read_record
@@ -29,6 +28,7 @@ from bertdata.remote import stores
 from bertdata.write.staging import STAGING
 from bertdata.write.state import PLAN, UnitRecord
 from bertrain import checkpoint
+from bertrain.lab.distillation import answers
 from bertrain.models.load import load_model
 
 WHOLE = 1000  # what is finished of a result that is complete
@@ -107,7 +107,7 @@ def of_cache(out: Path, whole: Path) -> int:
     """The finished units of a teacher's cache."""
     directory = out / "new" / "answers"
     if (directory / answers.CACHE).exists():
-        if faults := verify(directory):
+        if faults := [*answers.verify(directory)]:
             raise Half(f"the cache has faults: {faults[0]}")
         return WHOLE
     units = sorted(directory.glob("unit-*.json"))

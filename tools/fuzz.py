@@ -38,7 +38,6 @@ from soak import write_text, write_vocab
 
 import bertdata
 from bertdata.errors import BertdataError
-from bertdata.format import answers
 from bertdata.format.records import canonical
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.find import find_inputs
@@ -47,6 +46,7 @@ from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.units import Shares
+from bertrain.lab.distillation import answers
 
 TEXTS = ["the river", "stone, light and bread.\nunder the house", "", "naïve 水 \x00 \u2028 end", "wind " * 60]
 ODD = (
@@ -177,7 +177,7 @@ def of_others(scratch: Path) -> Iterator[tuple[str, Target]]:
 
 
 def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tuple[str, Target]]:
-    header = dict.fromkeys(answers._HEADER, 0) | {"format_version": 1, "format": answers.FORMAT}  # noqa: SLF001
+    header = dict.fromkeys(answers.HEADER, 0) | {"format_version": 1, "format": answers.FORMAT}
     header |= {
         "samples": 8,
         "slots": 2,
@@ -190,8 +190,7 @@ def _teacher_cache(cache: Path, sealed: Callable[[bytes], bytes]) -> Iterator[tu
         "stream": {},
     }
     cache.mkdir()
-    answers.begin(cache, header)
-    for number in range(answers.num_units(header)):
+    for number in answers.begin(cache, header):
         ids = np.tile(np.arange(4, dtype=np.uint16), (4, 2, 1))
         given = answers.Answers(ids, np.full(ids.shape, -2, np.float16), np.full(ids.shape[:2], -1, np.float16))
         counts = {"samples": 4, "targets": 8, "entropy": 1.0, "tail_mass": 0.1}

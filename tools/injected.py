@@ -101,7 +101,7 @@ bertdata/transfer/pulling.py
 +        write_file(target / RECORD, content)
 
 states teacher: sync of a unit of answers
-bertdata/format/answers.py
+bertrain/lab/distillation/answers.py
 -    fsync_directory(directory)
 -    record =
 +    record =
@@ -148,7 +148,7 @@ bertdata/write/publish.py
 +    manifest.write(directory)
 
 states teacher: the plan of answers goes last
-bertdata/format/answers.py
+bertrain/lab/distillation/answers.py
 -    write_record(directory / CACHE, header
 +    (directory / PLAN).unlink()
 +    write_record(directory / CACHE, header

@@ -1,4 +1,4 @@
-"""Reads every byte of a dataset or a teacher's cache, and checks every rule of docs/format.md.
+"""Read every byte of a dataset, and check every rule of docs/format.md.
 
 About 0.2 GB/s, in a few MiB of memory and 2 KB for each shard.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.format import answers, origins
+from bertdata.format import origins
 from bertdata.format.arrays import BLOCK_BYTES, HEADER_BYTES, array_path, digest, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
@@ -28,12 +28,10 @@ _PIECE = 1 << 20  # numbers that are checked at a time
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
     """Returns every fault, a sentence each that names the file and the offset; an empty list for a sound dataset.
 
-    progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest, or the
-    header of a cache, cannot be read.
+    progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest cannot be
+    read.
     """
     directory = Path(path)
-    if answers.is_teacher_cache(directory):
-        return list(_cache_faults(directory, progress))
     manifest = read_manifest(directory)
     faults = []
     for name, expected in manifest.tokenizer.items():
@@ -72,7 +70,7 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         shard_faults: list[str] = []
         for array, entry in shard.arrays.items():
             file = array_path(directory, shard.name, array)
-            shard_faults += _array_faults(file, entry, crc32_of.get(array))
+            shard_faults += array_faults(file, entry, crc32_of.get(array))
             done += file.stat().st_size if file.exists() else 0
             progress(done, total)
         if not shard_faults:  # else the contents would only say again that the files are damaged
@@ -128,7 +126,7 @@ def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list
         raise DatasetError(sentence, "damaged") from None
 
 
-def _array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:
+def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:
     """Compares a file with its SHA-256 and, if the commit record gave them, with the CRC-32 of its blocks."""
     try:
         sha256, crc32 = digest(file)
@@ -260,7 +258,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     for shard in manifest.shards:
         file = directory / origins.array_name(shard.name)
         entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
-        faults = list(_array_faults(file, entry, None))
+        faults = list(array_faults(file, entry, None))
         yield from faults
         if not faults:
             numbers = open_array(file, origins.DTYPE, shard.num_documents)
@@ -281,68 +279,3 @@ def _first_fall(offsets: NDArray[np.uint64]) -> int | None:
         if falls.size:
             return start + int(falls[0])
     return None
-
-
-def _cache_faults(directory: Path, progress: Callable[[int, int], None]) -> Iterator[str]:
-    """As `verify`, for a teacher's cache."""
-    header = answers.read_header(directory)
-    total, done = answers.num_bytes(header), 0
-    for number, unit in enumerate(header["units"]):
-        name, crc32_of = answers.unit_name(number), dict[str, Any]()
-        path = directory / f"{name}.json"
-        try:
-            record = read_record(path)
-            crc32_of = {array: record["arrays"][array]["crc32"] for array in answers.Answers._fields}
-            if unit != answers.without_crc32(record):
-                yield f"{path} and {answers.CACHE} disagree"
-        except DatasetError as error:
-            yield str(error)
-        except (KeyError, TypeError):
-            yield f"{path} is damaged: it is not the record of this unit"
-        sound = True
-        for array in answers.Answers._fields:
-            for fault in _array_faults(array_path(directory, name, array), unit["arrays"][array], crc32_of.get(array)):
-                sound = False
-                yield fault
-        if sound:
-            yield from _answer_faults(directory, header, number)
-        done += answers.num_bytes(header, [number])
-        progress(done, total)
-
-
-def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Checks the numbers of an undamaged unit, some slots at a time; reports the first wrong slot."""
-    first, stop = answers.rows_of(header, number)
-    name, top_k, num_used = answers.unit_name(number), header["top_k"], 0
-    arrays = {
-        array: open_array(array_path(directory, name, array), dtype, length)
-        for array, (dtype, length) in answers.shapes(header, stop - first).items()
-    }
-    step = max(1, _PIECE // top_k)
-    for start in range(0, arrays["tails"].size, step):
-        tails = arrays["tails"][start : start + step].astype(np.float32)
-        bounds = start * top_k, (start + tails.size) * top_k
-        ids, logprobs = (arrays[array][slice(*bounds)].reshape(-1, top_k) for array in ("ids", "logprobs"))
-        logprobs = logprobs.astype(np.float32)
-        unused = ~(ids.any(1) | logprobs.any(1) | (tails != 0))
-        num_used += int((~unused).sum())
-        total = np.exp(logprobs).sum(1) + np.exp(tails)
-        sorted_ids = np.sort(ids, 1)
-        for fault, wrong in (
-            ("an id outside the vocabulary", (ids >= header["vocab_size"]).any(1)),
-            ("one id twice", (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(1)),
-            (
-                "log-probabilities that are not finite, above 0, or not in descending order",
-                ~np.isfinite(logprobs).all(1) | (logprobs > 0).any(1) | (np.diff(logprobs) > 0).any(1),
-            ),
-            ("a tail that is not finite, or above 0", ~np.isfinite(tails) | (tails > 0)),
-            ("probabilities that do not add up to 1", ~(np.abs(total - 1) < 0.01)),
-        ):
-            wrong_slots = np.flatnonzero(wrong & ~unused)
-            if wrong_slots.size:
-                row, slot = divmod(start + int(wrong_slots[0]), header["slots"])
-                yield f"{directory / name}: position {first + row}, slot {slot} has {fault}"
-                return
-    recorded = header["units"][number]["counts"]["targets"]
-    if num_used != recorded:
-        yield f"{directory / name}: {num_used} slots are used, and its record says {recorded}"

@@ -1,4 +1,4 @@
-"""What inspect prints: facts about a dataset or a teacher cache, as a JSON-able object and as text."""
+"""What inspect prints: facts about a dataset, as a JSON-able object and as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from bertdata.errors import DatasetError, TokenizerError, counted, damaged
-from bertdata.format import answers
 from bertdata.format.arrays import HEADER_BYTES
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
@@ -245,60 +244,6 @@ def special_ids_inside(counts: Mapping[str, Any]) -> str:
     """Which special tokens are inside documents of an imported dataset, and how often; "" for none."""
     inside = counts.get("special_ids_inside", {})
     return ", ".join(f"{token} {count:,} times" for token, count in inside.items())
-
-
-def of_cache(path: str, *, to_json: bool) -> str:
-    """All facts about a teacher cache, as JSON or as text for a terminal. Reads cache.json alone."""
-    header = answers.TeacherCache(path).header
-    try:  # fields that nothing else reads are not checked before
-        about = _cache_facts(path, header)
-        return as_json(about) if to_json else _cache_text(about)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        raise damaged(path) from None
-
-
-def _cache_facts(path: str, header: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {name: sum(unit["counts"][name] for unit in header["units"]) for name in header["units"][0]["counts"]}
-    tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
-    size, targets = answers.num_bytes(header), max(1, counts["targets"])
-    return {
-        "path": str(path),
-        **{
-            name: header[name] for name in ("teacher", "tokenizer", "stream", "vocab_size", "top_k", "slots", "samples")
-        },
-        "units": len(header["units"]),
-        "epochs": round(header["samples"] / header["epoch_samples"], 4),
-        "variants": header["stream"].get("variants"),
-        "targets": counts["targets"],
-        "bytes": size,
-        "bytes_per_corpus_token": round(size / tokens, 2),
-        "mean_entropy": round(counts["entropy"] / targets, 4),
-        "mean_tail_mass": round(counts["tail_mass"] / targets, 5),
-    }
-
-
-def _cache_text(about: dict[str, Any]) -> str:
-    teacher, stream, slots = about["teacher"], about["stream"], about["samples"] * about["slots"]
-    masks = f"{stream['masking']['policy']}, {stream['masking']['probability']:.0%}"
-    epochs = f"{about['epochs']:.3g} epochs, each with its own masks"
-    if about["variants"]:
-        epochs = f"{about['epochs']:.3g} of {about['variants']} epochs, after which the masks repeat"
-    lines = [
-        f"{about['path']}",
-        f"  teacher      {teacher['parameters']:,} parameters, {teacher['precision']}, SHA-256 {teacher['sha256']}",
-        f"  dataset_id   {stream['dataset_id']}",
-        f"  tokenizer    SHA-256 {about['tokenizer']}",
-        f"  stream       {stream['samples']} of {stream['length']}, split {stream['split']}, seed {stream['seed']}, "
-        f"order {stream['shuffle']}, masks {masks}",
-        f"  coverage     {about['samples']:,} samples, {epochs}",
-        f"  targets      {about['targets']:,}, {about['targets'] / slots:.1%} of {about['slots']} slots a sample",
-        f"  size         {about['bytes']:,} bytes in {about['units']:,} units, "
-        f"{about['bytes_per_corpus_token']:.2f} a token of the corpus",
-        f"  kept         {about['top_k']} tokens a target; the others have {about['mean_tail_mass']:.2%} of the "
-        "probability on average",
-        f"  entropy      {about['mean_entropy']:.3f} nats on average",
-    ]
-    return "\n".join(lines)
 
 
 def as_json(about: dict[str, Any]) -> str:

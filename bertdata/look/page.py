@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 
-def assemble(title: str, body: str, data: dict[str, Any]) -> str:
+def assemble_page(title: str, body: str, data: dict[str, Any]) -> str:
     """The page as HTML, which UTF-8 can hold. body: HTML. data: what its script finds in `data`, with finite floats.
 
     Bytes of a path that are not UTF-8 are a ? each.

@@ -67,7 +67,7 @@ def report(
     data["warnings"] = _warnings(data)
     about["tokenizer"] = {name: about["tokenizer"][name] for name in _TOKENIZER}
     body = resources.files("bertdata.look").joinpath("report.html").read_text(encoding="utf-8")
-    return page.assemble(f"{dataset.path}: dataset", body, data)
+    return page.assemble_page(f"{dataset.path}: dataset", body, data)
 
 
 def _flow(about: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ Without a mix there is one source, and its positions are those of the stream.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
 from bertdata.errors import StateError, UsageError, require_integer, require_known, require_positive, require_share
-from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
@@ -65,8 +63,6 @@ class Loader:
         is as many samples as its datasets have together.
     variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
         new masks.
-    teacher_cache: directory with a teacher's answers to this same stream (bertrain teacher). Each batch has its answers
-        too, and the loader takes the variants of the cache, and the rule of its masks.
     starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
         from there, in its own order.
 
@@ -94,7 +90,6 @@ class Loader:
         masking: Masking | None = Masking(),  # noqa: B008  (frozen)
         epochs: int | None = None,
         variants: int | None = None,
-        teacher_cache: str | None = None,
         starts: Sequence[int] = (),
     ) -> None:
         self.length, self.seed = require_integer("length", length), require_integer("seed", seed)
@@ -102,7 +97,6 @@ class Loader:
         self.rank, self.world_size = require_integer("rank", rank), require_integer("world_size", world_size)
         self.split, self.samples, self.short_seq_prob = split, samples, require_share("short_seq_prob", short_seq_prob)
         self.shuffle, self.masking = shuffle, masking
-        self.teacher_cache = teacher_cache and os.path.abspath(teacher_cache)  # also after a change of directory
         self.epochs = None if epochs is None else require_positive("epochs", epochs)
         self.variants = None if variants is None else require_positive("variants", variants, most=(1 << 32) - 1)
         starts = starts if isinstance(starts, Iterable) else (starts,)
@@ -113,11 +107,6 @@ class Loader:
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
         datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         require_alike(datasets)
-        self._answers = TeacherCache(teacher_cache) if teacher_cache else None
-        if self._answers and variants is None:
-            self.variants = self._answers.variants
-        if self._answers and masking:
-            self.masking = masking.with_rule_of(self._answers.header["stream"].get("masking") or {})
         self.position = 0  # samples that all ranks together have been given
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
@@ -127,8 +116,6 @@ class Loader:
         self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._special = datasets[0].special_tokens  # of all sources
         self._masker = self._new_masker()
-        if self._answers:
-            self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
 
     def _new_masker(self) -> Masker | None:
         if self.masking is None:
@@ -168,13 +155,9 @@ class Loader:
 
     def _require_for_mix(self, num_datasets: int) -> None:
         """Raises UsageError for what does not go with a mix, or only with one."""
-        if num_datasets > 1 and (self.variants is not None or self.teacher_cache):
-            option = "variants" if self.variants is not None else "teacher_cache"
-            sentence = (
-                f"{option} does not go with a mix of {num_datasets} datasets: a teacher's answers are to the samples "
-                "of one dataset; give one"
-            )
-            raise UsageError(sentence, "conflict", option=option)
+        if num_datasets > 1 and self.variants is not None:
+            sentence = f"variants does not go with a mix of {num_datasets} datasets; give one dataset"
+            raise UsageError(sentence, "conflict", option="variants")
         if self.starts and (len(self.starts) != num_datasets or num_datasets == 1 or min(self.starts) < 0):
             sentence = f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets"
             raise UsageError(sentence, "out-of-range", option="starts", given=self.starts)
@@ -269,7 +252,7 @@ class Loader:
     def read(self, positions: np.ndarray) -> Batch:
         """The samples at any positions, int64 [B]: it replays any batch of any run. The stream does not move.
 
-        Raises UsageError for positions below 0, or after the end of a teacher's cache.
+        Raises UsageError for positions below 0.
         """
         positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
         if self._masker:
@@ -279,10 +262,6 @@ class Loader:
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
             weights = None
-        teacher: dict[str, Any] = {}
-        if self._answers:
-            answers = self._answers.read(positions, self._special.vocab_size)
-            teacher = {f"teacher_{name}": array for name, array in answers._asdict().items()}
         return Batch(
             input_ids=rows.ids,
             masked_positions=masked_positions,
@@ -294,7 +273,6 @@ class Loader:
             position_ids=rows.position_ids,
             weights=weights,
             sources=sources,
-            **teacher,
         )
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
@@ -364,7 +342,7 @@ class Loader:
         differing: dict[str, tuple[Any, Any]] = {}
         masking, stored = self.masking, state.get("masking")
         if masking and isinstance(stored, dict):
-            masking = masking if self._answers else masking.with_rule_of(stored)
+            masking = masking.with_rule_of(stored)
             state = state | {"masking": {"rule": 1} | stored}
         for name, now in (
             {"variants": None, "sources": None, "dataset_id": None, "starts": None}

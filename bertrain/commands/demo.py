@@ -14,10 +14,8 @@ from pathlib import Path
 import click
 import torch
 
-from bertdata.cli import OneSentence
-from bertdata.cli import main as bertdata
-from bertdata.errors import UsageError
-from bertdata.files import make_directory, write_file
+from bertdata.support import OneSentence, UsageError, make_directory, write_file
+from bertdata.support import bertdata_main as bertdata
 from bertrain import checkpoint, pretrain
 from bertrain.commands import docstrings, evaluate
 from bertrain.options import Output

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bertdata.errors import InputError
-from bertdata.files import write_file
+from bertdata.support import InputError, write_file
 
 SHORTEST = 200  # characters
 DOCSTRING = re.compile(r'(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*(?:#[^\n]*)?\n\s+)[rRuU]?"""(.*?)"""', re.DOTALL)

@@ -27,8 +27,8 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BertdataError, counted
-from bertdata.format.verify import verify
+from bertdata import BertdataError
+from bertdata.support import counted, verify
 from bertrain import checkpoint, state
 from bertrain.cli import command
 from bertrain.config import Config

@@ -18,8 +18,7 @@ import click
 from click.core import ParameterSource
 
 import bertdata
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError, counted
+from bertdata.support import OneSentence, UsageError, counted
 from bertrain import checkpoint, state
 from bertrain.commands import pairs
 from bertrain.evaluate import Shown, evaluate, samples

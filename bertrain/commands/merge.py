@@ -16,11 +16,7 @@ import click
 import transformers
 from transformers import PreTrainedModel
 
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
-from bertdata.files import naming
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
+from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import add_names_of_4
 from bertrain.models.load import OF_FILES, load_complete

@@ -19,10 +19,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import bertdata
-from bertdata.errors import TokenizerError, UsageError
-from bertdata.read.words import continuing
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
+from bertdata.support import TOKENIZER, LoadedTokenizer, TokenizerError, UsageError, continuing, load_tokenizer
 from bertrain.commands import reading
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.ranks import World

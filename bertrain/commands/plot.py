@@ -12,9 +12,7 @@ from typing import Any
 
 import click
 
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError, install
-from bertdata.files import naming, write_page
+from bertdata.support import OneSentence, UsageError, install, naming, write_page
 from bertrain.commands.report import entries, report
 from bertrain.options import Output
 

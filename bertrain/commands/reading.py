@@ -6,9 +6,7 @@ import json
 import re
 from typing import Any
 
-from bertdata.errors import InputError, UsageError
-from bertdata.sources.inputs import local
-from bertdata.sources.streams import opened
+from bertdata.support import InputError, UsageError, local, opened
 
 MOST_BYTES = 1 << 26  # of a file that is read at once, decompressed
 _SPELLED = re.compile(

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import UsageError, counted
-from bertdata.look import page
+from bertdata.support import UsageError, assemble_page, counted
 from bertrain.report import entry_of
 
 _NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
@@ -59,7 +58,7 @@ def report(runs: Sequence[Path]) -> str:
         for name in ("options", "tokenizer", "uniform"):
             del run[name]
     body = resources.files("bertrain.commands").joinpath("report.html").read_text(encoding="utf-8")
-    return page.assemble(f"{', '.join(run['name'] for run in shown)[:_TEXT]}: training", body, data)
+    return assemble_page(f"{', '.join(run['name'] for run in shown)[:_TEXT]}: training", body, data)
 
 
 def _tokenizer(run: Path) -> str | None:

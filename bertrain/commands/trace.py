@@ -18,12 +18,7 @@ import click
 import numpy as np
 
 import bertdata
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
-from bertdata.format.origins import Origins
-from bertdata.sources.inputs import Input
-from bertdata.sources.tables import TABLE_KINDS
-from bertdata.tokenize.load import load
+from bertdata.support import TABLE_KINDS, Input, OneSentence, Origins, UsageError, load_tokenizer
 from bertrain.report import entry_of
 
 
@@ -135,7 +130,8 @@ def main(run: str, step: int, row: int | None, data: tuple[str, ...]) -> None:
     loader = loader_of(stream, data or _paths(Path(run)))
     rows = np.arange(size) if row is None else np.array([row])
     datasets = [source.dataset for source in loader.sources]
-    origins, tokenizer = [Origins.of(each.path, each.manifest) for each in datasets], load(str(datasets[0].path))
+    origins = [Origins.of(each.path, each.manifest) for each in datasets]
+    tokenizer = load_tokenizer(str(datasets[0].path))
     for part in parts_of(loader, stream["position"] + rows):
         dataset, place = datasets[part.source], "no origins"
         if known := origins[part.source]:

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertdata import key
-from bertdata.errors import DatasetError, UsageError, install
+from bertdata.support import DatasetError, UsageError, install
 from bertrain.config import Config
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.methods import Method

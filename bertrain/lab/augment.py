@@ -27,12 +27,17 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import bertdata
-from bertdata.cli import OneSentence
-from bertdata.errors import InputError, UsageError
-from bertdata.files import write_file
-from bertdata.read.words import continuing
-from bertdata.sources.inputs import local
-from bertdata.sources.streams import CHUNK, InputStream, opened
+from bertdata.support import (
+    CHUNK,
+    InputError,
+    InputStream,
+    OneSentence,
+    UsageError,
+    continuing,
+    local,
+    opened,
+    write_file,
+)
 from bertrain import checkpoint
 from bertrain.commands import reading
 from bertrain.config import pick

@@ -31,9 +31,7 @@ import transformers
 from tqdm import tqdm
 
 import bertdata
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
-from bertdata.files import naming, write_file
+from bertdata.support import OneSentence, UsageError, naming, write_file
 from bertrain import card, checkpoint, optim
 from bertrain.config import pick
 from bertrain.lab import adapters, heads, seeds

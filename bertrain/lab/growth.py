@@ -23,7 +23,7 @@ import click
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.config import Config
 from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from bertdata.errors import UsageError, is_out_of_memory
+from bertdata.support import UsageError, is_out_of_memory
 from bertrain import checkpoint
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task

@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 
 import bertdata
 from bertdata import IGNORE_INDEX, Batch
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.encoder import (

@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from bertdata.errors import UsageError
-from bertdata.files import fsync_directory
+from bertdata.support import UsageError, fsync_directory
 from bertrain import checkpoint
 from bertrain.lab.tasks import Columns, Task
 from bertrain.options import flag

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 import click
 import transformers
 
-from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
-from bertdata.files import write_file
+from bertdata.support import OneSentence, UsageError, write_file
 from bertrain import checkpoint
 from bertrain.lab.finetune import RESULT, alone, check, common, refuse_results, show, tune
 from bertrain.lab.seeds import Job, Settings

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from bertdata.errors import UsageError
-from bertdata.files import TEMPORARY, fsync_directory, naming
+from bertdata.support import TEMPORARY, UsageError, fsync_directory, naming
 from bertrain.commands import reading
 
 TEXTS = ("text", "other")  # the options that name columns of text

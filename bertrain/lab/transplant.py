@@ -20,11 +20,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bertdata.cli import OneSentence
-from bertdata.files import naming
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.spelling import Spelling
-from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
+from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
 from bertrain.models.load import load_complete, max_length, new_model

@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from bertdata.errors import UsageError, is_out_of_memory
+from bertdata.support import UsageError, is_out_of_memory
 from bertrain.models.families import FAMILIES, family_of, first_position, has_token_types
 
 MicroBatch = dict[str, torch.Tensor]

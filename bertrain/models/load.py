@@ -25,9 +25,15 @@ from transformers import (
 )
 
 from bertdata import Dataset, SpecialTokens, key
-from bertdata.errors import DatasetError, TokenizerError, UsageError, is_out_of_memory
-from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
+from bertdata.support import (
+    TOKENIZER,
+    DatasetError,
+    TokenizerError,
+    UsageError,
+    give_same_ids,
+    is_out_of_memory,
+    load_tokenizer,
+)
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import PRESETS, family_of, first_position, freeze, preset
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.config import Config
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.optim.muon import Muon, hidden_matrices

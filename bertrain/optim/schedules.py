@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from numbers import Real
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.options import exact
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 
 NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.toml")))
 DEFAULT = "tiny"

@@ -18,12 +18,12 @@ from training import QUIET, flags, seal, train
 import bertdata
 from bertdata.cli import main as data_main
 from bertdata.errors import BertdataError
-from bertdata.format.answers import TeacherCache
 from bertdata.format.records import read_record
 from bertrain.__main__ import main
 from bertrain.cli import command
 from bertrain.commands import pairs
 from bertrain.lab import tables
+from bertrain.lab.distillation.answers import TeacherCache
 from bertrain.lab.elastic import search
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models.load import new_model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from bertdata.errors import UsageError
-from bertdata.format.answers import TeacherCache
+import bertdata
+from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.config import Config
 from bertrain.data import Batches
+from bertrain.lab.distillation.answers import TaughtLoader, TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
 from bertrain.lab.fingerprint import fingerprint
@@ -94,13 +96,13 @@ class Distillation(Method):
     def others(self) -> Mapping[str, bool]:
         return {"the teacher": False} if self.options.teacher else {}
 
-    def loader_options(self) -> Mapping[str, Any]:
-        return {"teacher_cache": self.options.teacher_cache or None}
+    def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
+        return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
 
     def check_batches(self, batches: Batches) -> None:
         """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
         loader, plan = batches.loader, batches.plan
-        if loader.teacher_cache is None:
+        if not self.options.teacher_cache:
             return
         num_samples = plan.samples() + loader.position  # what was read may have been with another batch size
         num_samples -= sum(plan.phase_at(step).rows_at(step) for step in range(batches.begun))

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX, Batch, key
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.config import Config
 from bertrain.lab.distillation import taps
 from bertrain.lab.distillation.options import DistillationOptions

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.models.families import FAMILIES, layers_of, projections_of
 
 READABLE = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,20 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.choices import MASKING_POLICIES, SHUFFLES
-from bertdata.cli import OneSentence
-from bertdata.errors import DatasetError, UsageError, counted
-from bertdata.format import answers
-from bertdata.format.records import FORMAT_VERSION
+from bertdata.support import (
+    FORMAT_VERSION,
+    MASKING_POLICIES,
+    SHUFFLES,
+    DatasetError,
+    OneSentence,
+    UsageError,
+    counted,
+)
 from bertrain import checkpoint
 from bertrain.cli import read_options
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
+from bertrain.lab.distillation import answers
 from bertrain.lab.distillation.options import OF_ROWS
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.encoder import Encoder
@@ -44,8 +49,7 @@ from bertrain.recipes import file_of
 from bertrain.speed import has_bf16
 
 LIMIT_BYTES = 10 * 10**9  # more needs --yes
-MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
-PROBE_BATCHES = 2  # timed for the estimate, after a first one that is not
+MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable; else units are larger
 
 
 def _student(options: dict[str, Any], given: set[str]) -> Config:
@@ -70,14 +74,6 @@ def _student(options: dict[str, Any], given: set[str]) -> Config:
     return Config(**values)
 
 
-def _require_yes(num_bytes: int, yes: bool) -> None:
-    if num_bytes > LIMIT_BYTES and not yes:
-        sentence = (
-            f"{num_bytes:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples"
-        )
-        raise UsageError(sentence, "missing", option="yes")
-
-
 class _Work:
     """The student's stream, the teacher, and the header that names both; on this rank."""
 
@@ -97,18 +93,9 @@ class _Work:
         encoder = Encoder(weights, isolate=student.isolate_documents)
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         self.header = self._header(weights, options)
-        units = answers.num_units(self.header)
-        if units > MOST_UNITS:  # so nothing of it is there
-            _require_yes(answers.num_bytes(self.header | {"unit_samples": self.header["samples"]}), options["yes"])
-            least = -(-self.header["samples"] // MOST_UNITS)
-            sentence = (
-                f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
-                f"give at least {least}"
-            )
-            raise UsageError(sentence, "out-of-range", option="unit_samples", given=options["unit_samples"])
 
     def _check(self, options: dict[str, Any], student: Config) -> None:
-        """Raises UsageError for a stream without an end or without masks, and for more predictions than tokens."""
+        """Raise UsageError for a stream without an end or without masks."""
         if options["variants"] is None and options["max_samples"] is None:
             sentence = (
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
@@ -116,11 +103,6 @@ class _Work:
                 "number of epochs after which masks repeat"
             )
             raise UsageError(sentence, "missing", option="max_samples")
-        if options["top_k"] > self.vocab_size:
-            sentence = (
-                f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give fewer"
-            )
-            raise UsageError(sentence, "out-of-range", option="top_k", given=options["top_k"])
         if self.loader.num_slots == 0:
             sentence = (
                 f"--mlm-probability {student.mlm_probability} of rows of {student.length} tokens is less than one "
@@ -138,8 +120,8 @@ class _Work:
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
         """What names a cache: its teacher and its stream."""
-        variants, max_samples = options["variants"], options["max_samples"]
-        most_samples = None if variants is None else variants * self.loader.num_samples
+        variants, most = options["variants"], options["max_samples"]
+        samples = most if variants is None else min(variants * self.loader.num_samples, most or sys.maxsize)
         stream, device = self.loader.state_dict(), self.ranks.device
         del stream["position"]
         on_gpu = device.type == "cuda"
@@ -155,56 +137,37 @@ class _Work:
             "stream": stream,
             "epoch_samples": self.loader.num_samples,
             "epoch_tokens": self.shards.splits["train"].num_tokens,
-            "samples": min(number for number in (most_samples, max_samples) if number is not None),
+            "samples": samples,
             "slots": self.loader.num_slots,
             "vocab_size": self.vocab_size,
-            "top_k": options["top_k"],
+            "top_k": min(options["top_k"], self.vocab_size),
             "id_dtype": "<u2" if self.vocab_size <= 1 << 16 else "<u4",
-            "unit_samples": options["unit_samples"],
+            "unit_samples": max(options["unit_samples"], -(-samples // MOST_UNITS)),
             "batch_samples": options["batch_size"],
         }
-
-    def begin(self) -> list[int]:
-        """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
-        answers.begin(self.out, self.header)
-        return [] if self.is_complete else answers.missing_units(self.out, self.header)
 
     @property
     def is_complete(self) -> bool:
         return (self.out / answers.CACHE).exists()
 
     def plan(self, missing: list[int], *, yes: bool) -> None:
-        """Prints the number of bytes and an estimate of the time. Raises UsageError past the limit without --yes."""
-        header, size = self.header, answers.num_bytes(self.header)
+        """Print the number of bytes. Raises UsageError past the limit or the free space, without --yes."""
+        header, size, left = self.header, answers.num_bytes(self.header), answers.num_bytes(self.header, missing)
         tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
-        left = answers.num_bytes(header, missing)
-        rows = [answers.rows_of(header, number) for number in missing]
-        seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
-        made = answers.num_units(header) - len(missing)
-        processes = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} processes"
+        units = answers.num_units(header)
         click.echo(
             f"{self.out}: {counted(header['samples'], 'sample')} of {self.loader.length} tokens, {header['slots']} "
             f"masked tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
-            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of "
-            f"{answers.num_units(header)} units are complete; about {seconds:,.0f} s on {processes}"
+            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {units - len(missing)} of {units} units are "
+            "complete"
         )
         free = shutil.disk_usage(self.out).free
-        if left > free and not yes:
+        if left > min(free, LIMIT_BYTES) and not yes:
             sentence = (
-                f"{left:,} bytes would be written, and {free:,} are free in {self.out}; make room, or give fewer "
-                "samples, or --yes"
+                f"{left:,} bytes would be written, {free:,} are free in {self.out}, and more than {LIMIT_BYTES:,} need "
+                "--yes; make room, give it, or fewer samples"
             )
-            raise UsageError(sentence, "unwritable", option="out", given=str(self.out))
-        _require_yes(left, yes)
-
-    def _seconds_a_sample(self) -> float:
-        rows = min(self.header["batch_samples"], self.header["samples"])
-        started = 0.0
-        for number in range(1 + PROBE_BATCHES):
-            if number == 1:
-                started = time.perf_counter()
-            self._predict(np.arange(rows))
-        return (time.perf_counter() - started) / (PROBE_BATCHES * rows)
+            raise UsageError(sentence, "missing", option="yes", given=str(self.out))
 
     def unit(self, number: int) -> None:
         """Makes one unit, in forward passes that depend on its number alone."""
@@ -250,7 +213,7 @@ def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
     # The teacher is chosen once, as a run that goes on has newer checkpoints later.
     options = options | {"model": ranks.from_first(lambda: checkpoint.resolved(options["model"]))}
     work = ranks.together(lambda: _Work(ranks, options, given))
-    missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
+    missing = ranks.from_first(lambda: answers.begin(work.out, work.header))  # so all ranks share the same units
     ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
         for number in range(0, len(missing), ranks.world_size):
@@ -259,7 +222,7 @@ def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
             bar.update(len(missing[number : number + ranks.world_size]))
     ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
     if ranks.rank == 0:
-        click.echo(f"done: {work.out}; bertdata inspect {work.out} says what is in it")
+        click.echo(f"done: {work.out}")
 
 
 def _unlock(out: Path, *, is_new: bool) -> None:
@@ -274,6 +237,21 @@ def _unlock(out: Path, *, is_new: bool) -> None:
                 out.rmdir()
 
 
+def _verify(context: click.Context, option: click.Parameter, path: str | None) -> None:
+    """Check the cache that --verify names, and end the command."""
+    if path is None:
+        return
+    header = answers.read_header(Path(path))
+    with tqdm(total=answers.num_bytes(header), unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        faults = [*answers.verify(Path(path), bar.update)]
+    for fault in faults:
+        click.echo(f"Error: {fault}", err=True)
+    if not faults:
+        samples, length = counted(header["samples"], "sample"), header["stream"].get("length")
+        click.echo(f"{path}: sound, {samples} of {length} tokens, {header['top_k']} predictions of each masked token")
+    context.exit(bool(faults))
+
+
 _ONE = click.IntRange(min=1)
 
 
@@ -282,13 +260,21 @@ _ONE = click.IntRange(min=1)
     epilog="\b\nExample:\n  bertrain teacher --model teacher/ --data shards/ --variants 1 --out cache/",
 )
 @click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
+@click.option(
+    "--verify",
+    is_eager=True,
+    expose_value=False,
+    callback=_verify,
+    help="Check every byte of this complete cache, and do nothing else.",
+)
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, type=Output(), help="Directory for the cache.")
 @click.option(
     "--top-k",
     default=64,
     type=_ONE,
-    help="Number of most probable tokens to store for each masked token. For the others, only their total.",
+    help="Number of most probable tokens to store for each masked token, at most the vocabulary. For the others, only "
+    "their total.",
 )
 @click.option(
     "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."

@@ -13,9 +13,7 @@ from pathlib import Path
 import click
 from transformers import PreTrainedModel
 
-from bertdata.cli import OneSentence
-from bertdata.files import naming
-from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, OneSentence, naming
 from bertrain import card, checkpoint, state
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space

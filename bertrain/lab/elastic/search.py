@@ -24,9 +24,7 @@ import torch
 from tqdm import tqdm
 
 import bertdata
-from bertdata.cli import OneSentence
-from bertdata.errors import DatasetError, UsageError
-from bertdata.files import naming, write_file
+from bertdata.support import DatasetError, OneSentence, UsageError, naming, write_file
 from bertrain import checkpoint
 from bertrain.commands.evaluate import opened
 from bertrain.commands.plot import drawing

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata import key
-from bertdata.errors import UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.lab import growth as grow
 from bertrain.models.families import FUSED
 from bertrain.options import flag

@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain import state
 from bertrain.config import Config
 from bertrain.lab.elastic import space as elastic

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 
 
 class Columns(NamedTuple):

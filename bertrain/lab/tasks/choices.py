@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, rows_of, whole

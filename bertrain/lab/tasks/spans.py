@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForQuestionAnswering
 
-from bertdata.errors import UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.commands import reading
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Task, examples_of, left_out, rows_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.lab import tables
 from bertrain.lab.tasks.base import Data, examples_of, left_out, whole
 from bertrain.lab.tasks.choices import Choices, Question, question_of

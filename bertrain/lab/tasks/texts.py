@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
-from bertdata.errors import UsageError
+from bertdata.support import UsageError
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Columns, Data, Task, examples_of, left_out, ordered, rows_of, same_label, whole

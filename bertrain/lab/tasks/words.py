@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification
 
 from bertdata import IGNORE_INDEX
-from bertdata.errors import UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.commands import reading
 from bertrain.lab import tables
 from bertrain.lab.tasks import metrics

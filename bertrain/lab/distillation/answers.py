@@ -1,0 +1,366 @@
+"""A teacher cache: a teacher's answers for the masked tokens of a stream, written once and read with its batches.
+
+A row of the cache belongs to a stream position, so a student reads the cache from front to back. The rows are stored in
+units of a fixed number of rows, which any rank can write. The cache is complete when cache.json exists.
+docs/format.md defines it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bertdata
+from bertdata.support import (
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    ArrayWriter,
+    DatasetError,
+    UsageError,
+    array_faults,
+    array_path,
+    fsync_directory,
+    naming,
+    open_array,
+    read_record,
+    write_record,
+)
+
+CACHE, PLAN = "cache.json", "plan.json"
+FORMAT = "bertdata-teacher"
+LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
+_LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
+_PIECE = 1 << 20  # log-probabilities that are checked at a time
+_OPTIONS = {
+    "seed": "--data-seed {}",
+    "length": "--length {}",
+    "shuffle": "--shuffle {}",
+    "masking.policy": "--masking {}",
+    "masking.probability": "--mlm-probability {}",
+    "masking.mask_fraction": "--mask-fraction {}",
+    "masking.random_fraction": "--random-fraction {}",
+}
+"""The options of bertrain pretrain that set a member of a stream."""
+_SAMPLES = {"windows": "--no-isolate-documents", "packed": "--isolate-documents", "pairs": "--objective mlm+nsp"}
+_NUMBERS = ("epoch_samples", "samples", "slots", "vocab_size", "top_k", "unit_samples")
+HEADER = ("teacher", "tokenizer", "stream", "epoch_tokens", "id_dtype", "batch_samples", *_NUMBERS)
+
+
+class Answers(NamedTuple):
+    """A teacher's answers for B rows of K slots, as they are stored. Unused slots hold zeros."""
+
+    ids: NDArray[Any]  # [B, K, k] uint16 or uint32: the most probable ids, in descending order
+    logprobs: NDArray[np.float16]  # [B, K, k]: natural logs of their probabilities
+    tails: NDArray[np.float16]  # [B, K]: log of the probability of all other tokens
+
+
+def unit_name(number: int) -> str:
+    """Return what the names of the files of a unit begin with."""
+    return f"unit-{number:05d}"
+
+
+def num_units(header: Mapping[str, Any]) -> int:
+    """Return the number of units of a complete cache."""
+    return -(-header["samples"] // header["unit_samples"])
+
+
+def rows_of(header: Mapping[str, Any], number: int) -> tuple[int, int]:
+    """Return the stream positions [first, stop) of a unit."""
+    size = header["unit_samples"]
+    return number * size, min((number + 1) * size, header["samples"])
+
+
+def shapes(header: Mapping[str, Any], number: int) -> dict[str, tuple[str, int]]:
+    """Return the dtype and the length of each array of a unit."""
+    first, stop = rows_of(header, number)
+    slots = (stop - first) * header["slots"]
+    entries = slots * header["top_k"]
+    return {"ids": (header["id_dtype"], entries), "logprobs": ("<f2", entries), "tails": ("<f2", slots)}
+
+
+def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> int:
+    """Return the exact bytes that the array files of some units take; None: of all units."""
+    arrays = (shapes(header, number).values() for number in (range(num_units(header)) if units is None else units))
+    return sum(HEADER_BYTES + np.dtype(dtype).itemsize * length for unit in arrays for dtype, length in unit)
+
+
+def _opened(directory: Path, header: Mapping[str, Any], number: int) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a unit. Raises DatasetError if a size or a header is wrong."""
+    known, unit = shapes(header, number), unit_name(number)
+    return {name: open_array(array_path(directory, unit, name), *expected) for name, expected in known.items()}
+
+
+def begin(directory: Path, header: dict[str, Any]) -> list[int]:
+    """Begin or continue a cache. Return the numbers of the units to make. O(units) system calls.
+
+    Raises UsageError, which names both values, if the directory has units or a cache of a different header.
+    """
+    complete = (directory / CACHE).exists()
+    is_begun = complete or next(directory.glob("unit-*"), None)
+    if is_begun and (differing := _differing(read_header(directory, CACHE if complete else PLAN), header)):
+        sentence = f"{directory} holds another cache: {_both(differing)}; give the same options, or another --out"
+        raise UsageError(sentence, "other-settings", option="out", given=directory)
+    if complete:
+        (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
+        return []
+    write_record(directory / PLAN, header)
+    missing = []
+    for number in range(num_units(header)):
+        try:
+            read_record(directory / f"{unit_name(number)}.json")
+            _opened(directory, header, number)
+        except DatasetError:
+            missing.append(number)
+    return missing
+
+
+def write_unit(
+    directory: Path, header: Mapping[str, Any], number: int, pieces: Iterable[tuple[Answers, dict[str, Any]]]
+) -> None:
+    """Write the answers of a unit, and its commit record last.
+
+    pieces: in order of position, each with its counts: samples, targets, and the sums entropy and tail_mass. Raises
+    OSError on a full disk; the unit is then missing, and the next run writes it again.
+    """
+    expected, unit = shapes(header, number), unit_name(number)
+    arrays = {name: ArrayWriter(array_path(directory, unit, name), dtype) for name, (dtype, _) in expected.items()}
+    counts: dict[str, Any] = {"samples": 0, "targets": 0, "entropy": 0.0, "tail_mass": 0.0}
+    try:
+        with naming(directory):
+            for answers, piece_counts in pieces:
+                for name, values in answers._asdict().items():
+                    arrays[name].append(values)
+                counts = {name: counts[name] + piece_counts[name] for name in counts}
+            assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
+            entries = {name: array.commit() for name, array in arrays.items()}
+    except BaseException:
+        for array in arrays.values():
+            array.discard()
+        raise
+    fsync_directory(directory)
+    record = {"format_version": FORMAT_VERSION, "arrays": entries, "counts": counts}
+    write_record(directory / f"{unit}.json", record)
+
+
+def publish(directory: Path, header: dict[str, Any]) -> None:
+    """Write cache.json when all units are there, and remove the plan."""
+    records = (read_record(directory / f"{unit_name(number)}.json") for number in range(num_units(header)))
+    write_record(directory / CACHE, header | {"units": [_without_crc32(record) for record in records]})
+    (directory / PLAN).unlink(missing_ok=True)
+    fsync_directory(directory)
+
+
+def _without_crc32(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a unit in cache.json, from its commit record."""
+    entries = record["arrays"].items()
+    arrays = {name: {key: entry[key] for key in ("dtype", "length", "sha256")} for name, entry in entries}
+    return {"arrays": arrays, "counts": record["counts"]}
+
+
+def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
+    """Read cache.json, header and units, or plan.json. Raises DatasetError if it is missing or damaged."""
+    path = directory / name
+    if name == CACHE and not path.exists():
+        sentence = f"{directory} is not a complete teacher cache: it has no {CACHE}; run bertrain teacher to its end"
+        raise DatasetError(sentence, "not-a-dataset", given=directory)
+    header = read_record(path)
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        header["stream"]["masking"] = {"rule": 1} | header["stream"]["masking"]  # earlier versions stored no rule
+    try:
+        numbers, variants = [header[key] for key in _NUMBERS], header["stream"].get("variants", 1)
+        is_sound = header["format"] == FORMAT and header.keys() >= {*HEADER} and header["id_dtype"] in ("<u2", "<u4")
+        is_sound &= all(type(number) is int and number >= 1 for number in [*numbers, variants])
+        is_sound &= header["top_k"] <= header["vocab_size"] <= 1 << 24 and header["slots"] <= 1 << 16
+        is_sound &= variants < 1 << 32
+        if is_sound and name == CACHE:
+            for number, unit in enumerate(header["units"]):
+                first, stop = rows_of(header, number)
+                arrays = {array: (entry["dtype"], entry["length"]) for array, entry in unit["arrays"].items()}
+                is_sound &= arrays == shapes(header, number) and unit["counts"]["samples"] == stop - first
+            is_sound &= len(header["units"]) == num_units(header)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        sentence = f"{path} is damaged: it is not the header of a teacher cache; copy or make it again"
+        raise DatasetError(sentence, "damaged", given=path)
+    return header
+
+
+class TeacherCache:
+    """A complete teacher cache. Opening reads cache.json alone; a unit is mapped when it is reached, one at a time.
+
+    .header: the contents of cache.json. Raises DatasetError if the directory has no complete cache.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.header = Path(os.path.abspath(path)), read_header(Path(path))
+        self._unit, self._arrays = -1, dict[str, Any]()
+
+    def check(self, loader: bertdata.Loader) -> None:
+        """Raise UsageError, which names both values and the options to give, if a loader reads a different stream."""
+        tokenizer = loader.sources[0].dataset.manifest.tokenizer.get("tokenizer.json", "")
+        cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
+        now = {"tokenizer": tokenizer} | loader.state_dict()
+        if differing := _differing(cached, {name: value for name, value in now.items() if name != "position"}):
+            options = {**_OPTIONS, "samples": _SAMPLES.get(str(cached.get("samples")), "")}
+            given = {name: old for name, (old, _) in differing.items() if old is not None}
+            known = [options[name].format(old) for name, old in given.items() if options.get(name)]
+            sentence = (
+                f"the teacher cache {self.path} was made for other masked samples than those of this run: "
+                f"{_both(differing)}; give the run {' '.join(known) or 'the same dataset and options'}, or make "
+                "another cache with bertrain teacher"
+            )
+            raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
+
+    def read(self, positions: NDArray[np.int64], vocab_size: int) -> Answers:
+        """Copy the answers for stream positions, int64 [B]; ascending positions are read fastest.
+
+        Raises UsageError for a position after the end of the cache, DatasetError for damage.
+        """
+        header = self.header
+        size, slots, top_k = header["unit_samples"], header["slots"], header["top_k"]
+        shape = positions.size, slots, top_k
+        out = Answers(np.empty(shape, header["id_dtype"]), np.empty(shape, "<f2"), np.empty(shape[:2], "<f2"))
+        needed = int(positions.max(initial=-1)) + 1
+        if needed > header["samples"]:
+            sentence = (
+                f"the teacher cache {self.path} has answers for {header['samples']:,} samples, and the run reads "
+                f"{needed:,}; run fewer steps, or make the cache with a larger --max-samples, or with --variants, "
+                "after which the masks repeat"
+            )
+            raise UsageError(sentence, "not-stored", option="teacher_cache", given=needed)
+        for first, stop in _runs(positions, size):
+            unit, row = divmod(int(positions[first]), size)
+            if unit != self._unit:
+                self._unit, self._arrays = unit, _opened(self.path, header, unit)
+            for name, array in out._asdict().items():
+                stored = self._arrays[name].reshape(-1, *array.shape[1:])
+                array[first:stop] = stored[row : row + stop - first]
+        if out.ids.size and (out.ids.max() >= vocab_size or not all(map(_are_logs, out[1:]))):
+            sentence = f"{self.path} is damaged; bertrain teacher --verify {self.path} says where"
+            raise DatasetError(sentence, "damaged", given=self.path)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtBatch(bertdata.Batch):
+    """A batch with the answers to its masked tokens."""
+
+    teacher_ids: NDArray[Any]
+    teacher_logprobs: NDArray[np.float16]
+    teacher_tails: NDArray[np.float16]
+
+
+class TaughtLoader(bertdata.Loader):
+    """A Loader whose batches have a teacher's answers.
+
+    teacher_cache: directory of the cache. It sets the rule of the masks, and the number of epochs after which they
+    repeat. Raises UsageError if the cache is of a different stream.
+    """
+
+    def __init__(self, shards: Any, *, teacher_cache: str, masking: bertdata.Masking, **options: Any) -> None:
+        self.teacher_cache, self._cache = os.path.abspath(teacher_cache), TeacherCache(teacher_cache)
+        stream = self._cache.header["stream"]
+        masking = masking.with_rule_of(stream.get("masking") or {})
+        super().__init__(shards, masking=masking, **options | {"variants": stream.get("variants")})
+        self._cache.check(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._cache.check(self)  # a state has the rule of its masks
+
+    def read(self, positions: np.ndarray) -> TaughtBatch:
+        batch = super().read(positions)
+        repeated = positions if self.variants is None else positions % (self.variants * self.num_samples)
+        answers = self._cache.read(repeated, self.sources[0].dataset.special_tokens.vocab_size)
+        taught = {f"teacher_{name}": array for name, array in answers._asdict().items()}
+        return TaughtBatch(**vars(batch), **taught)
+
+
+def verify(directory: Path, progress: Callable[[int], Any] = lambda done: None) -> Iterator[str]:
+    """Read every byte of a cache. Yield each fault, as a sentence. Raises DatasetError for a damaged cache.json.
+
+    progress: called with the number of bytes of each unit.
+    """
+    header = read_header(directory)
+    for number, unit in enumerate(header["units"]):
+        name, crc32_of = unit_name(number), dict[str, Any]()
+        path = directory / f"{name}.json"
+        try:
+            record = read_record(path)
+            crc32_of = {array: record["arrays"][array]["crc32"] for array in Answers._fields}
+            if unit != _without_crc32(record):
+                yield f"{path} and {CACHE} disagree"
+        except DatasetError as error:
+            yield str(error)
+        except (KeyError, TypeError):
+            yield f"{path} is damaged: it is not the record of this unit"
+        faults: list[str] = []
+        for array, entry in unit["arrays"].items():
+            faults += array_faults(array_path(directory, name, array), entry, crc32_of.get(array))
+        yield from faults or _answer_faults(directory, header, number)
+        progress(num_bytes(header, [number]))
+
+
+def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> Iterator[str]:
+    """Check the numbers of an undamaged unit, some slots at a time. Yield the first wrong slot."""
+    arrays, top_k, num_used = _opened(directory, header, number), header["top_k"], 0
+    name, step = directory / unit_name(number), max(1, _PIECE // top_k)
+    for start in range(0, arrays["tails"].size, step):
+        tails = arrays["tails"][start : start + step].astype(np.float32)
+        ids = arrays["ids"].reshape(-1, top_k)[start : start + step]
+        logprobs = arrays["logprobs"].reshape(-1, top_k)[start : start + step].astype(np.float32)
+        used = ids.any(1) | logprobs.any(1) | (tails != 0)
+        num_used += int(used.sum())
+        logs, ordered = np.column_stack([logprobs, tails]), np.sort(ids, 1)
+        for fault, wrong in (
+            ("an id outside the vocabulary", (ids >= header["vocab_size"]).any(1)),
+            ("one id twice", (ordered[:, 1:] == ordered[:, :-1]).any(1)),
+            ("log-probabilities that are not finite, or above 0", (~np.isfinite(logs) | (logs > 0)).any(1)),
+            ("log-probabilities that are not in descending order", (np.diff(logprobs) > 0).any(1)),
+            ("probabilities that do not add up to 1", ~(np.abs(np.exp(logs).sum(1) - 1) < 0.01)),
+        ):
+            if (wrong & used).any():
+                row, slot = divmod(start + int(np.argmax(wrong & used)), header["slots"])
+                yield f"{name}: position {rows_of(header, number)[0] + row}, slot {slot} has {fault}"
+                return
+    recorded = header["units"][number]["counts"]["targets"]
+    if num_used != recorded:
+        yield f"{name}: {num_used} slots are used, and its record says {recorded}"
+
+
+def _are_logs(values: NDArray[np.float16]) -> bool:
+    """Return whether all are finite and at most 0. It compares bits, because comparing float16 is slow."""
+    return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
+
+
+def _runs(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
+    """Yield where runs of consecutive positions of one unit begin and end in `positions`."""
+    cuts = np.flatnonzero((np.diff(positions) != 1) | (np.diff(positions // size) != 0)) + 1
+    bounds = [0, *cuts.tolist(), positions.size]
+    return zip(bounds, bounds[1:], strict=False) if positions.size else iter(())
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the members in which two headers differ: name → (old, new)."""
+    differing: dict[str, tuple[Any, Any]] = {}
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name), new.get(name)
+        if name == "units" or before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            differing |= _differing(before, after, f"{prefix}{name}.")
+        else:
+            differing[f"{prefix}{name}"] = before, after
+    return differing
+
+
+def _both(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
