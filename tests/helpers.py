@@ -23,7 +23,6 @@ import pytest
 from click.testing import CliRunner
 from numba import njit
 
-import bertdata
 from bertdata.errors import BertdataError, UsageError
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
@@ -170,29 +169,6 @@ def failing(number, error):
         for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "rmdir"), (shutil, "rmtree")):
             patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
         yield calls
-
-
-def assert_goes_on_after_any_failure(run, folder, errors, step=1):
-    """`run(out)` makes a dataset. Of its calls that change the disk each `step`th fails in turn; it publishes nothing
-    then, and when it is run again, it ends in the same bytes. Returns these. errors: makers of errors, in turns.
-    """
-    run(folder / "complete")
-    with failing(-1, None) as calls:  # numba has compiled, and its cache does not count
-        run(folder / "again")
-    expected = published(folder / "complete")
-    assert len(calls) > 30
-    for turn, number in enumerate(range(0, len(calls), step)):
-        out = folder / f"out{number}"
-        with failing(number, errors[turn % len(errors)]), pytest.raises((KeyboardInterrupt, OSError)):
-            run(out)
-        if (out / "manifest.json").exists():  # at most the removal of .build is missing
-            assert bertdata.open(out).manifest.counts == bertdata.open(folder / "complete").manifest.counts
-        if not (out / "manifest.json").exists() or (out / ".build" / "plan.json").exists():
-            run(out)
-        shutil.rmtree(out / ".build", ignore_errors=True)  # where nothing is left to continue
-        assert published(out) == expected
-        shutil.rmtree(out)
-    return expected
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import assert_goes_on_after_any_failure, failing, published, refuses, write_all
+from helpers import failing, published, refuses, write_all
 from reference import documents as reference
 from reference import keys
 from sources import stop_after_units, stopped, write
@@ -240,11 +240,6 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
         is_origins = name.endswith(".origins.npy")
         after = (out / "origins" / name.replace(".origins", "") if is_origins else out / name).stat()
         assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
-
-
-def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab):
-    text, options = write(tmp_path / "text", make_text(4, seed=1)), {"shard_size": 900, "tokenizer": vocab}
-    assert_goes_on_after_any_failure(lambda out: build([text], out, **options), tmp_path, [KeyboardInterrupt], 3)
 
 
 def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(tmp_path, text, vocab, monkeypatch):

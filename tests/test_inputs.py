@@ -22,7 +22,6 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from families import fast
 from helpers import invoke, refused, refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
@@ -37,7 +36,6 @@ from sources import (
     ROWS,
     as_arrow,
     as_arrow_file,
-    as_csv,
     as_jsonl,
     as_parquet,
     as_text,
@@ -584,27 +582,6 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
 
 
 # ----------------------------------------------------------------------------------------------- stopped and resumed
-
-
-INTERRUPTED = {
-    "35.txt": as_text(ROWS),
-    "a.parquet": as_parquet(ROWS),
-    "a.arrow.gz": gzip.compress(as_arrow(ROWS)),
-    "a.jsonl.xz": lzma.compress(as_jsonl(ROWS)),
-    "a.arrow": as_arrow_file(ROWS),
-    "a.csv": as_csv(ROWS),
-}
-
-
-@pytest.mark.parametrize("name", fast(INTERRUPTED, among=["35.txt", "a.parquet", "a.arrow.gz"]))
-def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name):
-    path, most = write(tmp_path / name, INTERRUPTED[name]), 35 if name.startswith("35") else None
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 2000, "max_documents": most}
-    dataset = build(path, tmp_path / "straight", **options).dataset
-    assert dataset.num_documents == (most or len(ROWS))
-    assert len(stopped(path, tmp_path / "out", 2, **options)) == 2
-    assert build(path, tmp_path / "out", **options).reused_units == 2
-    assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
 # -------------------------------------------------------------------------------------------------------------- parts

@@ -4,7 +4,6 @@ do to a build, a dataset or a run. tools/survive.py does the same at length."""
 import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import resource
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -21,12 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
-from helpers import invoke, published, recorded, refuses
+from helpers import invoke, recorded, refuses
 from sources import counting_reads, stopped
 from training import entries, losses, train
 
 import bertdata
-from bertdata import files
 from bertdata.cli import main
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
@@ -61,19 +58,6 @@ def small(tmp_path, vocab):
 
 
 # ------------------------------------------------------------------------------------------------------ loss of power
-
-
-def test_a_build_survives_a_loss_of_power_in_the_order_it_writes(tmp_path, vocab):
-    (tmp_path / "text").write_text(make_text(12, seed=1))
-    options = SMALL | {"tokenizer": vocab, "workers": 1}  # of two threads each may rename what the other does not name
-    with recorded(tmp_path) as disk:
-        build([tmp_path / "text"], tmp_path / "new" / "out", **options)
-        build([tmp_path / "text"], tmp_path / "new" / "out", overwrite=True, **options | {"test": 0.3})
-        with patch.object(manifest, "MOST_LISTED", 1):  # so that it has tables of the shards
-            build([tmp_path / "text"], tmp_path / "new" / "out", overwrite=True, **options)
-    assert disk.renames[-1].name == "manifest.json"
-    assert not disk.pending
-    assert len(disk.renames) > 40
 
 
 def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
@@ -112,68 +96,7 @@ def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(datase
     assert steps == [1, 2]
 
 
-def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "new" / "cache"))
-    with recorded(tmp_path) as disk:
-        bertdata.Loader(dataset, length=32, samples="packed")
-    assert len(disk.renames) >= 3
-
-
 # ------------------------------------------------------------------------------------------------------ disks that fail
-
-
-class Disk(io.FileIO):
-    """A file of which each write takes a few bytes, until one fails."""
-
-    left = iter([])
-
-    def write(self, data):
-        if not next(Disk.left, False):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(memoryview(data).cast("B")[:1000])
-
-
-@contextmanager
-def disk(writes):
-    """Of all that is written by bertdata.files: short writes, and after `writes` of them a full disk."""
-    Disk.left = iter([True] * writes)
-
-    def opened(path, mode, opener):
-        if mode not in ("wb", "w+b"):
-            return open(path, mode, opener=opener)
-        buffered = io.BufferedWriter if mode == "wb" else io.BufferedRandom
-        return buffered(Disk(path, mode, opener=opener), 2000)
-
-    with patch.object(files, "open", opened, create=True):
-        yield
-
-
-def test_a_full_disk_publishes_nothing_and_a_rerun_continues(small, tmp_path, vocab):
-    """At any of its writes."""
-    arguments, failed = {"tokenizer": vocab, "sentences": "line", **SMALL}, 0
-    for writes in range(0, 400, 4):
-        out = tmp_path / f"out{writes}"
-        try:
-            with disk(writes):
-                build([tmp_path / "text"], out, **arguments)
-            assert failed > 10
-            break
-        except OSError as error:
-            failed += 1
-            assert (error.errno, error.filename is not None) == (errno.ENOSPC, True)  # noqa: PT017
-            assert ".tmp" not in str(error.filename)  # noqa: PT017
-        assert not (out / "manifest.json").exists()
-        build([tmp_path / "text"], out, **arguments)
-        assert published(out) == published(small)
-    else:
-        pytest.fail("it never ended")
-
-
-def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path):
-    failure = OSError(errno.EIO, os.strerror(errno.EIO))
-    with patch.object(os, "replace", side_effect=failure), pytest.raises(OSError, match="Input/output error"):
-        files.write_file(tmp_path / "a", b"content")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab):

@@ -139,8 +139,8 @@ def train_tokenizer(
         for note in made.notes:
             say(note)
     make_directory(directory)
-    for name, content in made.files.items():
-        write_file(directory / name, content)
+    for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
+        write_file(directory / name, made.files[name])
     return Tokenizer(made)
 
 
@@ -148,7 +148,7 @@ def _require_new(directory: Path) -> None:
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    if any((directory / name).exists() for name in (*FILES, MANIFEST)):
+    if any((directory / name).exists() for name in {*FILES, MANIFEST} - {TOKENIZER_CONFIG}):
         sentence = f"{directory} already holds a tokenizer; give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
