@@ -13,14 +13,13 @@ import torch
 
 import bertdata
 from bertdata import IGNORE_INDEX, Batch, Dataset
-from bertdata.support import StateError, UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.config import Config
 from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
 from bertrain.objectives import num_targets, objectives_of
-from bertrain.options import flag
-from bertrain.plan import Phase, Plan, check_begun, masking_of, parts_of, paths
-from bertrain.state import TrainingError, TrainState
+from bertrain.plan import Phase, Plan, masking_of, paths
+from bertrain.state import TrainingError, TrainState, kept_options, require_resumable
 
 
 def samples_of(config: Config) -> str:
@@ -293,48 +292,19 @@ class Batches:
             raise TrainingError(sentence, "too-short-to-mask", option="masking", given=policy)
         return targets
 
-    def resume(self, directory: Path, saved: TrainState) -> None:
-        """Moves to where a checkpoint was taken. `saved` is its state.
+    def resume(self, path: Path, saved: TrainState, made_with: dict[str, Any]) -> None:
+        """Move to where the checkpoint `path` was taken; `saved` is its state.
 
-        Raises UsageError if the options give another stream, or change what has begun of the phases.
+        made_with: the model of this run, by its content. Raises UsageError if a resumed run must not change an option.
         """
-        out = directory.parent
         self._take_rule_of(saved.loader["masking"])
-        check_begun(out, saved.phases, saved.phase, self.saved_phases())
-        self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
+        saved.made_with = made_with | saved.made_with
+        now: dict[str, Any] = {"made_with": saved.made_with | made_with, "options": kept_options(self.config.flat())}
+        require_resumable(saved, TrainState(**now, phases=self.saved_phases()), path)
+        self.phase = self.plan.phases[saved.phase - 1]
         self.read, self.begun = dict(saved.streams), saved.step
-        self.loader = self._loader(self.phase, starts=state.get("starts", ()))
-        try:
-            self.loader.load_state_dict(state)
-        except StateError as error:
-            seed = "seed" if self.config.data_seed is None else "data_seed"
-            for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
-                if state[name] != (given := self.loader.state_dict()[name]):
-                    begun = f"{flag(option)} {state[name]}"
-                    sentence = f"{out} was begun with {begun}; use {state[name]} again, or another --out"
-                    raise UsageError(sentence, "other-settings", option=option, given=given) from None
-            sentence = f"{out} was begun with other options: {error}; give the same, or another --out"
-            raise UsageError(sentence, "other-settings", option="out", given=str(out)) from None
-        self._check_rows(out, saved)
-        if self.phase.stop < saved.step:
-            sentence = (
-                f"{out} is at step {saved.step}, and phase {saved.phase} would end at step {self.phase.stop}; make it "
-                "longer"
-            )
-            raise UsageError(sentence, "other-settings", option="phase", given=saved.phase)
-
-    def _check_rows(self, out: Path, saved: TrainState) -> None:
-        """Raises UsageError if the steps of the phase follow from its batch size, which was another one."""
-        rows = self.phase.rows
-        is_same = saved.phases[saved.phase - 1].get("rows") in (None, [*rows])
-        if saved.phase == 1 and rows.first == rows.last:
-            is_same = saved.tokens == saved.step * rows.first * self.phase.length
-        if not (is_same or self.config.steps or parts_of(self.config)[saved.phase - 1].unit == "steps"):
-            sentence = (
-                f"phase {saved.phase} of {out} had another global_batch_size than {rows}, so its steps do not follow "
-                "from tokens or epochs; give the size that it had, or a number of steps"
-            )
-            raise UsageError(sentence, "other-settings", option="global_batch_size", given=str(rows))
+        self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))
+        self.loader.load_state_dict(saved.loader)
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import bertdata
@@ -339,39 +338,6 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
         )
         curves += [curve] * (end - begin)
     return curves
-
-
-_NAMES = {
-    "stop": "duration (shares are parts of the whole run)",
-    "sources": "data or weights",
-    "rows": "global_batch_size",
-    "masking": "masks",
-}
-
-
-def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, now: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UsageError unless phases that are over are as they were, and the one under way in what methods set.
-
-    before, now: the phases of a checkpoint and of the options, as checkpoints have them.
-    current: the number of the one under way.
-    """
-    if current > len(now):
-        sentence = (
-            f"{out} is in phase {current}, and the options have {counted(len(now), 'phase')}; give that phase again"
-        )
-        raise UsageError(sentence, "other-settings", option="phase", given=current)
-    for number, (was, phase) in enumerate(zip(before[:current], now, strict=False), 1):
-        names = was["methods"] | phase["methods"]  # a method may have come, or gone
-        usual = {name: option.default for name, option in all_options().items() if name in names}
-        was, phase = ({**usual, **each, **each["methods"]} for each in (was, phase))
-        lasting = phase.keys() - {"methods", "rate"} if number < current else usual.keys()
-        for name in sorted(lasting):
-            if was.get(name) != phase[name]:
-                sentence = (
-                    f"phase {number} of {out} has begun, so its {_NAMES.get(name, name)} cannot change; give the same "
-                    "as before, or another --out"
-                )
-                raise UsageError(sentence, "other-settings", option="phase", given=name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,9 +120,10 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             records.reserve()
             is_first = False
         is_last = signals.poll() or run.phase_is_done
-        if is_last or run.step % config.log_every == 0:
+        saves = is_last or bool(run.milestones) or run.step % config.save_every == 0
+        if saves or run.step % config.log_every == 0:
             records.log(rates, is_last=is_last)
-        if is_last or run.milestones or run.step % config.save_every == 0:
+        if saves:
             waited_before = run.clock.seconds["waited"]
             records.save(required=run.is_done or bool(signals.stopped))
             rates.leave_out(run.clock.seconds["waited"] - waited_before)

@@ -28,7 +28,7 @@ from bertrain.models.families import has_dropout
 from bertrain.plan import Phase, Plan
 from bertrain.ranks import Reading, World
 from bertrain.speed import Clock, Rates
-from bertrain.state import TRAINER, TrainingError, TrainState
+from bertrain.state import TRAINER, TrainingError, TrainState, kept_options
 from bertrain.trackers import Trackers
 from bertrain.trainer import PATIENCE, Run
 
@@ -511,7 +511,6 @@ class Records:
         run = self._run
         self.write_entry()
         run.end_of_steps()
-        run.sums.gather(run.ranks)
 
         def write() -> None:
             self._lock.require()
@@ -541,10 +540,10 @@ class Records:
             phases=run.batches.saved_phases(),
             loader=run.loader.state_dict(),
             streams=run.batches.positions,
-            since_entry=run.sums.state(),
             scaler=run.training.scaler.state_dict(),
             milestones=self._milestones,
             made_with=run.made_with,
+            options=kept_options(run.config.flat()),
             world_size=run.ranks.world_size,
             versions=card.versions(),
         )

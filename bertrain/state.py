@@ -1,21 +1,20 @@
-"""The state of a run: what a killed run needs to go on as if nothing had happened.
+"""The state of a run: all that a checkpoint adds to the weights and the optimizer.
 
-It has nothing that follows from the options. trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
-The weights and the optimizer's moments are in files beside it.
+trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import bertdata
 from bertdata.support import DatasetError, UsageError
-from bertrain.config import without_removed
+from bertrain.config import REMOVED, all_options
 
 
 class TrainingError(bertdata.BertdataError):
@@ -23,114 +22,140 @@ class TrainingError(bertdata.BertdataError):
 
 
 TRAINER = "trainer.json"
-VERSION = 1
-OF_BRANCH = "that of "
-"""How the model in `made_with` of earlier versions begins, for a run that began from a checkpoint of another one."""
-OLD = ("read", "methods")  # members of earlier versions that nothing reads
+VERSION = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrainState:
-    """After a step. All values are those of JSON."""
+    """The state after a step. All values are those of JSON."""
 
     version: int = VERSION
     step: int = 0
-    tokens: int = 0  # places of all rows read
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by what they went to, as Clock has them
+    tokens: int = 0  # token positions of all rows that were read, padding included
+    seconds: dict[str, float] = field(default_factory=dict)  # by what the time went to, as Clock has them
     phase: int = 1  # the number of the phase of this step
-    phases: Sequence[Mapping[str, Any]] = ()  # those of the run; earlier versions left them out without [[phase]]
-    loader: Mapping[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
-    streams: Mapping[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
-    since_entry: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sums since the last entry of the log
-    scaler: Mapping[str, Any] = field(default_factory=dict)  # of fp16
-    milestones: Sequence[str] = ()  # those of --save-at that this step passed
-    made_with: Mapping[str, str | None] = field(default_factory=dict)  # what a resumed run must have again
+    phases: list[dict[str, Any]] = field(default_factory=list)  # all phases; [] in version 0.1.0 without [[phase]]
+    loader: dict[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
+    streams: dict[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
+    scaler: dict[str, Any] = field(default_factory=dict)  # of fp16
+    milestones: list[str] = field(default_factory=list)  # those of --save-at since the checkpoint before
+    made_with: dict[str, Any] = field(default_factory=dict)  # model, teacher and others, by their content
+    options: dict[str, Any] = field(default_factory=dict)  # those of `kept_options`; {} if they are not known
     world_size: int = 1
-    versions: Mapping[str, str] = field(default_factory=dict)  # of libraries, for people
+    versions: dict[str, str] = field(default_factory=dict)  # of libraries, for people
 
     def content(self) -> bytes:
-        """trainer.json."""
+        """Return trainer.json."""
         return json.dumps(asdict(self), indent=1).encode()
 
-    def require_made_with(self, path: Path, given: Mapping[str, str | None]) -> None:
-        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
-        for option, value in given.items():
-            was = self.made_with.get(option)
-            if was != value and not str(was).startswith(OF_BRANCH):
-                before = f"--{option} {was}" if was else f"no --{option}"
-                now = f"--{option} {value}" if value else "none"
-                sentence = f"{path} was trained with {before}, and this run has {now}; give the same, or another --out"
-                raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
+    def kept(self) -> dict[str, Any]:
+        """Return what a resumed run must have again, by option: in general, and "phase N option" of begun phases."""
+        found = self.made_with | self.options
+        for number, phase in enumerate(self.phases[: self.phase], 1):
+            flat = phase | phase.get("rate", {}) | phase.get("masking", {}) | phase.get("methods", {})
+            told = _TOLD | ({"stop"} if number == self.phase else set())
+            found |= {f"phase {number} {_OPTIONS.get(name, name)}": flat[name] for name in sorted(flat.keys() - told)}
+        return found
+
+
+_TOLD = {"rate", "methods", "number", "start", "steps", "schedule", "decay_share", "warmup_steps", "asked"}
+_OPTIONS = {
+    "sources": "data",
+    "rows": "global_batch_size",
+    "probability": "mlm_probability",
+    "policy": "masking",
+    "peak": "lr",
+    "end": "lr_end",
+    "stop": "steps",
+}
+"""A member of a phase → the option that sets it, if the option has a different name."""
+
+
+def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that must not change, without those that a phase may set, from all options by name."""
+    known = {name: each.metadata for name, each in all_options().items()}
+    names = [name for name in options if name in known and not known[name].get("phase")]
+    kept: dict[str, Any] = {name: options[name] for name in names if known[name]["resume"] == "never"}
+    return json.loads(json.dumps(kept))
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any], sentence: str) -> None:
+    """Raise UsageError that lists all settings with different values.
+
+    before, now: by name of the option, which "phase N " may precede. A missing option has its default.
+    sentence: the error message, with {} for the list.
+    """
+    usual = json.loads(json.dumps({name: each.default for name, each in all_options().items()}))
+    names = dict.fromkeys([*before, *now])
+    pairs = {name: [each.get(name, usual.get(name.split()[-1])) for each in (before, now)] for name in names}
+    differing = [(name, old, new) for name, (old, new) in pairs.items() if old != new]
+    for name, _, given in differing[:1]:
+        listed = ", ".join(f"{name} {old} → {new}" for name, old, new in differing)
+        option = name.split()[-1].replace("-", "_")
+        raise UsageError(sentence.format(listed), "other-settings", option=option, given=given)
+
+
+def require_resumable(saved: TrainState, now: TrainState, path: Path) -> None:
+    """Raise UsageError unless a run can resume from the state in the checkpoint `path`.
+
+    now: what the run has of `made_with`, `options` and `phases`. Empty members are not compared.
+    """
+    names = [name for name in ("made_with", "options", "phases") if getattr(saved, name) and getattr(now, name)]
+    first = TrainState(phase=min(saved.phase, len(now.phases)))
+    before, after = (replace(first, **{name: getattr(each, name) for name in names}).kept() for each in (saved, now))
+    if now.phases:
+        stop = now.phases[first.phase - 1]["stop"]
+        before |= {"phase": saved.phase, "steps": max(stop, saved.step)}
+        after |= {"phase": first.phase, "steps": stop}
+    sentence = f"{path} was trained with different options (old → new): {{}}; give the old values, or another --out"
+    require_same(before, after, sentence)
 
 
 def read(path: Path) -> TrainState:
-    """The state in a checkpoint. Raises DatasetError for one that is damaged or of another version."""
-
-    def damaged(reason: str) -> DatasetError:
-        sentence = f"{path / TRAINER} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
-        return DatasetError(sentence, "damaged", given=str(path))
-
+    """Return the state in a checkpoint of version 1 or 2. Raises DatasetError if it cannot be read."""
     try:
         saved = json.loads((path / TRAINER).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise damaged(f"it is not JSON ({error})") from None
-    if isinstance(saved, dict):
-        saved = {name: value for name, value in saved.items() if name not in OLD}
-    names = {each.name for each in fields(TrainState)}
-    if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
-        version = saved.get("version") if isinstance(saved, dict) else None
-        others = f" and other members ({', '.join(sorted(saved.keys() ^ names))})" if version == VERSION else ""
-        sentence = (
-            f"{path} was written by another version of bertrain: its {TRAINER} has the version {version}{others}, and "
-            f"this one reads {VERSION}; use that version, or start from its weights with --init and another --out"
-        )
-        raise DatasetError(sentence, "other-version", given=str(path))
-    for member, usual in asdict(TrainState()).items():
-        if type(saved[member]) is not (list if isinstance(usual, tuple) else type(usual)):
-            raise damaged(f"its {member} is {saved[member]!r:.40}")
-    if not _is_sound(saved):
-        raise damaged("it holds what no run writes")
-    return TrainState(**saved)
+        if saved["version"] not in (1, VERSION):
+            raise ValueError(f"its version is {saved['version']}, and this bertrain reads 1 and {VERSION}")
+        state = TrainState(**(_of_version_1(saved, path) if saved["version"] == 1 else saved))
+        _require_sound(state)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        sentence = f"{path / TRAINER} is damaged: {error}; give another checkpoint, or its weights alone with --init"
+        raise DatasetError(sentence, "damaged", given=str(path)) from None
+    return state
 
 
-def read_to_resume(path: Path) -> TrainState:
-    """Return the state in a checkpoint of a run without removed options.
-
-    A state that earlier versions wrote without phases gets one. Raises the errors of `read`, and UsageError if the run
-    used a removed option.
-    """
-    saved, used = read(path), dict[str, Any]()
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # run.json may be damaged
-        config = json.loads((path.parent / "run.json").read_bytes())["config"]
-        for table in (config, *config["phase"], {"branch": ""}):  # branched runs may resume
-            used.update(table)
-    first = {"stop": saved.step, "methods": {"layers": used.get("layers")}}
-    used |= {name.replace("-", "_"): value for name, value in saved.made_with.items() if value}
-    if (path / "average.pt").exists():
-        used["average"] = "average.pt"
-    without_removed(used, path)
-    phases = [_with_rule(phase) for phase in saved.phases] or [first]
-    return replace(saved, loader=_with_rule(saved.loader), phases=phases)
+def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the members of a state of version 1 as this version has them; options are those of run.json beside."""
+    options: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        given = json.loads((path.parent / "run.json").read_bytes())["config"]
+        removed = {name: given[name] for name in REMOVED.keys() & given if given[name] != REMOVED[name][0]}
+        options = kept_options(given) | removed
+        options.pop("branch", None)
+    for each in (saved["loader"], *saved["phases"]):  # without a rule the masks follow rule 1
+        each["masking"] = {"rule": 1, **(each.get("masking") or {})}
+    made_with = {name: value for name, value in saved["made_with"].items() if not str(value).startswith("that of ")}
+    for name in ("optimizer", "lr-scale", "seed"):  # are options
+        made_with.pop(name, None)
+    members = {name: value for name, value in saved.items() if name not in ("read", "methods", "since_entry")}
+    return members | {"version": VERSION, "options": options, "made_with": made_with}
 
 
-def _with_rule(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved loader or phase with the rule of its masks; without one it is rule 1."""
-    return {**saved, "masking": {"rule": 1, **(saved.get("masking") or {})}}
-
-
-def _is_sound(saved: Mapping[str, Any]) -> bool:
-    """Whether what is read of the members of a state is there, and of the right type."""
-    counts = [saved["step"], saved["tokens"], saved["phase"] - 1, *saved["streams"].values()]
-    return (
-        all(type(number) is int and number >= 0 for number in counts)
-        and all(type(number) in (int, float) for number in saved["seconds"].values())
-        and "trained" in saved["seconds"]
-        and all(isinstance(sums, list) and len(sums) > 1 for sums in saved["since_entry"].values())
-        and all(type(number) in (int, float) for sums in saved["since_entry"].values() for number in sums)
-        and saved["loader"].keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
-        and isinstance(saved["loader"].get("starts", []), list)
-        and saved["phase"] <= max(1, len(saved["phases"]))
-        and all(isinstance(phase, dict) and phase.keys() >= {"stop", "methods"} for phase in saved["phases"])
-        and all(type(phase["stop"]) is int and isinstance(phase["methods"], dict) for phase in saved["phases"])
-        and all(isinstance(each.get("masking") or {}, dict) for each in (saved["loader"], *saved["phases"]))
-    )
+def _require_sound(state: TrainState) -> None:
+    """Raise ValueError, TypeError or KeyError unless the members have the types and the values that a run writes."""
+    usual, seconds, loader = TrainState(), state.seconds, state.loader
+    same_types = all(type(getattr(state, name)) is type(value) for name, value in asdict(usual).items())
+    counts = [state.step, state.tokens, state.phase - 1, *state.streams.values(), *loader.get("starts", [])]
+    numbers = [seconds["trained"], *seconds.values()]
+    parts = [phase.get(name, {}) for phase in state.phases for name in ("rate", "masking", "methods")]
+    if not (
+        same_types
+        and all(type(number) is int and number >= 0 for number in counts)
+        and all(type(number) in (int, float) for number in numbers)
+        and all(type(phase["stop"]) is int for phase in state.phases)
+        and all(isinstance(part, dict) for part in [loader["masking"], *parts])
+        and state.phase <= max(1, len(state.phases))
+        and loader.keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
+    ):
+        raise ValueError("it holds what no run writes")

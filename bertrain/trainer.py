@@ -106,26 +106,8 @@ class Sums:
             means |= {"skipped": int(steps), "not_finite": names or ["grad_norm"]}
         return means
 
-    def gather(self, ranks: World) -> None:
-        """Moves the sums of all ranks to rank 0, which saves them."""
-        ranks.sum(self._values).mul_(ranks.rank == 0)
-        ranks.sum(self._skipped).mul_(ranks.rank == 0)
-
-    def state(self) -> dict[str, list[float]]:
-        skipped = {_SKIPPED: self._skipped.tolist()} if self._skipped[0] else {}
-        return dict(zip(self._names, self._values.tolist(), strict=True)) | skipped
-
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continues from a state. Those of earlier versions have further columns, which are left out."""
-        for sums, name in [*zip(self._values, self._names, strict=True), (self._skipped, _SKIPPED)]:
-            saved = torch.tensor(state.get(name, ())[: len(sums)], dtype=torch.float64)
-            sums[: len(saved)] += saved.to(sums.device)
-
 
 _LOSS, _CORRECT, _COUNT = 0, 1, 2  # the columns of Sums
-
-
-_SKIPPED = ".skipped"  # beside the names of objectives, none of which has a dot
 
 
 PATIENCE = 10  # steps in a row that may be skipped
@@ -276,15 +258,9 @@ def autocast_of(device: torch.device, precision: str) -> Callable[[], contextlib
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
-def made_with_of(config: Config) -> dict[str, str | None]:
-    """The options that a run keeps to its end, by what they contain, not by where that is."""
-    start = checkpoint.resolved(config.init, "init") or config.model
-    return {
-        "model": model_identity(start),
-        "optimizer": config.optimizer,
-        "lr-scale": " ".join(config.lr_scale),
-        "seed": str(config.seed),
-    }
+def made_with_of(config: Config) -> dict[str, Any]:
+    """Return what a run begins with and keeps to its end, by its content: the file of a model may move."""
+    return {"model": model_identity(checkpoint.resolved(config.init, "init") or config.model)}
 
 
 class Training:
@@ -487,8 +463,6 @@ class Run:
         self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)
         self._load(begun)
         self.sums = Sums(list(self.learner.objectives), ranks.device)
-        if ranks.rank == 0:
-            self.sums.load(begun.since_entry)
         self.tokenizer = checkpoint.tokenizer_files(self.shards.tokenizer_file, weights, max_length(weights.config))
         self.watch: Any = None  # a Watch
         self._read = self._amounts()
@@ -511,27 +485,25 @@ class Run:
         return self.batches.loader
 
     def _resume(self) -> TrainState:
-        """Moves the batches to where the checkpoint was taken. Returns the state to begin with.
+        """Move the batches to where the checkpoint was taken. Return the state to begin with.
 
-        Raises UsageError if the checkpoint belongs to another model, optimizer, stream of rows or phases.
+        Raises UsageError if an option has changed that a resumed run must not change.
         """
         if self.resumed_from is None:
             return TrainState()
-        saved = state.read_to_resume(self.resumed_from)
-        saved.require_made_with(self.resumed_from, self.made_with)
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        self.batches.resume(self.resumed_from, saved)
+        saved = state.read(self.resumed_from)
+        self.batches.resume(self.resumed_from, saved, self.made_with)
         return saved
 
     def _load(self, begun: TrainState) -> None:
-        """Takes what a checkpoint has of the model in training, and checks that it can follow the phases."""
+        """Load what a checkpoint has of the model in training, and check that the model can follow the phases."""
         for method in self.methods:
             self.made_with |= method.identity(self.learner)
         if self.resumed_from:
-            made_with = dict.fromkeys(begun.made_with) | self.made_with
-            begun.require_made_with(self.resumed_from, made_with)
+            state.require_resumable(begun, TrainState(made_with=self.made_with), self.resumed_from)
         ahead = self.plan.phases[self.phase.number - 1 :]
         check_parts(self.config, self.shards, self.learner, ahead, self.methods)
         if self.resumed_from:

@@ -237,14 +237,12 @@ def _run(
             return PASS, f"{run} is new"
         if config.resume == "no":
             return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
-        saved = state.read_to_resume(newest)
-        made_with = made_with_of(config)
-        saved.require_made_with(newest, made_with)
-        batches.resume(newest, saved)
+        saved, made_with = state.read(newest), made_with_of(config)
+        batches.resume(newest, saved, made_with)
         learner = _learner(config, build_model(config, shards, resume=newest, methods=methods)[0], shards, methods)
         for method in methods:
             made_with |= method.identity(learner)
-        saved.require_made_with(newest, dict.fromkeys(saved.made_with) | made_with)
+        state.require_resumable(saved, state.TrainState(made_with=made_with), newest)
     except BertdataError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"
