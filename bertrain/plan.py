@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -370,6 +370,22 @@ class Plan:
     def describe(self, names: Mapping[str, str] | None = None) -> list[str]:
         """A line for each phase; none for a run of one. names: as `line` has them."""
         return [self.line(phase, names) for phase in self.phases] if len(self.phases) > 1 else []
+
+    def describe_change(self, before: Sequence[Mapping[str, Any]], step: int) -> list[str]:
+        """Return a line on what becomes of the rate in a run that resumes after `step`; none if nothing has changed.
+
+        before: the phases of the checkpoint; one of version 0.1.0 may have none.
+        """
+        if not before or [phase["rate"] for phase in before] == [asdict(phase.rate) for phase in self.phases]:
+            return []
+        was, steps = next((phase for phase in before if phase["stop"] > step), before[-1]), before[-1]["stop"]
+        last = Curve(**was["rate"]).at(min(step, steps - 1))
+        rate = self.phase_at(step).rate.at(min(step, self.steps - 1))
+        ends = (Curve(**before[-1]["rate"]).at(steps - 1), self.phases[-1].rate.at(self.steps - 1))
+        return [
+            f"the options have changed: {steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} {last:.2e} "
+            f"→ {rate:.2e}, of the last step {ends[0]:.2e} → {ends[1]:.2e}"
+        ]
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
         """What holds in a phase, for people. names: of the datasets by their paths; the paths themselves without."""

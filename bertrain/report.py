@@ -419,7 +419,9 @@ class Records:
         }
         if run.config.lr_scale:
             facts["lr_scale"] = run.training.scaled_rates()
-        lines = run.batches.shares()
+        lines = run.told + run.batches.shares()
+        if run.resumed_from and run.is_done:
+            lines.append(f"the run is complete, with step {run.step:,}; give more --steps, or another --out")
         for method in run.methods:
             lines += method.lines(run.learner)
             if of_method := method.facts(run.learner):

@@ -453,6 +453,8 @@ class Run:
         if config.milestones["words"]:
             self.batches.check_words()
         self.made_with = made_with_of(config)
+        self.told: list[str] = []
+        """What has changed since the checkpoint: lines."""
         begun = self._resume()
         self.plan = self.batches.plan
         self.step, self.tokens = begun.step, begun.tokens
@@ -496,6 +498,7 @@ class Run:
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         saved = state.read(self.resumed_from)
         self.batches.resume(self.resumed_from, saved, self.made_with)
+        self.told = self.batches.plan.describe_change(saved.phases, saved.step)
         return saved
 
     def _load(self, begun: TrainState) -> None:
