@@ -381,10 +381,10 @@ class Plan:
         was, steps = next((phase for phase in before if phase["stop"] > step), before[-1]), before[-1]["stop"]
         last = Curve(**was["rate"]).at(min(step, steps - 1))
         rate = self.phase_at(step).rate.at(min(step, self.steps - 1))
-        ends = (Curve(**before[-1]["rate"]).at(steps - 1), self.phases[-1].rate.at(self.steps - 1))
+        end, new_end = Curve(**before[-1]["rate"]).at(steps - 1), self.phases[-1].rate.at(self.steps - 1)
         return [
-            f"the options have changed: {steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} {last:.2e} "
-            f"→ {rate:.2e}, of the last step {ends[0]:.2e} → {ends[1]:.2e}"
+            f"the options have changed: {steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} "
+            f"{last:.2e} → {rate:.2e}, of the last step {end:.2e} → {new_end:.2e}"
         ]
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:

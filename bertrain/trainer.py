@@ -498,7 +498,8 @@ class Run:
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         saved = state.read(self.resumed_from)
         self.batches.resume(self.resumed_from, saved, self.made_with)
-        self.told = self.batches.plan.describe_change(saved.phases, saved.step)
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
+            self.told = self.batches.plan.describe_change(saved.phases, saved.step)
         return saved
 
     def _load(self, begun: TrainState) -> None:
