@@ -38,7 +38,6 @@ from bertrain.models.load import (
     max_length,
     model_identity,
     new_model,
-    slower,
     start_from,
 )
 from bertrain.objectives import Learner, LossSum, objectives_of
@@ -161,9 +160,9 @@ def build_model(
         )
     for method in methods:
         method.change_model(weights, config, resume)
-    if not nsp:  # which is of families that are known to
-        check_runs(weights, length=longest(config))
-    return weights, [*warnings, *slower(weights)]
+    if not nsp:  # only known families support it
+        warnings = [*warnings, *check_runs(weights, length=longest(config))]
+    return weights, warnings
 
 
 def build_learner(
