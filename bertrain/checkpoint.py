@@ -44,7 +44,6 @@ from bertdata.support import (
     DatasetError,
     LoadedTokenizer,
     UsageError,
-    counted,
     digest,
     fsync_directory,
     is_out_of_memory,
@@ -55,7 +54,6 @@ from bertdata.support import (
     write_file,
 )
 from bertrain import card, state
-from bertrain.config import Config
 from bertrain.methods import Method
 from bertrain.models.families import add_names_of_4, has_token_types
 from bertrain.objectives import Learner
@@ -442,18 +440,6 @@ def _stays(path: Path) -> bool:
         return False
     except (OSError, DatasetError):
         return True
-
-
-def needed_space(config: Config, parameters: int, trained: int) -> tuple[str, int]:
-    """The checkpoints that a run may have at one time, for people, and how many bytes they take at most.
-
-    parameters, trained: of the model, all and those that are trained. Each checkpoint has the weights, and two moments
-    of what is trained.
-    """
-    milestones = sum(map(len, config.milestones.values()))
-    names = [counted(config.keep, "checkpoint")] + [counted(milestones, "milestone")] * bool(milestones)
-    needed = (4 * parameters + 8 * trained) * (config.keep + milestones + 1)
-    return f"{', '.join(names)} and one being written", needed
 
 
 def find(path: Path, option: str = "checkpoint") -> Path:

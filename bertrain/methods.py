@@ -127,17 +127,6 @@ class Method:
         """Whether --compile auto may compile the learner."""
         return True
 
-    def passes(self) -> int:
-        """How many forward passes of a micro-batch keep their activations for one backward pass."""
-        return 1
-
-    def others(self) -> Mapping[str, bool]:
-        """Other models that the run computes with, by their names for people: whether checkpoints have them.
-
-        Estimates of memory and disk space say that they do not count these.
-        """
-        return {}
-
     # ------------------------------------------------------------------------------------------------------------ a run
 
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
@@ -169,12 +158,6 @@ class Method:
     def lines(self, learner: Learner) -> Sequence[str]:
         """For people, as the run begins. Called on rank 0."""
         return ()
-
-
-def not_counted(methods: Sequence[Method], *, saved: bool = False) -> str:
-    """What an estimate says of the other models of a run, or "". saved: only of those that checkpoints have."""
-    names = [name for method in methods for name, is_saved in method.others().items() if is_saved or not saved]
-    return "".join(f"; {name} is not counted" for name in names)
 
 
 METHODS: dict[str, type[Method]] = {}

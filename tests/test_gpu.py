@@ -311,6 +311,7 @@ def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_
 
 
 def test_the_doctor_sees_the_gpu(dataset, tmp_path):
-    findings = dict(doctor.check(Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=100), 1))
+    config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=100)
+    findings = dict(doctor.check(doctor.build(config, 1)))
     assert findings["devices"][0] == ("PASS" if ON_GPU else "WARN")
     assert "FAIL" not in {verdict for verdict, _ in findings.values()}

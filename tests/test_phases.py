@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -14,7 +13,7 @@ import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL as FAMILIES
-from helpers import assert_same, invoke, refused, refuses, write
+from helpers import assert_same, refused, refuses, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import phases as reference
@@ -25,7 +24,6 @@ from training import (
     TINY,
     changing,
     entries,
-    flags,
     last_checkpoint,
     losses,
     refused_run,
@@ -40,12 +38,12 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.format.records import read_record, write_record
-from bertrain import checkpoint, optim, pretrain, state
+from bertrain import optim, pretrain, state
 from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Batches, build_loader, open_datasets
 from bertrain.models.encoder import set_rotary_bases
-from bertrain.models.load import load_model, new_model
+from bertrain.models.load import new_model
 from bertrain.plan import resolve
 from bertrain.state import TrainState, require_resumable
 
@@ -485,7 +483,7 @@ def test_the_doctor_prints_the_phases_first_with_layers_and_the_highest_rate(dat
         {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
     ]
     config = Config.of(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
-    found = list(doctor.check(config, 1))
+    found = list(doctor.check(doctor.build(config, 1)))
     assert [name for name, _ in found].index("shards") == len(phases)
     (first, (verdict, second)) = (finding for _, finding in found[:2])
     for value in ("phase 1 of 2", "4..8 rows of 16 tokens", "rate 5.00e-04 to 6.00e-04, peak 3.00e-03", "layers 1"):
@@ -504,26 +502,7 @@ def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_
 def test_the_doctor_says_epochs_only_of_a_run_of_one_phase(dataset, tmp_path):
     for phases, said in ((changing(length=[32]), True), (changing(0.5, length=[32, 16]), False)):
         config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=4, model=TINY, phase=phases)
-        assert ("epochs" in dict(doctor.check(config, 1))["samples"][1]) == said
-
-
-@pytest.mark.parametrize(
-    ("more", "size"),
-    [
-        ({}, 12),
-        ({"lr_scale": "bert.encoder=0"}, None),
-        ({"lora": "r=2,alpha=4"}, None),
-        ({"keep": 1, "save_at": f"tokens={','.join(map(str, range(1, 10_000)))}"}, 12),
-    ],
-)
-def test_the_doctor_knows_the_disk_space_of_all_checkpoints(dataset, tmp_path, bert_run, more, size):
-    """size: bytes a parameter of each of 10,001 checkpoints; None for less than those of a model trained in full."""
-    options = {"init": bert_run, "keep": 10_000, "length": 32, "steps": 1} | more
-    checked = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options)).stdout
-    names, gigabytes = re.search(r"^\w+ +disk +(.*) need ([\d.]+) GB", checked, re.MULTILINE).groups()
-    assert (", 9,999 milestones and" in names) == ("save_at" in more)
-    per = float(gigabytes) * 1e9 / 10_001 / load_model(last_checkpoint(bert_run)).num_parameters()
-    assert per == pytest.approx(size, rel=1e-3) if size else 4 < per < 11.5
+        assert ("epochs" in dict(doctor.check(doctor.build(config, 1)))["samples"][1]) == said
 
 
 # ------------------------------------------------------------------------------------ copied checkpoints and milestones
@@ -630,18 +609,6 @@ def test_the_last_part_of_wsd_is_exact():
 def test_a_warm_up_longer_than_its_schedule_becomes_a_tenth_of_it(asked, taken):
     (phase,) = resolve(Config.of(data="x", steps=40, warmup_steps=asked), SIZES)
     assert (phase.rate.warmup_steps, phase.rate.asked) == (taken, asked)
-
-
-@pytest.mark.parametrize(
-    ("more", "needed"),
-    [
-        ({}, 4 * (4 * 10 + 8 * 6)),
-        ({"save_at": ["tokens=1,2"]}, 6 * (4 * 10 + 8 * 6)),
-    ],
-)
-def test_the_space_of_few_checkpoints_is_counted_to_the_byte(more, needed):
-    """Of a model of ten parameters, of which six are trained."""
-    assert checkpoint.needed_space(Config.of(data="x", keep=3, **more), 10, 6)[1] == needed
 
 
 def test_milestones_stay(dataset, tmp_path):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from families import SMALL, assert_isolated, packed_rows
-from helpers import succeeds
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
@@ -15,7 +14,6 @@ from training import CPU, QUIET, TINY, assert_near, last_checkpoint, refused_run
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
-from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
 from bertrain.lab import replaced
@@ -225,14 +223,6 @@ def test_what_does_not_go_together_is_refused(dataset, tmp_path, options):
     again = options(wide, share_embeddings="none") | {"discriminator": TINY, "steps": 6}
     refused_run(dataset.path, out, **again, kind="other-settings", option="discriminator")
     assert (Path(last_checkpoint(out)) / "discriminator" / "config.json").exists()
-
-
-def test_estimates_say_that_they_do_not_count_the_discriminator(dataset, tmp_path, options):
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--model", TINY, "--length", 32, "--steps", 2]
-    given += ["--discriminator", options()["discriminator"], "--share-embeddings", "none"]
-    lines = succeeds(doctor.main, *given).output.splitlines()
-    said = {line.split()[1]: line[:4] for line in lines if line.endswith("; the discriminator is not counted")}
-    assert said == dict.fromkeys(["memory", "disk"], "WARN")
 
 
 def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path, options):

@@ -511,12 +511,6 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_complete_one_has_no_en
     succeeds(command, *given, *more)
 
 
-def test_the_doctor_says_that_it_does_not_count_a_teacher_that_runs_along(dataset, big, tmp_path):
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher", big, "--steps", 2]
-    lines = succeeds(doctor.main, *given, "--model", TINY).output.splitlines()
-    assert [line.split()[1] for line in lines if line.endswith("; the teacher is not counted")] == ["memory"]
-
-
 def test_a_run_does_not_change_its_teacher(dataset, big, tmp_path):
     options = {"model": TINY, "distil": "logits"}
     train(dataset.path, tmp_path / "run", steps=1, teacher=str(big), **QUIET | options)

@@ -4,19 +4,21 @@
 
 Takes the options of bertrain pretrain and builds what it would build. Prints the phases of the run, then PASS, WARN or
 FAIL for each check, and what to do. The exit code is 1 if a check fails. If none fails, it takes 25 steps for each row
-length, batch size and number of layers, and prints the time of the run. It leaves no file.
+length, batch size and number of layers, and prints the time, the memory and the disk space of the run. It leaves no
+file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,124 +26,60 @@ from typing import Any
 
 import click
 import torch
-from transformers import PreTrainedModel
 
-import bertdata
 from bertdata import BertdataError
 from bertdata.support import counted, verify
-from bertrain import checkpoint, state
+from bertrain import checkpoint
 from bertrain.cli import command
 from bertrain.config import Config
-from bertrain.data import Batches, open_datasets, samples_of
-from bertrain.methods import Method, methods_of, not_counted
-from bertrain.models.families import family_of
-from bertrain.objectives import Learner
+from bertrain.data import samples_of
 from bertrain.plan import DURATIONS, Part, Plan, parts_of
 from bertrain.pretrain import pretrain
 from bertrain.ranks import World
-from bertrain.trainer import (
-    build_learner,
-    build_model,
-    build_optimizer,
-    check_names,
-    check_parts,
-    made_with_of,
-    resolve_compile,
-    resolve_precision,
-)
+from bertrain.trainer import Run
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
 WARMUP_STEPS, TIMED_STEPS = 5, 20
-SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
 
 
-def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """Yield the phases and the checks of a run, with verdict and reason; a failure that later ones need is the last."""
-    name = "shards"
-    try:
-        datasets = open_datasets(config)
-        name = "samples"
-        check_names(config)
-        methods, on_gpu = methods_of(config), torch.cuda.is_available()
-        batches = Batches(config, datasets, methods=methods, world_size=nproc, on_gpu=on_gpu)
-        plan = batches.plan
-        yield from (("phase", (PASS, plan.line(phase))) for phase in plan.phases)
-        for shards in datasets.values():
-            yield "shards", _shards(shards)
-        yield from _of_rows(config, batches, nproc)
-        name = "model"
-        shards = next(iter(datasets.values()))  # which has the tokenizer of all
-        weights, warnings = build_model(config, shards, methods=methods)
-        learner = _learner(config, weights, shards, methods)
-        build_optimizer(config, learner, methods)
-        check_parts(config, shards, learner, plan.phases, methods)
-        parameters, trained = _sizes(weights)
-        size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
-        yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
-        run = _run(config, batches, shards, methods, learner)  # which moves the batches to the newest checkpoint
-        name = "masks"  # after the model, which refuses another tokenizer, whose tokens are unknown
-        yield "masks", (PASS, f"{batches.first_targets():,} targets in the first rows")
-    except BertdataError as error:
-        yield name, (FAIL, str(error))
-        return
-    passes = max([1, *(method.passes() for method in methods)])
-    compiled = on_gpu and resolve_compile(config, methods, on_gpu=True)
-    yield "devices", _devices(nproc)
-    memory = _memory(config, plan, weights, nproc, passes, compiled=compiled)
-    yield "memory", _less(memory, not_counted(methods))
-    yield "disk", _less(_disk(config, parameters, trained), not_counted(methods, saved=True))
-    yield "run", run
+def build(config: Config, nproc: int) -> Run:
+    """Return what rank 0 of a run would build. It changes no file. Raises what would end the run."""
+    newest, _ = checkpoint.newest(Path(config.out))
+    index = hashlib.sha256((newest / checkpoint.INDEX).read_bytes()).hexdigest() if newest else ""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Run(config, World(0, nproc, device), checkpoint.Choice(newest, index, ()))
 
 
-def _less(finding: Finding, left_out: str) -> Finding:
-    """An estimate that leaves something out, which is no PASS then. left_out: what it says of that, or ""."""
-    verdict, reason = finding
-    return (WARN if left_out and verdict == PASS else verdict), reason + left_out
-
-
-def _of_rows(config: Config, batches: Batches, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """The checks of what a run reads, but of its masks."""
-    loader, plan = batches.loader, batches.plan
+def check(run: Run) -> Iterator[tuple[str, Finding]]:
+    """Yield the phases and the checks of a run that take no step."""
+    plan, loader, nproc = run.plan, run.loader, run.ranks.world_size
+    yield from (("phase", (PASS, plan.line(phase))) for phase in plan.phases)
+    for path, shards in run.datasets.items():
+        documents = f"{counted(shards.num_documents, 'document')}, {counted(shards.num_tokens, 'token')}"
+        faults = verify(shards.path)
+        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, f"{path}: {documents}")
+        if "validation" not in shards.splits:
+            yield "shards", (WARN, f"{path} has no validation split for evaluations; build with --validation 0.01")
     tokens = sum(phase.samples() * phase.length for phase in plan.phases)
     sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, "
     sizes += f"{counted(plan.steps, 'step')}, {counted(tokens, 'token')}"
     sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
     yield "samples", (PASS, sizes)
-    yield from (("mix", (PASS, line)) for line in batches.shares())
+    yield from (("mix", (PASS, line)) for line in run.batches.shares())
     padding, cropped = loader.facts["pad_share"], loader.facts["crop_share"]
     if padding > 0.1 or cropped > 0.1:
         shares = f"{padding:.0%} of all tokens are padding and {cropped:.0%} of the text is cut off"
-        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {samples_of(config)} for other lengths")
-    of_pass, number = plan.first_micro_batches()
-    yield (
-        "batch",
-        (PASS, f"{plan.phases[0].rows} rows a step: {number} × {of_pass} on each of {counted(nproc, 'rank')}"),
-    )
+        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {samples_of(run.config)} for other lengths")
+    size, number = plan.first_micro_batches()
+    rows = f"{plan.phases[0].rows} rows a step: {number} × {size} on each of {counted(nproc, 'rank')}"
+    yield "batch", (PASS, rows)
     yield from (("plan", (WARN, warning)) for warning in plan.warnings)
-    largest = max(max(phase.rows) for phase in plan.phases)
-    if largest >= nproc and -(-largest // nproc) * nproc > 1.1 * largest:
-        yield (
-            "plan",
-            (WARN, f"{nproc} ranks do not share {largest} rows evenly; give a --global-batch-size that they do"),
-        )
-    for shards in batches.datasets.values():
-        if "validation" not in shards.splits:
-            reason = f"{shards.path} has no validation split, so nothing is evaluated; build with --validation 0.01"
-            yield "validation", (WARN, reason)
-
-
-def _shards(shards: bertdata.Dataset) -> Finding:
-    if faults := verify(shards.path):
-        return FAIL, f"{faults[0]}; build them again"
-    documents = counted(shards.num_documents, "document")
-    return PASS, f"{shards.path}: {documents}, {counted(shards.num_tokens, 'token')}, every byte as written"
-
-
-def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
-    """What a run would train, on one CPU."""
-    cpu = torch.device("cpu")
-    return build_learner(config, weights, shards, World(0, 1, cpu), resolve_precision(config, cpu, weights), methods)
+    model = run.learner.model
+    about = f"{sum(weight.numel() for weight in model.parameters()):,} parameters"
+    yield "model", (WARN if run.warnings else PASS, "; ".join([about, *run.warnings]))
+    yield "devices", _devices(nproc)
+    yield "run", _directory(run.out)
 
 
 def _devices(nproc: int) -> Finding:
@@ -153,99 +91,22 @@ def _devices(nproc: int) -> Finding:
     return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
 
 
-def _sizes(weights: PreTrainedModel) -> tuple[int, int]:
-    """The parameters of a model, and those that are trained."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in weights.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
-
-
-def _memory(
-    config: Config,
-    plan: Plan,
-    weights: PreTrainedModel,
-    nproc: int,
-    passes: int,
-    *,
-    compiled: bool = False,
-) -> Finding:
-    """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
-
-    passes: forward passes whose activations are kept. compiled: whether the model is compiled.
-    One that has a fast kernel of attention then keeps less, as an H100 showed (docs/gpu.md).
-    """
-    (parameters, trained), shape = _sizes(weights), weights.config
-    on_gpu = torch.cuda.is_available()
-    width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
-    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
-    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    size = 4 if resolve_precision(config, device, weights) == "fp32" else 2
-    tokens = predicted = 0  # of a forward pass, at most
-    for phase in plan.phases:
-        rows, _ = plan.micro_batches(phase.length, max(phase.rows))
-        slots = phase.length if family_of(shape).dense else phase.masking.num_slots(phase.length)
-        tokens, predicted = max(tokens, rows * phase.length), max(predicted, rows * slots)
-    is_lean = compiled and family_of(shape).isolation == "kernel" and config.attention != "math"
-    kept = 12 + 1.5 * inner / max(1, width) if is_lean else 20 + 4 * inner / max(1, width)
-    kept = 1 if config.gradient_checkpointing else kept
-    activations = passes * tokens * width * layers * kept * size
-    head = passes * predicted * shape.vocab_size * (size + 4)
-    needed = (4 * parameters + 12 * trained + activations + head) * SPARE
-    copied = 4 * parameters + 8 * trained
-    if on_gpu:
-        used = range(min(nproc, torch.cuda.device_count()))
-        free, where = min(torch.cuda.mem_get_info(number)[0] for number in used), "a GPU"
-    else:
-        needed, where = needed * nproc + copied, "this machine"
-        with open("/proc/meminfo") as file:
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB free"
-    if needed > free:
-        return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
-    return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
-
-
-def _disk(config: Config, parameters: int, trained: int) -> Finding:
-    directory = _existing(Path(config.out))
-    names, needed = checkpoint.needed_space(config, parameters, trained)
-    free = shutil.disk_usage(directory).free
-    estimate = f"{names} need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
-    return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
+def _directory(out: Path) -> Finding:
+    """Return whether a run can write to `out`, and what it resumes from."""
+    if not ((parent := _existing(out)).is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        return FAIL, f"--out {out} cannot be written, as {parent} is a file or gives no permission; give another --out"
+    newest, damaged = checkpoint.newest(out)
+    if damaged and not newest:
+        return FAIL, f"{damaged[0]}; move it away, or give another --out"
+    begins = f"continues from {newest.name}" if newest else f"{out} is new"
+    return (WARN, f"{damaged[0]}; a run sets it aside and {begins}") if damaged else (PASS, begins)
 
 
 def _existing(path: Path) -> Path:
-    """A path, or the first of the directories above it that exists."""
+    """Return a path, or the first of the directories above it that exists."""
     while not path.exists():
         path = path.parent
     return path
-
-
-def _run(
-    config: Config, batches: Batches, shards: bertdata.Dataset, methods: Sequence[Method], learner: Learner
-) -> Finding:
-    run = Path(config.out)
-    if run.exists() and not run.is_dir():
-        return FAIL, f"--out {run} is a file; give a directory"
-    if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
-        return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
-    try:
-        newest, damaged = checkpoint.newest(run)
-        if damaged and newest:
-            return WARN, f"{damaged[0]}; a run sets it aside and continues from {newest.name}"
-        if damaged:
-            return FAIL, f"{damaged[0]}; move it away, or give another --out"
-        if not newest:
-            return PASS, f"{run} is new"
-        if config.resume == "no":
-            return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
-        saved, made_with = state.read(newest), made_with_of(config)
-        batches.resume(newest, saved, made_with)
-        learner = _learner(config, build_model(config, shards, resume=newest, methods=methods)[0], shards, methods)
-        for method in methods:
-            made_with |= method.identity(learner)
-        state.require_resumable(saved, state.TrainState(made_with=made_with), newest)
-    except BertdataError as error:
-        return FAIL, str(error)
-    return PASS, f"continues from {newest.name}"
 
 
 def _shape(part: Part, ranks: int) -> tuple[int, int, int | None]:
@@ -267,37 +128,42 @@ def _trial(config: Config, out: str, ranks: int) -> Config:
     return replace(config, **run)
 
 
-def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
-    """Train for a few steps. Yield the time of the run and, if `hours` is given, what fits into 95 % of it.
+def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
+    """Train for a few steps. Yield time, memory and disk space and, if `hours` is given, what fits into 95 % of it.
 
-    Under torchrun all ranks must call it; only the first one yields. Yields nothing if a signal stops the steps.
+    Under torchrun all ranks must call it; only the first one has a plan and yields. Yields nothing if a signal stops
+    the steps.
     """
     is_alone = "WORLD_SIZE" not in os.environ  # torchrun divides the rows of a step itself
     ranks = nproc if is_alone and torch.cuda.is_available() else 1  # one process uses all cores
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=_existing(Path(config.out))) as out:
+    parent = _existing(Path(config.out))
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=parent) as out:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             pretrain(_trial(config, out, ranks))
-        if not _is_first():
+        if plan is None:
             return
         log = [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
         clock = json.loads((Path(out) / "run.json").read_text())["clock"]
-    trained = {entry["step"]: entry["trained_s"] for entry in log if "trained_s" in entry}
-    evaluated = {entry["step"]: entry["validation_s"] for entry in log if "validation_s" in entry}
-    plan = Batches(config, open_datasets(config), methods=methods_of(config)).plan
-    shapes = list(dict.fromkeys(_shape(part, ranks) for part in parts_of(config)))
-    if (WARMUP_STEPS + TIMED_STEPS) * len(shapes) not in trained:
+        saved = sum(path.stat().st_size for path in (checkpoint.newest(Path(out))[0] or Path(out)).iterdir())
+    if WARMUP_STEPS + TIMED_STEPS not in (entry.get("step") for entry in log if "validation_s" in entry):
         return
-    seconds = {"training": 0.0, "evaluations": 0.0}
-    evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
-    for phase, part in zip(plan.phases, parts_of(config), strict=True):
-        last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
-        seconds["training"] += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
-        seconds["evaluations"] += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
-    seconds["checkpoints at most"] = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)
-    growing, compiling = sum(seconds.values()), clock["compiled_s"]
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+    needed = max(entry.get("memory_bytes", 0) for entry in log)
+    verdict = WARN if needed > 0.9 * total else PASS
+    yield "memory", (verdict, f"{needed / 1e9:.1f} of {total / 1e9:.1f} GB in these steps; --micro-batch-size sets it")
+    number, free = config.keep + sum(map(len, config.milestones.values())) + 1, shutil.disk_usage(parent).free
+    space = f"{counted(number, 'checkpoint')} need {number * saved / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+    yield "disk", (FAIL, f"{space} at {parent}; make room or lower --keep") if number * saved > free else (PASS, space)
+    seconds, compiling = _seconds(config, plan, log, clock, ranks), clock["compiled_s"]
+    growing = sum(seconds.values())
     parts = ", ".join(f"{name} {number:,.1f} s" for name, number in {**seconds, "compiling": compiling}.items())
-    left_out = f"; communication between the {nproc} ranks counts only under torchrun" if is_alone and nproc > 1 else ""
-    yield "time", _less((PASS, f"about {timedelta(seconds=round(growing + compiling))}: {parts}"), left_out)
+    spent = f"about {timedelta(seconds=round(growing + compiling))}: {parts}"
+    if is_alone and nproc > 1:
+        yield "time", (WARN, f"{spent}; communication between the {nproc} ranks counts only under torchrun")
+    else:
+        yield "time", (PASS, spent)
     if hours:
         factor = max(0, (0.95 * 3600 * hours - compiling) / growing)
         what = f"--steps {int(plan.steps * factor)}"
@@ -306,19 +172,53 @@ def estimate(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[
         yield "hours", (PASS, f"{what} fit into 95 % of {hours:g} hours")
 
 
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def _seconds(
+    config: Config, plan: Plan, log: list[dict[str, Any]], clock: dict[str, float], ranks: int
+) -> dict[str, float]:
+    """Return the seconds of a run by what they go to, without compiling. log, clock: of the trial."""
+    trained, evaluated = (
+        {entry["step"]: entry[name] for entry in log if name in entry} for name in ("trained_s", "validation_s")
+    )
+    shapes = list(dict.fromkeys(_shape(part, ranks) for part in parts_of(config)))
+    evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
+    training = evaluating = 0.0
+    for phase, part in zip(plan.phases, parts_of(config), strict=True):
+        last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
+        training += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
+        evaluating += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
+    saving = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)
+    return {"training": training, "evaluations": evaluating, "checkpoints at most": saving}
+
+
+def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
+    """Yield all checks on rank 0. A failed one is the last, or is followed by others that take no step."""
+    plan, failed = None, False
+    if os.environ.get("RANK", "0") == "0":
+        try:
+            run = build(config, nproc)
+        except BertdataError as error:
+            yield "run", (FAIL, str(error))
+            return
+        plan = run.plan
+        for name, finding in check(run):
+            failed |= finding[0] == FAIL
+            yield name, finding
+        del run  # its memory
+    if not failed:
+        yield from estimate(config, plan, nproc, hours)
 
 
 def doctor(config: Config, nproc: int, hours: float | None) -> None:
-    """Print the phases of a run, check its data, model, memory and disk, and take a few steps to estimate its time."""
-    nproc, failed = int(os.environ.get("WORLD_SIZE", nproc)), False
-    for findings in (check(config, nproc) if _is_first() else (), estimate(config, nproc, hours)):
-        for name, (verdict, reason) in findings:
-            failed |= verdict == FAIL
-            click.echo(f"{verdict}  {name:<11}{reason}")
-        if failed:
-            sys.exit(1)
+    """Print the phases of a run, check what it needs, and take a few steps to measure its time, memory and disk space.
+
+    Under torchrun the steps are those of all ranks.
+    """
+    failed = False
+    for name, (verdict, reason) in _findings(config, int(os.environ.get("WORLD_SIZE", nproc)), hours):
+        failed |= verdict == FAIL
+        click.echo(f"{verdict}  {name:<11}{reason}")
+    if failed:
+        sys.exit(1)
 
 
 RANKS = click.Option(

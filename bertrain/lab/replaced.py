@@ -221,12 +221,6 @@ class ReplacedTokens(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
 
-    def passes(self) -> int:
-        return 2
-
-    def others(self) -> Mapping[str, bool]:
-        return {"the discriminator": True}
-
     def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
         """Writes the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
         encoder, head = f"objectives.{NAME}.encoder.model.", f"objectives.{NAME}.head."

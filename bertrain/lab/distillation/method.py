@@ -93,9 +93,6 @@ class Distillation(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"teacher": self._teacher}
 
-    def others(self) -> Mapping[str, bool]:
-        return {"the teacher": False} if self.options.teacher else {}
-
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
         return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
 

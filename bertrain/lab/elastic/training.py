@@ -71,9 +71,6 @@ class SubNetworks(Method):
     def can_compile(self, config: Config) -> bool:
         return False
 
-    def passes(self) -> int:
-        return self.options.sub_networks
-
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
         _elastic(learner).begin_step(step)
 
