@@ -20,7 +20,7 @@ from reference import keys
 from sources import stop_after_units, stopped, write
 
 import bertdata
-from bertdata.errors import BertdataError, BuildError, InputError, UsageError
+from bertdata.errors import BertdataError, BuildError, InputError
 from bertdata.files import make_directory
 from bertdata.format.verify import verify
 from bertdata.sources import buffer, formats
@@ -473,48 +473,6 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         build([path], tmp_path / "out", tokenizer=vocab, progress=progress)
     assert not (tmp_path / "out" / "manifest.json").exists()
     build([path], tmp_path / "out", tokenizer=vocab, overwrite=True)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "option"),
-    [
-        ({"sentences": "dot"}, "unknown", "sentences"),
-        ({"documents": "page"}, "unknown", "documents"),
-        ({"validation": -0.1}, "out-of-range", "validation"),
-        ({"validation": 0.6, "test": 0.4}, "out-of-range", "test"),
-        ({"validation": float("nan")}, "out-of-range", "validation"),
-        ({"test": float("nan")}, "out-of-range", "test"),
-        ({"test": -0.1}, "out-of-range", "test"),
-        ({"validation": "half"}, "out-of-range", "validation"),
-        ({"workers": 0}, "out-of-range", "workers"),
-        ({"workers": 1.5}, "out-of-range", "workers"),
-        ({"shard_size": 1e9}, "out-of-range", "shard_size"),
-        ({"shard_size": 0}, "out-of-range", "shard_size"),
-        ({"shard_size": 1 << 62}, "out-of-range", "shard_size"),
-        *(({"max_documents": number}, "out-of-range", "max_documents") for number in (0, -1)),
-        ({"on_error": "stop"}, "unknown", "on_error"),
-        *(({"encoding": name}, "unknown", "encoding") for name in ("latin-99", "base64", "rot13", "", "utf-8\0")),
-        *(({"part": part}, "out-of-range", "part") for part in ((3, 3), (-1, 3), (0, 0))),
-        *(({"part": (0, 3), "inputs": name}, "conflict", "part") for name in ("pipe", "-")),
-        ({"part": (0, 3), "overwrite": True}, "conflict", "part"),
-        ({"part": (0, 3), "max_documents": 5}, "conflict", "part"),
-        ({"dedup": True, "part": (0, 2)}, "conflict", "dedup"),
-        ({"dedup": True, "ray": "local"}, "conflict", "dedup"),
-        ({"dedup": True, "inputs": "pipe"}, "conflict", "dedup"),
-        *(({"tokenizer": None, "inputs": name}, "needs-option", "tokenizer") for name in ("pipe", "-")),
-        *(({"format": "parquet", "inputs": name}, "read-once", "inputs") for name in ("pipe", "-")),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, monkeypatch, vocab, wrong, kind, option):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    Path("text").write_text("the stone")
-    with refuses(kind, option, error=InputError if kind == "read-once" else UsageError) as caught:
-        build(**{"inputs": "text", "out": "out", "tokenizer": vocab} | wrong)
-    given = wrong["inputs" if kind == "needs-option" else option]
-    assert kind == "conflict" or str(caught.value.given) == str(given)
-    assert sorted(os.listdir()) == ["pipe", "text"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk

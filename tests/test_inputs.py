@@ -22,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers import invoke, refused, refuses, succeeds, write_all
+from helpers import refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -274,49 +274,6 @@ def test_the_commands_select_files(mixed, vocab):
     every = ["--exclude", "*.gz", "--exclude", "*.BZ2", "--format", "text"]
     succeeds(main, "build", "d", *every, "--out", "every", *options)
     assert [bertdata.open(out).num_documents for out in ("one", "every")] == [1, 6]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "kind", "option", "given"),
-    [
-        (["z.txt", "d/*.gz"], "no-match", "inputs", "d/*.gz"),
-        (["z.txt", "?"], "no-match", "inputs", "?"),
-        (["z.txt", "g"], "empty", "inputs", "g"),
-        (["z.txt", "f"], "no-match", "inputs", "f"),
-        (["z.txt", ""], "malformed", "inputs", None),
-        (["-", "z.txt", "-"], "read-once", "inputs", None),
-        ([Path("hdfs://n:9/d/")], "bad-url", "inputs", None),
-        ([Path("file:///x")], "bad-url", "inputs", None),
-        ([Path("s3://bucket/x")], "bad-url", "inputs", None),
-        (["d", {"include": ["*.rst"]}], "no-match", "inputs", "d"),
-        (["z.txt", {"include": ["*.rst"]}], "needs-option", "include", ["*.rst"]),
-        (["z.txt", {"exclude": ["*.rst"]}], "needs-option", "exclude", ["*.rst"]),
-    ],
-)
-def test_what_gives_no_file_is_named(tree, inputs, kind, option, given):
-    (tree / "g").mkdir()
-    selection = inputs.pop() if isinstance(inputs[-1], dict) else {}
-    with refuses(kind, option, given=given):
-        find_inputs(inputs, **selection)
-
-
-def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "text", b"the stone\n")
-    refused(main, "build", "hdfs://n:9/d/", "--out", "out", "--tokenizer", vocab, kind="bad-url", option="inputs")
-    for command, *arguments in (
-        ("build", "text", "--out", "hdfs://n:9/d/"),
-        ("build", "text", "--out", "s3://bucket/x"),
-        ("build", "--finish", "--out", "s3://b/x"),
-        ("train-tokenizer", "text", "--out", "s3://bucket/x"),
-    ):
-        refused(main, command, *arguments, kind="bad-url", option="out")
-        refused(main, command, *arguments[:-1], "", kind="missing", option="out")  # not the directory one is in
-    assert [path.name for path in tmp_path.iterdir()] == ["text"]
-    result = invoke(main, "build", "text", "--out", "https://u:secret@host/x?y=secret")
-    assert result.exit_code == 2
-    assert "secret" not in result.stderr
-    assert os.listdir() == ["text"]
 
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
@@ -659,28 +616,6 @@ def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_eno
     require_finish(out, straight)
 
 
-@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
-def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
-    assert invoke(main, "build", corpus, "--out", tmp_path / "out", f"--part={part}").exit_code == 2
-    assert not (tmp_path / "out").exists()
-
-
-def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, corpus, vocab):
-    out = tmp_path / "out"
-    for arguments, kind, option in (
-        ([corpus, "--finish"], "conflict", "inputs"),
-        (["--part", "1/2", "--finish"], "conflict", "part"),
-        ([], "missing", "inputs"),
-        (["--finish", "--overwrite"], "conflict", "overwrite"),
-        (["--finish", "--max-documents", "3"], "conflict", "max_documents"),
-        (["--finish", "--tokenizer", vocab], "conflict", "tokenizer"),
-        (["--finish", "--seed", 1], "unknown", "--seed"),
-        (["--finish"], "parts-missing", "out"),
-    ):
-        refused(main, "build", *arguments, "--out", out, kind=kind, option=option)
-        assert not out.exists()
-
-
 def test_a_finished_part_without_units_outlives_a_refused_build(tmp_path, corpus, vocab):
     build_parts(corpus, tmp_path / "out", 2, [1], tokenizer=vocab)  # the text is one unit, which part 1 makes
     assert units_in(tmp_path / "out") == set()
@@ -820,12 +755,6 @@ def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):
 
     threading.Thread(target=write_and_remove, daemon=True).start()
     assert build(pipe, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
-
-
-def test_a_pipe_is_named_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with refuses("read-once", "inputs"):
-        find_inputs([tmp_path / "pipe"] * 2)
 
 
 def test_a_part_is_not_advised_what_it_refuses(tmp_path, vocab):

@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import writers
 from conftest import ROOT, make_text
-from helpers import refuses, stop_after, stored
+from helpers import refuses, stored
 from sources import stop_after_units, units_in, write
 
 import bertdata
-from bertdata.errors import UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import idfile
 from bertdata.write import build, import_ids
@@ -105,18 +104,6 @@ def test_a_build_that_was_stopped_reads_again_and_skips_finished_units(tmp_path,
     assert len(made) == len(list((tmp_path / "whole").glob("train-*.json"))) - len(done) + 1  # unit 0 loads the kernels
 
 
-def test_an_import_that_was_stopped_continues(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(idfile, "BLOCK_IDS", 7)
-    options = {"tokenizer": vocab, "validation": 0, "shard_size": 40}
-    with pytest.raises(KeyboardInterrupt):
-        import_ids(iter(DOCUMENTS), tmp_path / "out", progress=stop_after(9), **options)
-    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out" / ".build").glob("train-*.npy")}
-    assert kept
-    dataset = import_ids(iter(DOCUMENTS), tmp_path / "out", **options)
-    assert stored(dataset) == [ids for ids in DOCUMENTS if ids]
-    assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
-
-
 @pytest.mark.parametrize("function", [build, import_ids])
 def test_other_items_do_not_continue_a_build_that_was_stopped(tmp_path, vocab, monkeypatch, function):
     monkeypatch.setattr(idfile, "BLOCK_IDS", 7)
@@ -177,57 +164,6 @@ def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, 
     assert getattr(error, "filename", None) is None
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert function(iter(items), tmp_path / "out", tokenizer=vocab, shard_size=2000)
-
-
-@pytest.mark.parametrize(
-    ("function", "items", "number", "kind"),
-    [
-        (build, ("salt", 5), 2, "int"),
-        (build, [b"salt", None], 2, "NoneType"),
-        (build, b"salt", 1, "int"),
-        (import_ids, [[10], "11"], 2, "str"),
-        (import_ids, np.arange(9), 1, "int64"),
-        (import_ids, iter([[10], [], [1.5]]), 3, "list"),
-        (import_ids, iter([[[10]]]), 1, "list"),
-        (import_ids, iter([[10], [[10], [11, 12]]]), 2, "list"),
-        (import_ids, iter([np.array([2**70])]), 1, "ndarray"),
-    ],
-)
-def test_an_item_of_another_type_is_named_by_its_number(tmp_path, vocab, function, items, number, kind):
-    with refuses("bad-row", "inputs", given=number, says=f" {kind}, "):
-        function(items, tmp_path / "out", tokenizer=vocab)
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_an_iterable_cannot_be_with_is_refused(tmp_path, vocab):
-    with refuses("needs-option", "tokenizer"):
-        build(iter(TEXTS), tmp_path / "out")
-    for option, value in {"dedup": True, "part": (0, 2), "ray": "local"}.items():
-        with refuses("conflict", option, given="a pipe or an iterable"):
-            build(iter(TEXTS), tmp_path / "out", tokenizer=vocab, **{option: value})
-    for options in ({"format": "text"}, {"text_key": "body"}, {"encoding": "latin-1"}, {"include": ["*"]}):
-        with refuses("conflict", "inputs"):
-            build(iter(TEXTS), tmp_path / "out", tokenizer=vocab, **options)
-    for options in ({"format": "nanogpt"}, {"end_token": "[SEP]"}, {"dtype": "int64"}):
-        with refuses("conflict", "inputs"):
-            import_ids(iter(DOCUMENTS), tmp_path / "out", tokenizer=vocab, **options)
-    for function in (build, import_ids):
-        with refuses("malformed", "inputs", given=5, error=UsageError):
-            function(5, tmp_path / "out", tokenizer=vocab)
-    with refuses("empty", "inputs", says="the inputs have no text"):
-        build(iter([]), tmp_path / "out", tokenizer=vocab)
-    for text in (b"a\xffb", "x\ud800y"):
-        with refuses("not-text", "inputs", given=2, says="item 2 of the iterable"):
-            build(iter(["salt", text]), tmp_path / "out", tokenizer=vocab, strict=True)
-    with refuses("bad-row", "inputs", given=1, says="as a list"):
-        build(iter([tmp_path]), tmp_path / "out", tokenizer=vocab)
-    with refuses("id-outside-vocabulary", "tokenizer", given=2**63 + 1, says="item 2"):
-        import_ids([[10], np.array([2**63 + 1], np.uint64)], tmp_path / "out", tokenizer=vocab)
-    with refuses("empty", "inputs", says="the iterable"):
-        import_ids([[], []], tmp_path / "out", tokenizer=vocab)
-    with refuses("id-outside-vocabulary", "tokenizer", says="the iterable, item 3: id 999"):
-        import_ids([[10], [], [11, 999]], tmp_path / "out", tokenizer=vocab)
-    assert not (tmp_path / "out").exists()
 
 
 def test_lists_and_tuples_of_paths_are_names(tmp_path, vocab):

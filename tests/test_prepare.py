@@ -166,25 +166,6 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
 # ------------------------------------------------------------------------------------------ functions that are none
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "nothing",
-        "json:nothing",
-        "nowhere:f",
-        "bertdata.prepare:length(1",
-        "bertdata.prepare:length(x)",
-        "bertdata.prepare:length()",
-        "math:pi",
-    ],
-)
-def test_what_is_no_function_is_refused(tmp_path, corpus, vocab, spec):
-    for option, value in (("map", [spec]), ("words", spec)):
-        with refuses("bad-function", option, given=spec):
-            build(corpus, tmp_path / "out", tokenizer=vocab, **{option: value})
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rules.py").write_text("def f(text):\n    return text\n")
@@ -200,15 +181,6 @@ def test_a_function_that_fails_is_named_with_the_line(tmp_path, vocab, name, kin
     with refuses(kind, "map", given=f"test_prepare:{name}", says=f"{path}, line 3: "):
         build(path, tmp_path / "out", tokenizer=vocab, map=[f"test_prepare:{name}"], on_error="skip")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_documents_that_are_all_left_out(tmp_path, vocab):
-    """With a vocabulary, and before one is trained."""
-    path = rows(tmp_path / "a.jsonl", TEXTS)
-    for tokenizer in (vocab, None):
-        with refuses("bad-function", "map"):
-            build(path, tmp_path / "out", tokenizer=tokenizer, map=["bertdata.prepare:cjk(0.5)"])
-        assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_the_command_takes_several_functions_in_order(tmp_path, vocab):

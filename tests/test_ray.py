@@ -55,23 +55,6 @@ def words(text):
 # ---------------------------------------------------------------------------------------------------- without a cluster
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "option"),
-    [
-        (["--ray", "auto", "--part", "1/2"], "conflict", "part"),
-        (["--ray", "local", "--max-documents", 5], "conflict", "ray"),
-        (["--ray", "corpus.txt"], "malformed", "ray"),
-        (["--ray", "ray://host:10001"], "malformed", "ray"),
-        (["-", "--ray"], "conflict", "ray"),
-    ],
-)
-def test_what_does_not_go_with_ray_is_refused(tmp_path, corpus, vocab, options, kind, option):
-    inputs = [] if "-" in options else [corpus]
-    arguments = [*inputs, "--out", tmp_path / "out", "--tokenizer", vocab, *options]
-    refused(main, "build", *arguments, kind=kind, option=option)
-    assert not (tmp_path / "out").exists()
-
-
 def test_without_the_library_an_error_says_so(tmp_path, corpus, vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray"]

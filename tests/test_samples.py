@@ -1,6 +1,5 @@
 """documents, packed and pairs: every row is that of the reference implementation, and the index is only a cache."""
 
-import functools
 import json
 import mmap
 import os
@@ -712,13 +711,3 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen
             joined += len(inside)
     assert joined > 250
-
-
-def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab):
-    (tmp_path / "corpus.txt").write_text("one two\n")
-    build_with = functools.partial(build, tmp_path / "corpus.txt", tmp_path / "shards", tokenizer=vocab, validation=0)
-    kinds = dict.fromkeys(["nothing", "json:nothing", "nowhere.at.all:f", "shlex:split"], "bad-function")
-    for words, kind in (kinds | {"builtins:len": "function-failed"}).items():
-        with refuses(kind, "words"):
-            build_with(words=words)
-    assert "words" in build_with(words="builtins:list").dataset.splits["train"].shards[0].arrays
