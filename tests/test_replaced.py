@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import training
 from families import SMALL, assert_isolated, packed_rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +76,6 @@ def test_tokens_are_put_at_masked_places_alone(data):
 def plain_losses(config, shards, num_steps):
     """The two losses of each step, by a loop of torch and transformers with the weights that a run begins with."""
     run = run_of(config)
-    run.watch.close()
     generator, state = run.learner.model, run.learner.state_dict()
     prefix = "objectives.discriminator."
     of_run = {name.removeprefix(prefix): each.clone() for name, each in state.items() if name.startswith(prefix)}
@@ -160,8 +160,7 @@ def test_the_generator_learns_the_same_without_a_discriminator_of_its_own_embedd
 
 def objective_of(dataset, out, given):
     """That of the discriminator of a run."""
-    run = run_of(Config.of(data=str(dataset.path), out=str(out), length=32, global_batch_size=6, **given))
-    run.watch.close()
+    run = run_of(Config.of(**training.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
     return run.learner.objectives["discriminator"].eval()
 
 
@@ -232,7 +231,6 @@ def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path,
     given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
     run = run_of(Config.of(length=32, global_batch_size=6, **given))
     run.training.begin_step(0, run.phase)
-    run.watch.close()
     model = run.learner.objectives["discriminator"].encoder.model
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
