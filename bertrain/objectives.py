@@ -123,11 +123,8 @@ class Learner(Encoder):
         self.objectives = cast(Any, torch.nn.ModuleDict(objectives))
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
         is_tied = getattr(model.config, "tie_word_embeddings", True)
-        self.sizes = {
-            name.removeprefix("model."): parameter.numel()
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad
-        }
+        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+        self.sizes = {name.removeprefix("model."): parameter.numel() for name, parameter in trained}
         """Number of elements of each parameter that trains, or that --lr-scale may freeze."""
         self.leaves_unused = self.is_dense or not self.uses_logits or not is_tied
         """Whether parameters may get no gradient: the head, or a bias that only heads with tied weights use."""
@@ -222,8 +219,8 @@ class Diffusion(Objective):
         logits, targets, weights = outputs.logits.float(), piece["targets"], piece["weights"]
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
         sums = losses.view_as(targets).sum(1) * weights
-        right = (logits.detach().argmax(-1) == targets).sum(1) * weights
-        return LossSum(sums.sum(), right.sum())
+        correct = (logits.detach().argmax(-1) == targets).sum(1) * weights
+        return LossSum(sums.sum(), correct.sum())
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"mlm": MaskedTokens, "nsp": NextSentences, "diffusion": Diffusion}

@@ -289,15 +289,7 @@ def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, t
 )
 def test_a_head_that_is_not_the_models_own_is_refused(dataset, tmp_path, longformer, entry):
     FAMILIES["longformer"] = entry
-    refused_run(
-        dataset.path,
-        tmp_path / "run",
-        model=longformer,
-        steps=1,
-        kind="unsupported",
-        option="model",
-        given="longformer",
-    )
+    refused_run(dataset.path, tmp_path / "run", model=longformer, steps=1, kind="model-unreadable", given="longformer")
 
 
 class Targets(Objective):

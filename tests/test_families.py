@@ -408,7 +408,7 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
     """Or that transformers itself cannot call, as FlauBERT with its norms first."""
     for name, values in (("xmod", SMALL["roberta"]), ("flaubert", SMALL["flaubert"] | {"pre_norm": True})):
         path = write(tmp_path / f"{name}.json", json.dumps({"model_type": name} | values))
-        with refuses("unsupported", "model", given=name):
+        with refuses("model-unreadable", given=name):
             build_model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
@@ -424,7 +424,7 @@ def test_a_model_is_tried_with_few_tokens_only_where_its_attention_takes_any_num
     path = write(tmp_path / "landmarks.json", json.dumps(SMALL["nystromformer"] | values))
     weights = built(str(path), dataset)
     check_runs(weights, length=80)
-    with refuses("unsupported", "model", given="nystromformer"):
+    with refuses("model-unreadable", given="nystromformer"):
         check_runs(weights, length=72)
 
 

@@ -30,7 +30,6 @@ from bertrain.models.encoder import (
     MicroBatch,
     inputs_of,
     recompute_activations,
-    rotary_kinds,
     set_rotary_bases,
 )
 from bertrain.models.families import add_names_of_4, family_of
@@ -215,8 +214,7 @@ class ReplacedTokens(Method):
         objective.key = bertdata.key(self._seed, "replace", step)
         if self._bases != (bases := (phase.rope_base, phase.rope_base_local)):
             self._bases = bases
-            of_kinds = zip(rotary_kinds(self._config), bases, strict=True)  # the model may have other kinds
-            set_rotary_bases(objective.encoder.model, *(base if is_there else None for is_there, base in of_kinds))
+            set_rotary_bases(objective.encoder.model, *bases, strict=False)  # --model may have other kinds
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}

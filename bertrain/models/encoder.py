@@ -215,16 +215,17 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # kinds of layers in tr
 
 
 @torch.no_grad()
-def set_rotary_bases(model: PreTrainedModel, base: float | None, local: float | None) -> None:
+def set_rotary_bases(model: PreTrainedModel, base: float | None, local: float | None, *, strict: bool = True) -> None:
     """Set the bases of rotary positions in the configuration and the buffers of a model. None: do not change it.
 
-    Raises UsageError if the model has no layers of this kind.
+    Raises UsageError if the model has no layers of this kind, or ignores the base without `strict`.
     """
     config: Any = model.config
     for option, kind, value in (("rope_base", _GLOBAL, base), ("rope_base_local", _LOCAL, local)):
-        if value is None:
+        parameters = _rotary(config, kind)
+        if value is None or not (parameters or strict):
             continue
-        if (parameters := _rotary(config, kind)) is None:
+        if parameters is None:
             layers = "local layers with rotary positions" if kind == _LOCAL else "rotary positions"
             sentence = f"{option} is {value:g}, and {config.model_type} has no {layers}; leave it out"
             raise UsageError(sentence, "unsupported", option=option, given=value)
@@ -236,11 +237,6 @@ def set_rotary_bases(model: PreTrainedModel, base: float | None, local: float | 
             fresh = type(module)(config)
             for name, buffer in module.named_buffers(recurse=False):
                 buffer.copy_(fresh.get_buffer(name))
-
-
-def rotary_kinds(config: Any) -> tuple[bool, bool]:
-    """Return whether a model has layers with rotary positions, and local layers with them."""
-    return _rotary(config, _GLOBAL) is not None, _rotary(config, _LOCAL) is not None
 
 
 def _rotary(config: Any, kind: str) -> dict[str, Any] | None:
@@ -268,8 +264,7 @@ class Encoder(Module):
         if isolate and family.isolation is None:
             supported = ", ".join(name for name, other in FAMILIES.items() if other.isolation)
             sentence = (
-                f"{model.config.model_type} does not support --isolate-documents and --samples packed; leave them out, "
-                f"or give a model of {supported}"
+                f"a {model.config.model_type} does not support --isolate-documents; leave it out, or use {supported}"
             )
             raise UsageError(sentence, "unsupported", option="isolate_documents")
         self.model, self.isolate, self.is_dense = model, isolate, family.dense

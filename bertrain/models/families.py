@@ -1,9 +1,8 @@
-"""Everything that differs between families of masked language models, in one table.
+"""The differences between families of masked language models, in one table.
 
-Where a fact can be read off a model, it is: the head is the model's own forward pass (encoder.py), and layers,
-projections and widths are found in its modules. The table holds the rest. docs/models.md shows it, and
-docs/extending.md adds a family. A family that is not in it trains through its own forward pass, in which all positions
-of a row reach the vocabulary projection.
+The trainer reads most facts from a model: its head is its own forward pass (encoder.py), and its modules show layers,
+projections and widths. The table has the other facts. docs/models.md shows it, and docs/extending.md adds a family. A
+family outside the table trains through its own forward pass, in which all positions reach the vocabulary projection.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DROPOUTS = (
     "attention_dropout",
     "dropout",
 )
-"""The names that configurations of all families give to dropout probabilities of the encoder."""
+"""The names of the encoder's dropout probabilities in the configurations of all families."""
 _PROJECTIONS = (
     ("query", "key", "value"),
     ("q_lin", "k_lin", "v_lin"),
@@ -36,34 +35,34 @@ _PROJECTIONS = (
     ("q", "k", "v"),
     ("Wqkv",),
 )
-"""The names that attention modules give to their linear maps for queries, keys and values, or to one for all three."""
+"""The names of the linear maps for queries, keys and values, or of one map for all three, in attention modules."""
 FUSED = {"Wqkv": 3, "Wi": 2}
-"""Linear maps whose weights are several matrices one below the other, by name: queries, keys, values; input, gate."""
+"""Linear maps whose weights stack several matrices, and how many: queries, keys and values; input and gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the trainer must know about one family of transformers' masked language models, and cannot read off one."""
+    """The facts about a family that the trainer cannot read from a model."""
 
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] | None = None
-    """model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass after its encoder."""
-    dense: bool = False  # no head for some positions alone: all of a row go through the vocabulary projection
+    """Model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass without its encoder."""
+    dense: bool = False  # all positions of a row go through the vocabulary projection
     positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
-    padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
+    padding_id: int | None = None  # the only padding id that transformers supports; None: any
     isolation: Literal["kernel", "mask"] | None = None
-    """How its attention keeps packed documents apart (isolation.py). None: it cannot. With "kernel" rows without
-    padding have no mask on GPUs, packed or not."""
+    """How attention keeps packed documents apart (encoder.py); None: not at all. With "kernel", rows without padding
+    have no mask on GPUs, packed or not."""
     embed: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """model, input_ids and position_ids of packed rows, int64 [B, T], positions from 0 in each document → what enters
-    the first layer [B, T, H]. Only where embeddings of transformers depend on the rest of the row."""
+    """Model, input_ids and position_ids of packed rows, int64 [B, T] → inputs of the first layer [B, T, H]. Needed if
+    transformers' embeddings of a token depend on other tokens of the row. Positions start at 0 in each document."""
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
-    untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
+    untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model does not train
     scores: Callable[[PreTrainedConfig, int], float] = lambda config, tokens: 2 * tokens
-    """Configuration, tokens that a token attends to → how many vectors of a layer a token is multiplied with there."""
-    is_new: bool = False  # whether transformers 4.57 does not know it
-    half: bool = True  # whether it computes in bf16 and fp16 too
-    next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
+    """Configuration, tokens that a token attends to → number of vectors that a layer multiplies with a token."""
+    is_new: bool = False  # transformers 4.57 does not know the family
+    half: bool = True  # supports bf16 and fp16
+    next_sentence: type[PreTrainedModel] | None = None  # the class that also has a head for next sentences
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,10 +71,10 @@ def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _esm_embeddings(model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """Token dropout (Lin et al., 2023) by document: a mask is 0, and the other tokens are scaled by 0.88 / (1 − masks).
+    """Apply token dropout (Lin et al., 2023) by document, not by row as transformers does.
 
-    masks is the share of masks among the tokens of the document; transformers takes that of the row. 0.88 is
-    1 − 0.15 · 0.8, whatever the run's masks are.
+    The embedding of a mask is 0; others are multiplied by 0.88 / (1 − share of masks in the document). 0.88 is
+    1 − 0.15 · 0.8 for any masking.
     """
     embeddings: Any = model.base_model.embeddings
     vectors = embeddings.word_embeddings(input_ids)
@@ -90,16 +89,16 @@ def _esm_embeddings(model: PreTrainedModel, input_ids: torch.Tensor, position_id
 
 
 def _albert_layers(model: PreTrainedModel) -> list[Module]:
-    """Layers share weights in groups: one module stands for several layers."""
+    """Return the layers of an ALBERT, in which one module can be several layers."""
     albert: Any = model.albert
     groups, number = albert.encoder.albert_layer_groups, model.config.num_hidden_layers
     return [groups[layer * len(groups) // number] for layer in range(number)]
 
 
 def _deberta_scores(config: PreTrainedConfig, tokens: int) -> float:
-    """Keys and values; and for each kind of relative attention a table of relative positions, to both sides."""
+    """Count keys and values, and a table of relative positions to both sides for each kind of relative attention."""
     furthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
-    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 multiplies with the complete table each time
+    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 always multiplies with the complete table
     if table <= 0:
         table = min(tokens, furthest) if config.model_type == "deberta" else furthest
     return 2 * tokens + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
@@ -131,35 +130,35 @@ FAMILIES: dict[str, Family] = {
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
-    "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
+    "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # constant sines
     "deberta": Family(scores=_deberta_scores, half=False),
     "deberta-v2": Family(scores=_deberta_scores),
-    "mobilebert": Family(),  # its embeddings look at neighbouring tokens
+    "mobilebert": Family(),  # its embeddings depend on neighbouring tokens
     "convbert": Family(),
     "nystromformer": Family(),
-    # Fourier transforms, which GPUs do not compute in bf16, and in fp16 only for lengths that are powers of two.
+    # GPUs compute no Fourier transforms in bf16, and in fp16 only for lengths that are powers of two.
     "fnet": Family(untrained=("pooler",), scores=lambda config, tokens: 0, half=False),
     "squeezebert": Family(untrained=("pooler",)),
     "flaubert": Family(),
     "xlm": Family(),
 }
-"""Families by the model_type of their configurations."""
+"""Families by model_type."""
 
 UNLISTED = Family(dense=True)
-"""Every other family."""
+"""All other families."""
 
 
 def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
-    """The family of a model or configuration: its row of FAMILIES, else UNLISTED."""
+    """Return the family of a model or configuration: its entry in FAMILIES, or UNLISTED."""
     config: Any = getattr(model, "config", model)
     return FAMILIES.get(config.model_type, UNLISTED)
 
 
 def add_names_of_4(config: PreTrainedConfig) -> bool:
-    """Give a configuration the names of its settings in transformers 4. Return whether 4.57 reads its models.
+    """Add the names of settings in transformers 4 to a configuration. Return whether 4.57 can load its models.
 
-    Only ModernBERT has other names there. transformers 4 cannot have every pattern of its layers. It ties the biases of
-    heads whose weights are not tied, and does not know the new head of DeBERTa-v2.
+    Only ModernBERT has different names. transformers 4 does not support every pattern of its layers, ties the biases of
+    heads without tied weights, and does not know the new head of DeBERTa-v2.
     """
     if family_of(config) is UNLISTED or family_of(config).is_new or not getattr(config, "tie_word_embeddings", True):
         return False
@@ -178,13 +177,13 @@ def add_names_of_4(config: PreTrainedConfig) -> bool:
 
 
 def first_position(config: PreTrainedConfig) -> int:
-    """The position of the first token of a row; for a family that is not in FAMILIES the largest that there may be."""
+    """Return the position of a row's first token; outside FAMILIES, the largest that is possible."""
     family, padding = family_of(config), getattr(config, "pad_token_id", None)
     return padding + 1 if padding is not None and (family.positions_after_padding or family.dense) else 0
 
 
 def layers_of(model: PreTrainedModel) -> Sequence[Module] | ModuleList:
-    """The transformer layers, first to last; nothing where they cannot be found."""
+    """Return the transformer layers, first to last, or an empty list if they are unknown."""
     if find := family_of(model).layers:
         return find(model)
     lists = (module for module in model.base_model.modules() if isinstance(module, ModuleList))
@@ -193,7 +192,7 @@ def layers_of(model: PreTrainedModel) -> Sequence[Module] | ModuleList:
 
 
 def projections_of(layer: Module) -> list[Module]:
-    """The linear maps of a layer for queries, keys and values, or one for all three; nothing where there are none."""
+    """Return a layer's linear maps for queries, keys and values, or one map for all three, or an empty list."""
     for module in layer.modules():
         parts = dict(module.named_children())
         for names in _PROJECTIONS:
@@ -203,71 +202,60 @@ def projections_of(layer: Module) -> list[Module]:
 
 
 def has_dropout(model: PreTrainedModel) -> bool:
-    """Whether the encoder of a model draws dropout while it trains."""
+    """Return whether the encoder of a model has dropout."""
     return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
 
 
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
-    """Takes what gets no gradient out of the optimizer, and out of what ranks exchange."""
+    """Freeze the parts that get no gradient, so that the optimizer and the other ranks ignore them."""
     for name in family_of(model).untrained:
         model.base_model.get_submodule(name).requires_grad_(False)
     return model
 
 
 def has_token_types(model: PreTrainedModel) -> bool:
-    """Whether a model tells the two segments of a row apart by token_type_ids."""
+    """Return whether a model uses token_type_ids for the two segments of a row."""
     takes = "token_type_ids" in inspect.signature(model.base_model.forward).parameters
     return takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
 
 
 # ------------------------------------------------------------------------------------------------------------- presets
 
-_BERT = {  # layers, width; Turc et al., 2019, and Devlin et al., 2019
-    "bert-tiny": (2, 128),
-    "bert-mini": (4, 256),
-    "bert-small": (4, 512),
-    "bert-base": (12, 768),
-    "bert-large": (24, 1024),
-}
-_MODERN = {  # layers, width, feed-forward width; base is Warner et al., 2024
+PRESETS = {  # layers, width, feed-forward width
+    "bert-tiny": (2, 128, 512),  # Turc et al., 2019, to bert-small
+    "bert-mini": (4, 256, 1024),
+    "bert-small": (4, 512, 2048),
+    "bert-base": (12, 768, 3072),  # Devlin et al., 2019
+    "bert-large": (24, 1024, 4096),
     "modernbert-tiny": (2, 128, 256),
     "modernbert-small": (6, 384, 576),
-    "modernbert-base": (22, 768, 1152),
+    "modernbert-base": (22, 768, 1152),  # Warner et al., 2024
 }
-PRESETS = (*_BERT, *_MODERN)
-"""Names that --model takes beside configurations. Presets have no dropout."""
+"""Models that --model builds without a configuration. They have no dropout."""
 
 
 def preset(name: str, special: SpecialTokens, *, length: int) -> PreTrainedConfig:
-    """The configuration of a preset for a vocabulary and rows of `length` tokens."""
-    if name in _BERT:
-        layers, width = _BERT[name]
-        return BertConfig(
-            num_hidden_layers=layers,
-            hidden_size=width,
-            num_attention_heads=width // 64,
-            intermediate_size=4 * width,
-            max_position_embeddings=max(512, length),
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            **_vocabulary(special),
-        )
-    layers, width, feed_forward = _MODERN[name]
-    small = name != "modernbert-base"  # every layer sees the full row, which is shorter than a local window
+    """Return the configuration of a preset for a vocabulary and rows of `length` tokens."""
+    layers, width, feed_forward = PRESETS[name]
+    shared: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": width // 64,
+        "intermediate_size": feed_forward,
+        "vocab_size": special.vocab_size,
+        "pad_token_id": special.pad,
+        "bos_token_id": special.bos,
+        "eos_token_id": special.eos,
+    }
+    if name.startswith("bert"):
+        no_dropout: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return BertConfig(max_position_embeddings=max(512, length), **shared, **no_dropout)
+    has_windows = name == "modernbert-base"  # rows of the small presets are shorter than a window
     return ModernBertConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=width // 64,
-        intermediate_size=feed_forward,
         max_position_embeddings=max(8192, length),
-        layer_types=["full_attention"] * layers if small else None,
+        layer_types=None if has_windows else ["full_attention"] * layers,
         cls_token_id=special.cls,
         sep_token_id=special.sep,
-        classifier_pooling="mean",  # as its authors' checkpoints have it: masked tokens do not train [CLS]
-        **_vocabulary(special),
+        classifier_pooling="mean",  # as in the published checkpoints: masked tokens do not train [CLS]
+        **shared,
     )
-
-
-def _vocabulary(special: SpecialTokens) -> dict[str, Any]:
-    ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
-    return {"vocab_size": special.vocab_size} | ids

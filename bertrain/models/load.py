@@ -110,25 +110,15 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
     """
     family, config, was_training = family_of(model), model.config, model.training
     ids = torch.arange(min(length, TRIED) if family.isolation else length)[None] % config.vocab_size
-    try:
-        with torch.no_grad():
-            logits = model.eval()(input_ids=ids).logits
-            if logits.shape != (*ids.shape, config.vocab_size):
-                raise ValueError(f"{ids.numel()} ids give logits of shape {list(logits.shape)}")
-            if not family.dense:
-                some = torch.arange(COMPARED)[None]
-                compared = Encoder(model).logits(input_ids=ids, masked_positions=some)
-                if not torch.allclose(compared, logits[:, :COMPARED], rtol=1e-3, atol=1e-3, equal_nan=True):
-                    raise ValueError("the head of its entry in FAMILIES gives different logits")
-    except Exception as error:  # of any code
-        if is_out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())
-        sentence = (
-            f"a {config.model_type} cannot predict tokens from token ids ({reason}); give another model, or correct "
-            "its entry in FAMILIES (docs/extending.md)"
-        )
-        raise UsageError(sentence, "unsupported", option="model", given=config.model_type) from None
+    with torch.no_grad(), _refusing(config.model_type, None, "a model that predicts tokens from token ids"):
+        logits = model.eval()(input_ids=ids).logits
+        if logits.shape != (*ids.shape, config.vocab_size):
+            raise ValueError(f"{ids.numel()} ids give logits of shape {list(logits.shape)}")
+    if not family.dense:
+        with torch.no_grad(), _refusing(config.model_type, None, "a model with the head in FAMILIES"):
+            compared = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(COMPARED)[None])
+            if not torch.allclose(compared, logits[:, :COMPARED], rtol=1e-3, atol=1e-3, equal_nan=True):
+                raise ValueError("its own logits are different (docs/extending.md)")
     model.train(was_training)
     unlisted = f"{config.model_type} is not in the table of families: training is slower (docs/models.md)"
     return [unlisted] if family.dense else []
