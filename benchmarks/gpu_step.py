@@ -40,7 +40,7 @@ from typing import Any
 from bertrain.data import micro_batches, to_device
 from bertrain.models.encoder import KERNELS, attention_kernels, choose_attention, has_kernel, limit_kernels
 from bertrain.models.load import new_model
-from bertrain.speed import Operations, peak_flops
+from bertrain.speed import flops_of_row, peak_flops
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -175,7 +175,7 @@ def measure(
         steps(5)
         count += 5
     passed = time.perf_counter() - start
-    flops = Operations.of(weights).of_step(rows=rows * count, length=length, slots=loader.num_slots) / passed
+    flops = rows * count * flops_of_row(weights, length, loader.num_slots) / passed
     peak = peak_flops(device, "bf16")
     return {
         "tokens_per_s": round(count * rows * length / passed),

@@ -27,7 +27,7 @@ from transformers import PreTrainedConfig
 
 import bertdata
 from bertrain.models.load import new_model
-from bertrain.speed import Operations
+from bertrain.speed import flops_of_row
 
 LENGTH, ROWS_OF_A_STEP, LAYERS = 64, 32, 6
 MODEL = {"model_type": "modernbert", "num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 2,
@@ -74,7 +74,7 @@ def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
         config.num_hidden_layers = layers
 
     model, _ = new_model(str(config), special, length=LENGTH, seed=0, configure=shorten)
-    return Operations.of(model).of_step(rows=1, length=LENGTH, slots=0) / LENGTH / 3
+    return flops_of_row(model, LENGTH, 0) / LENGTH / 3
 
 
 def growth_of(place: Path, config: Path, shards: Path) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from bertrain.data import micro_batches, to_device
 from bertrain.evaluate import Validation
 from bertrain.ranks import Signals, world
 from bertrain.report import Records, Watch
-from bertrain.speed import Rates
 from bertrain.trainer import Run
 
 
@@ -80,19 +79,17 @@ def pretrain(config: Config) -> None:
 def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
     """Takes the steps of a phase, until they are taken or a signal comes to any rank."""
     config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
-    rates, is_first = Rates(run.learner.model, ranks.device, training.precision), True
-    module = training.begin_phase()
+    module, is_first = training.begin_phase(), True
     gc.unfreeze()  # what was of the phase before
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
-    run.clock.start()
+    run.clock.start(run.learner.model, loader.length, loader.num_slots)
     while True:
         if validation.is_due:
             records.write_entry()
             if not validation.evaluate(signals):
                 records.save(required=True)
                 return
-            rates.take(ranks.world_size)
         if run.phase_is_done:
             records.finish()
             return
@@ -113,20 +110,16 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         run.sums.end_step(training.skipped, ranks)
         records.write_entry()  # of the step before, on a GPU, which has work meanwhile
 
-        rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
-        rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)
-        run.clock.lap_of_step(loader.length)
+        run.clock.end_step(rows=loader.global_batch_size / ranks.world_size, waited=waited)
         if is_first:
             records.reserve()
             is_first = False
         is_last = signals.poll() or run.phase_is_done
         saves = is_last or bool(run.milestones) or run.step % config.save_every == 0
         if saves or run.step % config.log_every == 0:
-            records.log(rates, is_last=is_last)
+            records.log(is_last=is_last)
         if saves:
-            waited_before = run.clock.seconds["waited"]
             records.save(required=run.is_done or bool(signals.stopped))
-            rates.leave_out(run.clock.seconds["waited"] - waited_before)
         if signals.stopped:
             return
 

@@ -27,7 +27,7 @@ from bertrain.evaluate import EVALUATED_SAMPLES
 from bertrain.models.families import has_dropout
 from bertrain.plan import Phase, Plan
 from bertrain.ranks import Reading, World
-from bertrain.speed import Clock, Rates
+from bertrain.speed import Clock
 from bertrain.state import TRAINER, TrainingError, TrainState, kept_options
 from bertrain.trackers import Trackers
 from bertrain.trainer import PATIENCE, Run
@@ -438,15 +438,16 @@ class Records:
         run.watch.announce(facts, lines, [*run.warnings, *run.plan.warnings])
         return run.watch.last_evaluation.get("step", 0)
 
-    def log(self, rates: Rates, *, is_last: bool) -> None:
+    def log(self, *, is_last: bool) -> None:
         """Makes an entry of the log, on every rank. On a GPU it is written by `write_entry`, but for the last one."""
         run, training = self._run, self._run.training
         numbers = Reading(torch.cat([run.sums.take(run.ranks), training.norm.double()[None], training.in_a_row]))
-        step, rate, tokens, clock = run.step, training.rate, run.tokens, run.clock.entry()
+        step, rate, tokens = run.step, training.rate, run.tokens
         read, epochs = run.batches.source_tokens(), run.batches.epochs()
 
         def write() -> None:
             *sums, norm, in_a_row = numbers.take()
+            run.clock.lap("trained")  # also the wait for the GPU
             means = run.sums.means(sums, run.learner.log_names())
             sources = {
                 name: {"tokens": read[name], "epochs": round(epochs.get(name, 0.0), 4)} for name in run.batches.names
@@ -458,9 +459,9 @@ class Records:
                 "lr": rate,
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens": tokens,
-                **rates.take(run.ranks.world_size),  # after the numbers, for which the host waits for the GPU
+                **run.clock.rates(run.ranks.world_size),
                 "seconds": round(time.perf_counter() - run.watch.started, 3),
-                **clock,
+                **run.clock.entry(),
             }
             run.ranks.together(lambda: self._show(entry, done=is_last))
             # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.

@@ -461,7 +461,7 @@ class Run:
         self.warnings += warnings
         self.batches.first_targets()  # which fails where there are none, as where the model has another tokenizer
         self.training = Training(config, self.shards, ranks, self.methods, weights)
-        self.clock = Clock(begun.seconds, compiles=self.training.compiles or on_gpu)
+        self.clock = Clock(begun.seconds, ranks.device, self.training.precision)
         self._load(begun)
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         self.tokenizer = checkpoint.tokenizer_files(self.shards.tokenizer_file, weights, max_length(weights.config))

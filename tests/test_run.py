@@ -56,7 +56,7 @@ from bertrain.objectives import num_targets
 from bertrain.plan import Plan
 from bertrain.ranks import world
 from bertrain.report import Watch
-from bertrain.speed import Clock, Operations, Rates, peak_flops, peak_of
+from bertrain.speed import Clock, flops_of_row, peak_flops
 from bertrain.trainer import Run, check_names, recompute_activations
 
 
@@ -158,44 +158,30 @@ def costs(monkeypatch, seconds):
     return add
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, capsys, costs, compiles):
-    """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
-    if compiles:  # as on a GPU
-        monkeypatch.setattr(trainer_module, "Clock", lambda before, compiles: Clock(before, compiles=True))
+def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, capsys, costs):
+    """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000.
+
+    The third step makes a graph. Only steps count in the speed.
+    """
     costs(Run, "next_batch", 1)
     costs(evaluation, "evaluate", 100)
     costs(evaluation, "samples", 30)
     costs(checkpoint.Memory, "copy", 1000)
-    out, compiled = tmp_path / "run", int(compiles)
-    n = 6 + compiled
-    log = train(dataset.path, out, steps=n, eval_every=3, save_every=4, model=TINY)
+    at_step(monkeypatch, "next_batch", 2, lambda: torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)))
+    out, options = tmp_path / "run", {"eval_every": 3, "save_every": 4, "model": TINY}
+    log = train(dataset.path, out, steps=6, **options)
     steps = steps_of(log)
-    assert [entry["trained_s"] for entry in steps] == [step - compiled for step in range(1, n + 1)]
-    assert [entry["compiled_s"] for entry in steps] == [compiled] * n
-    assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130, 260][:n]
-    assert [entry["waited_s"] for entry in steps] == [0, 0, 0, 0, 1000, 1000, 1000][:n]
-    evaluations = [entry["validation_s"] for entry in log if "validation_s" in entry]
-    assert evaluations == [130] * (2 + compiled)
-    assert ("compiled" in capsys.readouterr().out) == compiles
+    assert [entry["trained_s"] for entry in steps] == [1, 2, 2, 3, 4, 5]
+    assert [entry["compiled_s"] for entry in steps] == [0, 0, 1, 1, 1, 1]
+    assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130]
+    assert [entry["waited_s"] for entry in steps] == [0, 0, 0, 0, 1000, 1000]
+    assert {entry["tokens_per_s"] for entry in steps} == {6 * 32}
+    assert [entry["validation_s"] for entry in log if "validation_s" in entry] == [130] * 2
+    assert "compiled" in capsys.readouterr().out
     times = json.loads((out / "run.json").read_text())["clock"]
-    assert times == {"trained_s": 6, "compiled_s": compiled, "evaluated_s": 130 * len(evaluations), "waited_s": 2000}
-    more = steps_of(train(dataset.path, out, steps=n + 3, eval_every=0, model=TINY))
-    assert [entry["trained_s"] for entry in more[n:]] == ([6, 7, 8] if compiles else [7, 8, 9])
-
-
-def test_a_step_that_compiles_is_not_training(seconds):
-    def step(length, clocks):
-        seconds.s += 1
-        for each in clocks:
-            each.lap_of_step(length)
-        return [(each.seconds["trained"], each.seconds["compiled"]) for each in clocks]
-
-    clocks = [Clock({"trained": 10.0}, compiles=compiles) for compiles in (True, False)]
-    expected = [[(10, 1), (11, 0)], [(11, 1), (12, 0)], [(11, 2), (13, 0)], [(12, 2), (14, 0)]]
-    assert [step(length, clocks) for length in (32, 32, 80, 80)] == expected
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    assert [step(80, clocks), step(80, clocks)] == [[(12, 3), (14, 1)], [(13, 3), (15, 1)]]
+    assert times == {"trained_s": 5, "compiled_s": 1, "evaluated_s": 260, "waited_s": 2000}
+    more = steps_of(train(dataset.path, out, steps=8, **options))
+    assert [entry["trained_s"] for entry in more[6:]] == [6, 7]
 
 
 GROW, ELASTIC = {"phase": changing(0.5, layers=[1, None])}, {"elastic": "layers=1:3"}
@@ -374,52 +360,62 @@ def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, mo
     assert bf16 != fp16
 
 
-def test_operations_are_counted_within_windows():
-    """By hand, which for rows without windows torch does in test_families.py."""
+@pytest.mark.parametrize("local", [8, 400])
+def test_operations_are_counted_within_windows(local):
+    """By hand: layers, local and global, and the head of the masked positions."""
     special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": 2, "sep_token_id": 3}
-    sizes = {"vocab_size": 100, "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 2}
+    sizes = {"vocab_size": 100, "num_hidden_layers": 4, "local_attention": local, "global_attn_every_n_layers": 2}
     modern = ModernBertConfig(**sizes, **special)
     width, inner = modern.hidden_size, modern.intermediate_size
-    seen = [128 if kind == "full_attention" else 9 for kind in modern.layer_types]
+    seen = [128 if kind == "full_attention" else min(128, local + 1) for kind in modern.layer_types]
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
     with torch.device("meta"):
-        operations = Operations.of(ModernBertForMaskedLM(modern)).of_step(rows=1, length=128, slots=0)
-    assert operations == 6 * 128 * per_token
+        model = ModernBertForMaskedLM(modern)
+    assert flops_of_row(model, 128, 20) == 6 * (128 * per_token + 20 * width * (width + 100))
 
 
-def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch):
-    now = SimpleNamespace(s=5.0)
+def test_operations_of_a_model_that_needs_numbers_are_estimated(configs, dataset):
+    weights = new_model(configs["longformer"], dataset.special_tokens, length=32, seed=0)[0]
+    assert flops_of_row(weights, 32, 5) == 6 * 32 * sum(parameter.numel() for parameter in weights.parameters())
+
+
+def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch, seconds):
     weights = new_model(TINY, dataset.special_tokens, length=32, seed=0)[0]
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now.s))
     monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e7)
-    made, step = Rates(weights, training.CPU, "bf16"), {"rows": 3, "length": 32, "slots": 5}
-    for seconds in (0.5, 1.5):
-        made.add(**step, waited=seconds)
-    now.s += 8
-    flops, found = 2 * Operations.of(weights).of_step(**step) / 8, made.take(4)
-    assert found.pop("memory_bytes") > 10**8
+    clock = Clock({"trained": 10.0}, training.CPU, "bf16")
+    seconds.s += 5
+    clock.start(weights, 32, 5)
+    for kind, wait in (("evaluated", 0.5), ("waited", 1.5)):
+        seconds.s += 4
+        clock.end_step(rows=3, waited=wait)
+        seconds.s += 100
+        clock.lap(kind)
+    flops, rates = 2 * 3 * flops_of_row(weights, 32, 5) / 8, clock.rates(4)
+    assert rates.pop("memory_bytes") > 10**8
     expected = {"tokens_per_s": 96.0, "data_wait": 0.25, "flops_per_s": round(flops), "mfu": round(flops / 1e7, 4)}
-    assert found == expected
-    now.s += 2
-    assert made.take(4)["tokens_per_s"] == 0
+    assert rates == expected
+    assert clock.rates(4)["tokens_per_s"] == 0
 
 
 def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
-    assert peak_flops(training.CPU, "bf16") is None
-    known = {
-        "H100 80GB HBM3": 989e12,
-        "H100 PCIe": 756e12,
-        "A100-SXM4-80GB": 312e12,
-        "L40": 181e12,
-        "GeForce RTX 4090": 165e12,
-        "A10G": None,
-        "RTX A1000": None,
-    }
-    assert {name: peak_of(f"NVIDIA {name}") for name in known} == known
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
-    for has_bf16, peaks in ((True, [None, 125e12, 125e12]), (False, [None, None, 125e12])):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
-        assert [peak_flops(torch.device("cuda"), name) for name in ("fp32", "bf16", "fp16")] == peaks
+    gpu, names = (
+        torch.device("cuda"),
+        {
+            "NVIDIA H100 80GB HBM3": 989e12,
+            "NVIDIA H100 PCIe": 756e12,
+            "NVIDIA A100-SXM4-80GB": 312e12,
+            "NVIDIA GeForce RTX 4090": 165e12,
+            "NVIDIA A10G": None,
+            "Tesla V100-SXM2-16GB": 125e12,
+        },
+    )
+    for name, peak in names.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert peak_flops(gpu, "fp16") == peak
+        for has_bf16 in (True, False):
+            monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
+            assert peak_flops(gpu, "bf16") == (peak if has_bf16 else None)
+    assert peak_flops(training.CPU, "bf16") is peak_flops(gpu, "fp32") is None
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

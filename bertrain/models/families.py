@@ -58,8 +58,6 @@ class Family:
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model does not train
-    scores: Callable[[PreTrainedConfig, int], float] = lambda config, tokens: 2 * tokens
-    """Configuration, tokens that a token attends to → number of vectors that a layer multiplies with a token."""
     is_new: bool = False  # transformers 4.57 does not know the family
     half: bool = True  # supports bf16 and fp16
     next_sentence: type[PreTrainedModel] | None = None  # the class that also has a head for next sentences
@@ -95,15 +93,6 @@ def _albert_layers(model: PreTrainedModel) -> list[Module]:
     return [groups[layer * len(groups) // number] for layer in range(number)]
 
 
-def _deberta_scores(config: PreTrainedConfig, tokens: int) -> float:
-    """Count keys and values, and a table of relative positions to both sides for each kind of relative attention."""
-    furthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
-    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 always multiplies with the complete table
-    if table <= 0:
-        table = min(tokens, furthest) if config.model_type == "deberta" else furthest
-    return 2 * tokens + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
-
-
 _NEW = Family(isolation="kernel", is_new=True)
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
 
@@ -131,13 +120,13 @@ FAMILIES: dict[str, Family] = {
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # constant sines
-    "deberta": Family(scores=_deberta_scores, half=False),
-    "deberta-v2": Family(scores=_deberta_scores),
+    "deberta": Family(half=False),
+    "deberta-v2": Family(),
     "mobilebert": Family(),  # its embeddings depend on neighbouring tokens
     "convbert": Family(),
     "nystromformer": Family(),
     # GPUs compute no Fourier transforms in bf16, and in fp16 only for lengths that are powers of two.
-    "fnet": Family(untrained=("pooler",), scores=lambda config, tokens: 0, half=False),
+    "fnet": Family(untrained=("pooler",), half=False),
     "squeezebert": Family(untrained=("pooler",)),
     "flaubert": Family(),
     "xlm": Family(),
