@@ -65,7 +65,7 @@ def test_logs_that_end_anywhere_are_drawn(tmp_path):
     assert (found["evaluations"], found["best"], found["predictions"], data["options"]) == ([], None, [], [])
     assert len(data["warnings"]) == 3  # a line that is cut, no run.json, no evaluation
     odd = write(tmp_path / "odd", [[1], "text", {"loss": 2.0}, {"step": "x"}, step(5, 1.0)])
-    assert any("odd: 4 lines" in line for line in page(cut, odd)["warnings"])
+    assert any("odd: 4 invalid lines" in line for line in page(cut, odd)["warnings"])
     (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1]}')
     assert any("step 5 of 9" in line for line in page(odd)["warnings"])
     assert page(odd)["runs"][0]["points"]["step"] == [5]
@@ -98,21 +98,12 @@ def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
     data = page(*runs)
     for found in data["runs"]:
         points = found["points"]
-        assert 500 < len(points["step"]) <= 1000
+        assert 900 < len(points["step"]) <= 1000
         assert (points["step"][0], points["step"][-1]) == (1, 4000)
         assert points["loss"][points["step"].index(3211)] == 99.0
         assert sorted(points["step"]) == points["step"]
         assert [one["step"] for one in found["evaluations"]][:: len(found["evaluations"]) - 1] == [1, 3997]
     assert sum(len(found["predictions"]) for found in data["runs"]) <= 200
-
-
-def test_pages_of_many_runs_stay_small(tmp_path):
-    numbers = {f"number{n}": 1.234567 + n for n in range(7)}
-    steps = [step(n, 3.0 + 1e-5 * n, **numbers) for n in range(100_000, 101_000)]
-    runs = [write(tmp_path / f"run{n}", steps) for n in range(16)]
-    for found in page(*runs)["runs"]:
-        assert len(found["points"]) == 16
-        assert 400 < len(found["points"]["step"]) <= 500
 
 
 def test_seconds_of_a_resumed_run_go_on(tmp_path):
@@ -163,14 +154,11 @@ def test_what_differs_between_runs_is_said(tmp_path):
     assert rows == {"lr": (["0.1", "0.2"], True), "steps": (["–", "–"], False), "seed": (["0", "0"], False)}
 
 
-def test_markup_stays_text_and_the_page_asks_for_nothing(tmp_path):
+def test_markup_stays_text(tmp_path):
     name = "<img src=x onerror=alert(1)></script><!--"
-    about = {"config": {"model": name}, "resolved": {}}
-    (tmp_path / "deep").mkdir()
     evaluated = {"step": 1, "validation_loss": 1.0, "predictions": [[name] * 3]}
-    made = write(tmp_path / "made", [step(1, 3.0), evaluated], about)
-    odd = made.rename(tmp_path / "deep" / name.replace("/", "∕"))
-    html = report.report([odd])
+    run = write(tmp_path / name.replace("/", "∕"), [step(1, 3.0), evaluated], {"config": {"model": name}})
+    html = report.report([run])
     assert "<img" not in html
     assert data_of(html)["options"][0]["values"] == [name]
 
@@ -201,12 +189,6 @@ def test_a_picture_and_a_page_are_both_written_also_of_paths_that_are_not_utf8(t
     data = data_of(html.read_text())
     assert data["runs"][0]["name"].endswith("/r?")
     assert data["options"][0]["values"] == ["r?"]
-
-
-def test_fine_tunings_have_no_page(tmp_path):
-    (tmp_path / "result.json").write_text("{}")
-    refused(plot.main, tmp_path, "--html", tmp_path / "x.html", kind="unsupported", option="html")
-    refused(plot.main, tmp_path, tmp_path / "run", kind="conflict", option="runs")
 
 
 @pytest.mark.parametrize(("option", "name"), [("--html", "x.html"), ("--out", "x.png")])

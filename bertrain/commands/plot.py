@@ -1,4 +1,4 @@
-"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of a fine-tuning, to a PNG or a page.
+"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of fine-tunings, to a PNG or a page.
 
 bertrain plot run/ run2/ --out curves.png
 bertrain plot run/ run2/ --html runs.html
@@ -7,6 +7,7 @@ bertrain plot run/ run2/ --html runs.html
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from bertdata.support import OneSentence, UsageError, install, naming, write_pag
 from bertrain.commands.report import entries, report
 from bertrain.options import Output
 
-PANELS = (
-    ("loss (nats a token)", "loss", "validation_loss"),
-    ("accuracy", "accuracy", "validation_accuracy"),
-    ("learning rate", "lr", None),
-    ("tokens a second", "tokens_per_s", None),
-)
+PANELS = {
+    "loss (nats a token)": ("loss", "validation_loss"),
+    "accuracy": ("accuracy", "validation_accuracy"),
+    "learning rate": ("lr",),
+    "tokens a second": ("tokens_per_s",),
+}
 
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain plot run/ run2/ --html runs.html")
@@ -30,20 +31,15 @@ PANELS = (
 @click.option("--html", help="Write a page about runs to this file.")
 def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     """Draw the curves of runs (log.jsonl) or of fine-tunings (result.json)."""
-    tuned = [Path(run, "result.json").is_file() for run in runs]
     if html:
-        if any(tuned):
-            tuning = runs[tuned.index(True)]
-            sentence = f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out"
-            raise UsageError(sentence, "unsupported", option="html", given=tuning)
         write_page(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
     if out or not html:
-        _picture(runs, tuned, out or "curves.png")
+        _draw(runs, out or "curves.png")
 
 
 def drawing() -> Any:
-    """matplotlib.pyplot, which draws to files. Raises UsageError where it is not installed."""
+    """Return matplotlib.pyplot, which draws to files. Raises UsageError if it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -54,30 +50,19 @@ def drawing() -> Any:
     return pyplot
 
 
-def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
+def _draw(runs: tuple[str, ...], out: str) -> None:
     pyplot = drawing()
-    if any(tuned) and not all(tuned):
-        raise UsageError("runs and fine-tunings were given; draw them in two calls", "conflict", option="runs")
-    figure, axes = pyplot.subplots(
-        1 if all(tuned) else 2, 2, figsize=(12, 4 if all(tuned) else 8), layout="constrained"
-    )
-    for run in map(Path, runs):
-        if all(tuned):
-            _draw_tuning(axes, run)
-            continue
-        (log, _), label = entries(run), _drawable(run)
-        for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
-            points = [(e["step"], e[name]) for e in log if _is_number(e.get(name))]
-            line = axis.plot(*zip(*points, strict=True), label=label, linewidth=1)[0] if points else None
-            points = [(e["step"], e[held_out]) for e in log if held_out and _is_number(e.get(held_out))]
-            if points:
-                color = line.get_color() if line else None
-                axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{label}, validation")
-            axis.set(title=title, xlabel="step")
-    for axis in axes.flat:
+    curves = [curve for run in runs for curve in (_tuning if Path(run, "result.json").is_file() else _run)(Path(run))]
+    panels = list(dict.fromkeys((title, along) for title, along, *_ in curves))
+    rows = max(1, -(-len(panels) // 2))
+    figure, axes = pyplot.subplots(rows, 2, figsize=(12, 4 * rows), layout="constrained", squeeze=False)
+    for title, along, label, points in curves:
+        axis = axes.flat[panels.index((title, along))]
+        label = label.encode(errors="replace").decode()  # a byte of a path that is not UTF-8 is a ?
+        axis.plot(*zip(*points, strict=True), ".-" if label.endswith("validation") else "-", linewidth=1, label=label)
+        axis.set(title=title, xlabel=along)
         axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+        axis.legend(fontsize=8)
     try:
         with naming(Path(out)):
             figure.savefig(out, dpi=100)
@@ -87,38 +72,33 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
     click.echo(out)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+Curve = tuple[str, str, str, list[tuple[int, float]]]  # title and x axis of its panel, label, points
 
 
-def _drawable(path: Path) -> str:
-    """A path as matplotlib can draw it; a byte that is not UTF-8 is a ?."""
-    return str(path).encode(errors="replace").decode()
+def _run(directory: Path) -> Iterator[Curve]:
+    """Yield the curves of a run."""
+    log, _ = entries(directory)
+    for title, names in PANELS.items():
+        for name in names:
+            label = f"{directory}, validation" if name.startswith("validation") else str(directory)
+            points = [(entry["step"], entry[name]) for entry in log if isinstance(entry.get(name), int | float)]
+            if points:
+                yield title, "step", label, points
 
 
-def _draw_tuning(axes: Any, directory: Path) -> None:
-    path, curves = directory / "result.json", []
+def _tuning(directory: Path) -> Iterator[Curve]:
+    """Yield the curves of the seeds of a fine-tuning."""
+    path = directory / "result.json"
     try:
-        result = json.loads(path.read_bytes())
-        is_suite = "suite" in result
-        for run in [] if is_suite else result["runs"]:
-            name = next(iter(run["dev"]))
-            points = [
-                (int(point["epoch"]), float(point["train_loss"]), float(point["dev"][name])) for point in run["curve"]
-            ]
-            epochs, losses, scores = zip(*points, strict=True)
-            curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", epochs, losses, scores))
+        for run in json.loads(path.read_bytes())["runs"]:
+            name, label = next(iter(run["dev"])), f"{directory}, seed {run['seed']}"
+            losses = [(int(point["epoch"]), float(point["train_loss"])) for point in run["curve"]]
+            yield "training loss", "epoch", label, losses
+            scores = [(int(point["epoch"]), float(point["dev"][name])) for point in run["curve"]]
+            yield f"{name} on dev", "epoch", label, scores
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
-        sentence = f"{path} is not as bertrain finetune writes it; run finetune again"
+        sentence = f"{path} is not the result of one task of bertrain finetune; give the directory of a task"
         raise UsageError(sentence, "not-a-run", option="runs", given=str(directory)) from None
-    if is_suite:
-        sentence = f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola"
-        raise UsageError(sentence, "not-a-run", option="runs", given=str(directory))
-    for name, label, epochs, losses, scores in curves:
-        axes[0].plot(epochs, losses, label=label)
-        axes[1].plot(epochs, scores, label=label)
-        axes[0].set(title="training loss", xlabel="epoch")
-        axes[1].set(title=f"{name} on dev", xlabel="epoch")
 
 
 if __name__ == "__main__":

@@ -126,7 +126,6 @@ OTHER, NUMBERS = "other-version", "list number object"
 NO_RESULTS = (
     b'{"runs": [5]}',
     b'{"runs": [{"seed": 0}]}',
-    b'{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
     b'{"runs": [{"seed": 0, "dev": {}, "curve": []}]}',
     b'{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": [{"epoch": [], "train_loss": {}, "dev": {"a": null}}]}]}',
 )
