@@ -1,7 +1,6 @@
-"""Programs that get the log as well: TensorBoard, Weights & Biases, Trackio.
+"""TensorBoard, Weights & Biases and Trackio: libraries that get the log too (--log-to).
 
-None of them ends a run: what fails is a warning, and the tracker gets no more. log.jsonl stays the record that
-everything else reads.
+An error of a library never ends a run: it is a warning, and the library gets no more entries. log.jsonl stays complete.
 """
 
 from __future__ import annotations
@@ -9,20 +8,19 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertdata.support import UsageError, install, write_file
+from bertdata.errors import UsageError, install
+from bertdata.files import write_file
 
-ID = "record-id"  # the file of a run directory that names its record elsewhere
-PROJECT = "bertrain"
+ID = "record-id"  # the file of a run directory with the name of its record in other programs
 ANSWER_S = 20.0  # how long a server may take at the start and at the end of a run
 
 Record = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
-"""What writes the numbers of a step, and what ends the record."""
+"""A function that writes the numbers of a step, and one that ends the record."""
 
 
 def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
@@ -44,7 +42,7 @@ def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Reco
     if not is_offline and not wandb.login(prompt=False, verify=False):
         raise PermissionError("there is no account here; run wandb login, or set WANDB_MODE=offline")
     run = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        project=os.environ.get("WANDB_PROJECT", "bertrain"),
         name=os.environ.get("WANDB_NAME", out.resolve().name),
         id=identity,
         dir=str(out),
@@ -58,63 +56,56 @@ def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Reco
 def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
     import trackio
 
-    name, project = f"{out.resolve().name}-{identity}", os.environ.get("TRACKIO_PROJECT", PROJECT)
+    name, project = f"{out.resolve().name}-{identity}", os.environ.get("TRACKIO_PROJECT", "bertrain")
     run = trackio.init(project=project, name=name, config=options, resume="allow", embed=False)
     return lambda numbers, step: run.log(numbers, step=step), run.finish
 
 
-TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-"""A name for --log-to, which is that of a library, → what begins the record of a run directory.
+TRACKERS = {"tensorboard": (_tensorboard, "train"), "wandb": (_wandb, "wandb"), "trackio": (_trackio, "trackio")}
+"""Library → a function that begins the record of a run, and the extra that installs the library.
 
-It takes the directory, the options of the run, a name for the record, and the step after which the run goes on.
+The function takes the run directory, the options, a name for the record, and the last step that the record may have.
 """
-EXTRAS = {"tensorboard": "train", "wandb": "wandb", "trackio": "trackio"}
-"""The library of a tracker → the extra that installs it."""
 
 
 def require(names: Sequence[str]) -> None:
-    """Raises UsageError for a tracker whose library is not installed. Imports none."""
+    """Raise UsageError for a library that is not installed. Import none."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
-            sentence = f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}"
+            sentence = f"--log-to {name} needs {name}, which is not installed; {install(TRACKERS[name][1])}"
             raise UsageError(sentence, "not-installed", option="log_to", given=name)
 
 
 class Trackers:
-    """The trackers of a run at work."""
+    """The records of a run in the libraries of --log-to."""
 
     def __init__(
         self, names: Sequence[str], out: Path, options: dict[str, Any], *, step: int, warn: Callable[[str], None]
     ) -> None:
-        """step: the last finished step. A resumed run continues its record. warn: shows a line."""
-        self._records: dict[str, Record] = {}
-        self._warn = warn
+        """step: the last finished step; a resumed run continues its records. warn: prints a line."""
+        self._records, self._warn = dict[str, Record](), warn
         if not names:
             return
-        words = (out / ID).read_text(errors="replace").split() if (out / ID).exists() else []
-        identity = words[0] if words else secrets.token_hex(4)
+        identity = (out / ID).read_text().strip() if (out / ID).exists() else secrets.token_hex(4)
         write_file(out / ID, f"{identity}\n".encode())
         for name in names:
-            with self._ended_by_error(name):
-                self._records[name] = TRACKERS[name](out, options, identity, step)
+            begin, _ = TRACKERS[name]
+            self._try(name, lambda: self._records.update({name: begin(out, options, identity, step)}))  # noqa: B023
 
     def write(self, numbers: dict[str, float], step: int) -> None:
         """Send the numbers of a step."""
         for name, (write, _) in list(self._records.items()):
-            with self._ended_by_error(name):
-                write(numbers, step)
+            self._try(name, lambda: write(numbers, step))  # noqa: B023
 
     def close(self) -> None:
         """End all records."""
         for name, (_, close) in list(self._records.items()):
-            with self._ended_by_error(name):
-                close()
+            self._try(name, close)
 
-    @contextmanager
-    def _ended_by_error(self, name: str) -> Iterator[None]:
+    def _try(self, name: str, action: Callable[[], object]) -> None:
         try:
-            yield
-        except Exception as error:  # of a third-party library, which must not end a run
+            action()
+        except Exception as error:  # of a third-party library
             self._records.pop(name, None)
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self._warn(f"--log-to {name} has failed and takes no more entries: {reason}")
+            self._warn(f"--log-to {name} has failed and gets no more entries: {reason}")
