@@ -24,7 +24,6 @@ import torch.distributed as dist
 from bertdata.support import UsageError
 
 T = TypeVar("T")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 TIMEOUT = timedelta(seconds=1800)  # a rank may be silent so long, as while it compiles or writes a checkpoint
 LONGEST_WAIT = timedelta(days=30)  # for ranks that work alone for hours, as on a seed of a fine-tuning
 
@@ -99,12 +98,11 @@ class Reading:
         """numbers: a tensor that nothing changes later."""
         self.is_here = numbers.device.type == "cpu"
         self._numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory
-        if not self.is_here:
-            self._copied = torch.cuda.current_stream().record_event()
+        self._copied = None if self.is_here else torch.cuda.current_stream().record_event()
 
     def take(self) -> list[float]:
         """Return the numbers."""
-        if not self.is_here:
+        if self._copied:
             self._copied.synchronize()
         return self._numbers.tolist()
 
@@ -146,9 +144,8 @@ def _keep_freed_memory() -> None:
     fault: 30,000 a step for 600 targets and 30,522 ids. Without glibc this does nothing.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
+        ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 REPEAT_S = 2.0  # one Ctrl-C may come twice: from the terminal and from torchrun

@@ -61,25 +61,23 @@ class Clock:
 
         They are of the steps since the last call or `start`; evaluations and waits for checkpoints do not count.
         """
-        seconds = max(1e-9, self._in_steps() - self._before)
+        before, rows, waited = self._before, self._rows, self._waited
+        self._begin_entry()
+        seconds = max(1e-9, self._before - before)
         rates = {
-            "tokens_per_s": round(self._rows * self._length * world_size / seconds, 1),
-            "data_wait": round(self._waited / seconds, 5),
-            "flops_per_s": round(self._rows * self._row_flops / seconds),
+            "tokens_per_s": round(rows * self._length * world_size / seconds, 1),
+            "data_wait": round(waited / seconds, 5),
+            "flops_per_s": round(rows * self._row_flops / seconds),
             "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         if self._peak:
-            rates["mfu"] = round(self._rows * self._row_flops / seconds / self._peak, 4)
+            rates["mfu"] = round(rows * self._row_flops / seconds / self._peak, 4)
         if self._device.type == "cuda":
             rates["memory_bytes"] = torch.cuda.max_memory_allocated(self._device)
-        self._begin_entry()
         return rates
 
     def _begin_entry(self) -> None:
-        self._before, self._rows, self._waited = self._in_steps(), 0.0, 0.0
-
-    def _in_steps(self) -> float:
-        return self.seconds["trained"] + self.seconds["compiled"]
+        self._before, self._rows, self._waited = self.seconds["trained"] + self.seconds["compiled"], 0.0, 0.0
 
 
 def _num_graphs() -> int:
