@@ -91,8 +91,8 @@ def test_a_method_of_ones_own_has_options_and_a_loss_that_resumes(dataset, tmp_p
     lower = {"kind": "out-of-range", "option": "unsure", "given": -1.0}
     refused_run(dataset.path, tmp_path / "other", **options | {"unsure": -1}, **lower)
     other = {"kind": "other-settings", "option": "unsure"}
-    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.25}, **other, given=0.25)
-    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.0}, **other, given=0.0)
+    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.25}, **other)
+    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.0}, **other)
     assert "  --unsure FLOAT" in succeeds(main, "--help").output
 
 
