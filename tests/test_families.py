@@ -291,7 +291,6 @@ def test_layers_that_share_weights_or_have_no_known_projections_are_compared_les
     monkeypatch.setattr("bertrain.models.families._PROJECTIONS", ())  # as in a family with the entry Family()
     with refuses("unsupported", "distil"):
         learner_of(Config.of(**given), weights, dataset)
-    learner_of(Config.of(**given, distil="hidden"), weights, dataset)
 
 
 class OwnConfig(PreTrainedConfig):
@@ -330,18 +329,14 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
             build_model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
-def test_a_model_is_tried_with_rows_of_the_run(dataset, tmp_path):
+def test_a_model_is_tried_with_rows_of_the_run_and_a_slow_one_gets_a_warning(configs, dataset, tmp_path):
     """A Nyströmformer with landmarks supports only one length."""
+    assert len(check_runs(built(configs["longformer"], dataset), length=32)) == 1
     values = SMALL["nystromformer"] | {"model_type": "nystromformer", "num_landmarks": 4, "segment_means_seq_len": 80}
     weights = built(str(write(tmp_path / "landmarks.json", json.dumps(values))), dataset)
     assert check_runs(weights, length=80) == []
     with refuses("model-unreadable", given="nystromformer"):
         check_runs(weights, length=72)
-
-
-def test_a_family_outside_the_table_gets_a_warning(configs, dataset):
-    weights = built(configs["longformer"], dataset)
-    assert len(check_runs(weights, length=32)) == 1
 
 
 @pytest.mark.slow

@@ -106,11 +106,3 @@ def test_every_packed_micro_batch_for_a_gpu_has_the_same_tensors(model, dataset,
     assert [bool(piece["attention_mask"].all()) for piece in pieces] == [batch.attention_mask is None, True, True, True]
     logits = [learner(model, isolate=True).logits(**piece) for piece in (pieces[0], pieces[2])]
     assert torch.equal(*logits)
-
-
-@BERT
-def test_setting_the_attention_of_a_model_does_not_touch_another(model, configs, kind, dataset):
-    """Nor a model that is built later: configurations are never shared here."""
-    learner(model, isolate=True)
-    assert model.config._attn_implementation == "bertrain_isolated"
-    assert model_of(configs[kind], dataset).config._attn_implementation != "bertrain_isolated"

@@ -13,7 +13,6 @@ from reference import stable as reference_stable
 from training import QUIET, assert_near, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain import trainer as trainer_module
 from bertrain.config import Config
 from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
@@ -120,15 +119,6 @@ def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, 
     alone = train(dataset.path, tmp_path / "one", **options)
     together = train(dataset.path, tmp_path / "more", ranks=ranks, **options)
     assert_near(together, alone, "loss_before", "loss_after", "layers", rel=5e-4)
-
-
-@pytest.mark.parametrize(("resolved", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
-def test_muon_computes_in_the_precision_that_auto_becomes(dataset, tmp_path, monkeypatch, resolved, dtype):
-    monkeypatch.setattr(trainer_module, "resolve_precision", lambda *_, **__: resolved)
-    seen, plain = set(), muon.orthogonal
-    monkeypatch.setattr(muon, "orthogonal", lambda matrices, dtype: seen.add(dtype) or plain(matrices, dtype))
-    train(dataset.path, tmp_path / "run", steps=1, **QUIET, optimizer="muon")
-    assert seen == {dtype}
 
 
 # ------------------------------------------------------------------------------------------------ StableAdamW and LAMB
