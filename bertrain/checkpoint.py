@@ -563,6 +563,16 @@ class Writer:
         self._failure: Exception | None = None
         self._not_removed: str | None = None
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint on disk."""
+        return int(self.saved.name.removeprefix(STEP)) if self.saved else None
+
+    def describe(self) -> str:
+        """Return a sentence about what a stopped run has saved."""
+        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
+        return f"{saved}; run the same command to continue."
+
     def reserve(self, content: Content) -> None:
         """Gets memory for such content, beside training, so that the first save takes no longer than others."""
 

@@ -117,11 +117,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 CHECKED_ROWS = 64  # before the first step
 
 
-class Batches:
-    """The batches of a run, for one rank.
+class Stream:
+    """The batches of a run on one rank, from its datasets.
 
-    A phase is another loader; `loader` is the one of the next batch. A stream is a dataset in rows of one length. It
-    goes on where it was, in whatever phase it is read next (docs/determinism.md, Phases of a run).
+    Each phase has its own loader; `loader` makes the next batch. The samples of a dataset in rows of one length are a
+    stream of positions, which continues in whatever phase reads it next (docs/determinism.md, Phases of a run).
     """
 
     def __init__(
@@ -134,66 +134,72 @@ class Batches:
         world_size: int = 1,
         on_gpu: bool = False,
     ) -> None:
-        """datasets: those of the run, by path. Raises UsageError for options that do not fit the datasets."""
+        """datasets: by path. Raises UsageError for options that do not fit the datasets."""
         self.config, self.datasets, self._methods = config, datasets, methods
-        self._samples: dict[tuple[str, int], int] = {}
+        self._num_samples: dict[tuple[str, int], int] = {}
         self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         self.plan = Plan.of(config, self, world_size=world_size, on_gpu=on_gpu)
-        self.read: dict[str, int] = {}
-        """Samples read of each stream before the loader of this phase began."""
-        self.begun = 0
-        """Steps that earlier starts of the run have taken."""
         self.phase = self.plan.phases[0]
-        self.loader, *_ = [self._loader(phase) for phase in self.plan.phases]  # a mix that cannot be ends a run here
-        self._take_rule_of(self.loader.state_dict()["masking"])  # a teacher's cache decides it
+        self._before: dict[str, int] = {}  # samples read of each stream before the loader of this phase
+        self.step = 0  # of the next batch
+        for phase in {(each.sources, each.length, each.masking): each for each in self.plan.phases}.values():
+            self._loader(phase)  # an invalid mix ends a run here
+        self.loader = self._loader(self.phase)
+        self._take_mask_rule(self.loader.state_dict()["masking"])  # the cache of a teacher decides it
 
-    def _take_rule_of(self, masking: Mapping[str, Any]) -> None:
+    def _take_mask_rule(self, masking: Mapping[str, Any]) -> None:
         """Mask the rows of all phases by the rule of a loader's masks."""
         phases = [replace(phase, masking=phase.masking.with_rule_of(masking)) for phase in self.plan.phases]
         self.plan = replace(self.plan, phases=tuple(phases))
         self.phase = self.plan.phases[self.phase.number - 1]
 
+    # ------------------------------------------------------------------------------------------------- sizes, for plans
+
     def samples(self, paths: Sequence[str], length: int) -> int:
-        """The samples of an epoch of datasets, in rows of `length`."""
+        """Return the number of samples in an epoch of some datasets, in rows of `length` tokens."""
         for path in paths:
-            if (path, length) not in self._samples:
+            if (path, length) not in self._num_samples:
                 loader = build_loader(self.config, self.datasets[path], length=length)
-                self._samples[path, length] = loader.num_samples
-        return sum(self._samples[path, length] for path in paths)
+                self._num_samples[path, length] = loader.num_samples
+        return sum(self._num_samples[path, length] for path in paths)
 
     def tokens(self, path: str) -> int:
-        """The tokens of the train split of a dataset."""
+        """Return the number of tokens in the train split of a dataset."""
         return self.datasets[path].splits["train"].num_tokens
 
-    def words(self) -> float:
-        """The white-space words read of all datasets: of each stream the share of its epoch that was read."""
-        words = {path: dataset.manifest.counts["words"]["train"] for path, dataset in self.datasets.items()}
-        return sum(count / self.samples([path], length) * words[path] for path, length, count in self._counts())
+    # ------------------------------------------------------------------------------------------------------ the batches
 
-    def _counts(self) -> Iterator[tuple[str, int, int]]:
-        """Of each stream of the run's datasets: the path, the row length, and the samples read so far."""
-        paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
-        for stream, count in self.positions.items():
-            dataset_id, length = stream.split(" ")
-            if dataset_id in paths:  # a checkpoint of an earlier version may have others
-                yield paths[dataset_id], int(length), count
+    def next_batch(self) -> bertdata.Batch:
+        """Return this rank's rows of the next step."""
+        self.loader.global_batch_size = self.phase.rows_at(self.step)
+        self.step += 1
+        return next(self.loader)
 
-    def check_words(self) -> None:
-        """Raises UsageError for a dataset whose words were not counted when it was made."""
-        for path, dataset in self.datasets.items():
-            if "train" not in dataset.manifest.counts.get("words", {}):
-                sentence = (
-                    f"--save-at words: the words of {path} were not counted when it was made; build it again, or give "
-                    "tokens"
-                )
-                raise UsageError(sentence, "missing", option="save_at", given=path)
+    def enter(self, phase: Phase) -> None:
+        """Continue with the rows of a phase."""
+        before, loader = self.phase, self.loader
+        self._before, self.phase = self.positions, phase
+        if (before.sources, before.length) == (phase.sources, phase.length):
+            self.loader = self._loader(phase, starts=loader.starts)
+            self.loader.position = loader.position
+            return
+        starts = [self._before.get(stream, 0) for stream in self._streams(phase)]
+        self.loader = self._loader(phase, starts=starts if len(starts) > 1 else ())
+        if len(starts) == 1:
+            self.loader.position = starts[0]
 
-    def _stream(self, path: str, length: int) -> str:
-        """The name of a stream."""
-        return f"{self.datasets[path].dataset_id} {length}"
+    def resume(self, path: Path, saved: TrainState, made_with: dict[str, Any]) -> None:
+        """Continue after the checkpoint `path`; `saved` is its state.
 
-    def _streams(self, phase: Phase) -> list[str]:
-        return [self._stream(path, phase.length) for path, _ in phase.sources]
+        made_with: the model of this run, by its content. Raises UsageError if a resumed run must not change an option.
+        """
+        self._take_mask_rule(saved.loader["masking"])
+        saved.made_with = made_with | saved.made_with
+        now: dict[str, Any] = {"made_with": saved.made_with | made_with, "options": kept_options(self.config.flat())}
+        require_resumable(saved, TrainState(**now, phases=self.saved_phases()), path)
+        self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)
+        self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))
+        self.loader.load_state_dict(saved.loader)
 
     def _loader(self, phase: Phase, *, starts: Sequence[int] = ()) -> bertdata.Loader:
         loader = build_loader(
@@ -208,32 +214,56 @@ class Batches:
         loader.global_batch_size = phase.rows.first
         return loader
 
+    def _stream(self, path: str, length: int) -> str:
+        return f"{self.datasets[path].dataset_id} {length}"
+
+    def _streams(self, phase: Phase) -> list[str]:
+        return [self._stream(path, phase.length) for path, _ in phase.sources]
+
+    # ---------------------------------------------------------------------------------------------------- what was read
+
     @property
     def positions(self) -> dict[str, int]:
-        """Samples read of each stream so far."""
-        return self.read | dict(zip(self._streams(self.phase), self.loader.counts(), strict=True))
+        """The number of samples read of each stream, "dataset_id length"."""
+        return self._before | dict(zip(self._streams(self.phase), self.loader.counts(), strict=True))
 
-    def enter(self, phase: Phase) -> None:
-        """Goes on with the rows of a phase."""
-        before, loader = self.phase, self.loader
-        self.read, self.phase = self.positions, phase
-        if (before.sources, before.length) == (phase.sources, phase.length):
-            self.loader = self._loader(phase, starts=loader.starts)
-            self.loader.position = loader.position
-        else:
-            self.loader = self._begun(phase)
+    def saved_phases(self) -> list[dict[str, Any]]:
+        """Return the phases as a checkpoint has them: with the ids of datasets instead of their paths."""
+        saved = json.loads(json.dumps([asdict(phase) for phase in self.plan.phases]))
+        for phase in saved:
+            phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
+        return saved
 
-    def _begun(self, phase: Phase) -> bertdata.Loader:
-        """The loader of a phase whose streams go on where they were."""
-        begun = [self.read.get(stream, 0) for stream in self._streams(phase)]
-        loader = self._loader(phase, starts=begun if len(begun) > 1 else ())
-        if len(begun) == 1:
-            loader.position = begun[0]
-        return loader
+    def _counts(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the path, the row length and the number of samples read of each stream of the run's datasets."""
+        paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
+        for stream, count in self.positions.items():
+            dataset_id, length = stream.split(" ")
+            if dataset_id in paths:  # a checkpoint of an earlier version may have others
+                yield paths[dataset_id], int(length), count
+
+    def words(self) -> float:
+        """Return the number of white-space words read: of each stream, the words of its dataset times its epochs."""
+        counts = {path: dataset.manifest.counts["words"]["train"] for path, dataset in self.datasets.items()}
+        return sum(count / self.samples([path], length) * counts[path] for path, length, count in self._counts())
+
+    def read_by_source(self) -> dict[str, dict[str, float]]:
+        """Return the tokens and epochs read of each dataset of a mix, by path; nothing for one dataset.
+
+        Tokens include padding. Epochs are those in rows of the present length.
+        """
+        if len(self.datasets) == 1:
+            return {}
+        read: dict[str, dict[str, float]] = {path: {"tokens": 0, "epochs": 0.0} for path in self.datasets}
+        for path, length, count in self._counts():
+            read[path]["tokens"] += count * length
+            if length == self.phase.length:
+                read[path]["epochs"] = round(count / self.samples([path], length), 4)
+        return read
 
     @property
     def sources(self) -> Sources:
-        """The datasets of the run, and in which ratio it reads their rows."""
+        """The datasets, each with its share of the rows of the run, as a weight."""
         if len(self.plan.phases) == 1:
             return [(self.datasets[path], weight) for path, weight in self.phase.sources]
         rows = dict.fromkeys(self.datasets, 0.0)
@@ -243,95 +273,8 @@ class Batches:
                 rows[path] += weight / total * phase.samples()
         return [(self.datasets[path], weight) for path, weight in rows.items()]
 
-    @property
-    def names(self) -> list[str]:
-        """The paths of the datasets, if the run reads several."""
-        return list(self.datasets) if len(self.datasets) > 1 else []
-
-    def first_targets(self) -> int:
-        """How many targets the first rows have.
-
-        Raises TrainingError for rows too short to mask, and UsageError for rows that a method cannot follow.
-        """
-        loader = self.loader
-        for phase in self.plan.phases[1:]:
-            if phase.masking.num_slots(phase.length) == 0:
-                share = phase.masking.probability
-                sentence = (
-                    f"[[phase]] {phase.number}: mlm_probability {share} of rows of {phase.length} tokens is less than "
-                    "one token; raise it, or length"
-                )
-                raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
-        for method in self._methods:
-            method.check_batches(self)
-        most = min(loader.num_samples, self.plan.samples())
-        batch = loader.read(np.arange(min(most, 1024)))
-        targets = num_targets(batch)
-        share = self.phase.masking.probability
-        if targets == 0:
-            sentence = (
-                f"nothing to predict: the samples of {' and '.join(path for path, _ in self.phase.sources)} are too "
-                f"short to mask {share:.0%} of them (samples {loader.num_samples}, ranks {loader.world_size}, batch "
-                f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
-            )
-            raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
-        filled = np.full(batch.sample_ids.size, loader.length)
-        if batch.attention_mask is not None:
-            filled = batch.attention_mask.sum(1)
-        filled = filled[:CHECKED_ROWS]
-        wanted = sum(map(self.phase.masking.quota, filled.tolist()))
-        found = int((batch.targets[:CHECKED_ROWS] != bertdata.IGNORE_INDEX).sum())
-        policy, least = self.phase.masking.policy, 200 if self.phase.masking.policy == "bernoulli" else 0
-        if policy != "uniform" and not self.begun and max(2 * found, least) < wanted:
-            reason = "their words are too long, or " if policy in ("whole_word", "span") else ""
-            remedy = "give --masking exact, or " if reason else ""
-            sentence = (
-                f"the first {counted(filled.size, 'row')} have {found:,} of the {wanted:,} targets that they should "
-                f"have: {reason}most tokens are [UNK]; {remedy}build with a tokenizer for this text"
-            )
-            raise TrainingError(sentence, "too-short-to-mask", option="masking", given=policy)
-        return targets
-
-    def resume(self, path: Path, saved: TrainState, made_with: dict[str, Any]) -> None:
-        """Move to where the checkpoint `path` was taken; `saved` is its state.
-
-        made_with: the model of this run, by its content. Raises UsageError if a resumed run must not change an option.
-        """
-        self._take_rule_of(saved.loader["masking"])
-        saved.made_with = made_with | saved.made_with
-        now: dict[str, Any] = {"made_with": saved.made_with | made_with, "options": kept_options(self.config.flat())}
-        require_resumable(saved, TrainState(**now, phases=self.saved_phases()), path)
-        self.phase = self.plan.phases[saved.phase - 1]
-        self.read, self.begun = dict(saved.streams), saved.step
-        self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))
-        self.loader.load_state_dict(saved.loader)
-
-    def saved_phases(self) -> list[dict[str, Any]]:
-        """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""
-        saved = json.loads(json.dumps([asdict(phase) for phase in self.plan.phases]))
-        for phase in saved:
-            phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
-        return saved
-
-    def source_tokens(self) -> dict[str, int]:
-        """The tokens read of each dataset, by its path, padding included."""
-        tokens = dict.fromkeys(self.datasets, 0)
-        for path, length, count in self._counts():
-            tokens[path] += count * length
-        return tokens
-
-    def epochs(self) -> dict[str, float]:
-        """Of each dataset that was read in rows of this length, by its path: how often."""
-        length, positions = self.phase.length, self.positions
-        streams = {path: self._stream(path, length) for path in self.datasets}
-        read = {path: positions[stream] for path, stream in streams.items() if stream in positions}
-        return {path: count / self.samples([path], length) for path, count in read.items()}
-
-    def shares(self) -> list[str]:
-        """For each dataset of a mix: its share of the rows, its size, and how often it is read. Empty for one.
-
-        How often is not said of several phases.
-        """
+    def describe_mix(self) -> list[str]:
+        """Return a line for each dataset of a mix: its share of the rows and its size; nothing for one dataset."""
         if len(self.phase.sources) == 1:
             return []
         counts, total = self.loader.counts(self.phase.samples()), sum(self.loader.weights)
@@ -342,3 +285,43 @@ class Batches:
             samples = counted(source.num_samples, "sample")
             lines.append(f"{path}: {weight / total:.4g} of the rows, {samples} an epoch{often}")
         return lines
+
+    # ------------------------------------------------------------------------------------------- before the first step
+
+    def check(self) -> int:
+        """Return the number of targets in the first rows. `phase` must be the phase of the first step.
+
+        Raises TrainingError for rows with too few targets, and UsageError for rows that a method cannot follow.
+        """
+        for path, dataset in self.datasets.items():
+            if self.config.milestones["words"] and "train" not in dataset.manifest.counts.get("words", {}):
+                sentence = f"--save-at words: {path} has no count of words; build it again, or give tokens"
+                raise UsageError(sentence, "missing", option="save_at", given=path)
+        for method in self._methods:
+            method.check_batches(self)
+        for phase in self.plan.phases[1:]:
+            if phase.masking.num_slots(phase.length) == 0:
+                raise self._too_few_targets(f"[[phase]] {phase.number}", phase, "it masks less than one token of a row")
+        most = min(self.loader.num_samples, self.plan.samples(), 1024)
+        batch = self.loader.read(np.arange(most))
+        if (targets := num_targets(batch)) == 0:
+            raise self._too_few_targets("the first rows", self.phase, "their samples are too short to mask")
+        lengths = np.full(most, self.loader.length) if batch.attention_mask is None else batch.attention_mask.sum(1)
+        wanted = sum(map(self.phase.masking.quota, lengths[:CHECKED_ROWS].tolist()))
+        masked = int((batch.targets[:CHECKED_ROWS] != bertdata.IGNORE_INDEX).sum())
+        policy = self.phase.masking.policy
+        least = 200 if policy == "bernoulli" else 0
+        if policy != "uniform" and self.step == 0 and max(2 * masked, least) < wanted:
+            reason = f"they have {masked:,} of {wanted:,} targets, because most tokens are [UNK]"
+            reason += ", or words are too long for --masking" * (policy in ("whole_word", "span"))
+            raise self._too_few_targets("the first rows", self.phase, reason)
+        return targets
+
+    @staticmethod
+    def _too_few_targets(where: str, phase: Phase, reason: str) -> TrainingError:
+        sentence = (
+            f"{where} of {' and '.join(path for path, _ in phase.sources)} cannot be trained on: {reason} (--masking "
+            f"{phase.masking.policy}, --mlm-probability {phase.masking.probability}, rows of {phase.length} tokens); "
+            "raise --mlm-probability or --length, give --masking exact, or build with a tokenizer for this text"
+        )
+        return TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=phase.masking.probability)

@@ -19,11 +19,12 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.support import TOKENIZER, Spelling, load_tokenizer, spelled
-from bertrain.data import micro_batches
+from bertrain.data import Stream, micro_batches
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.objectives import num_targets
 from bertrain.ranks import Signals, World
-from bertrain.trainer import Run, autocast_of
+from bertrain.speed import Clock
+from bertrain.trainer import Trainer, autocast_of
 
 MASKING = bertdata.Masking(probability=0.15, rule=1)  # for good, so that results of all versions compare
 SEED = 0
@@ -181,96 +182,80 @@ def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray
 EVALUATED_SAMPLES = 2048  # of the validation split
 
 
-class Validation:
-    """Evaluates a run when it is due. Its methods are called on every rank."""
+class Evaluator:
+    """Evaluates a run on the validation splits of the datasets of its phase. All ranks call its methods together."""
 
-    def __init__(self, run: Run, *, evaluated_step: int = 0) -> None:
-        """evaluated_step: of the last evaluation in the log."""
-        self._run, self._evaluated_step = run, evaluated_step
+    def __init__(self, trainer: Trainer, stream: Stream, clock: Clock) -> None:
+        self._trainer, self._stream, self._clock, self._ranks = trainer, stream, clock, trainer.ranks
 
     @property
-    def is_due(self) -> bool:
-        """After the last step, and after each --eval-every steps; not twice after the same step."""
-        run = self._run
-        if not self._held_out or run.step == 0 or self._evaluated_step >= run.step:
-            return False
-        every = run.config.eval_every
-        return run.is_done or (every > 0 and run.step % every == 0)
+    def splits(self) -> dict[str, bertdata.Dataset]:
+        """The datasets of the phase that have a validation split, by path."""
+        datasets = {path: self._stream.datasets[path] for path, _ in self._stream.phase.sources}
+        return {path: shards for path, shards in datasets.items() if "validation" in shards.splits}
 
-    def evaluate(self, signals: Signals) -> bool:
-        """Evaluates and shows predictions. Returns False if a signal came meanwhile; then nothing is shown."""
-        run = self._run
+    def is_due(self, step: int, last: int) -> bool:
+        """Return whether the run is evaluated after a step. last: the step of the last evaluation."""
+        every = self._trainer.config.eval_every
+        is_last = step >= self._trainer.plan.steps
+        return bool(self.splits) and last < step and (is_last or (every > 0 and step % every == 0))
 
-        run.end_of_steps()
-        before = run.clock.seconds["evaluated"]
+    def evaluate(self, signals: Signals) -> tuple[dict[str, Any], list[tuple[str, str, str]]] | None:
+        """Return the entry of an evaluation for the log, and on rank 0 predictions; None if a signal came.
+
+        The entry has the result of `evaluate`, and the length, masking and precision of its rows. A prediction is
+        (tokens around, target, most probable token).
+        """
+        before = self._clock.seconds["evaluated"]
         result = self._evaluate(interrupted=signals.poll)
         if result is None:
-            run.clock.lap("evaluated")
-            return False
-        self._evaluated_step = run.step
+            self._clock.lap("evaluated")
+            return None
+        predictions: list[tuple[str, str, str]] = []
 
-        def show() -> None:
-            shards = next(iter(self._held_out.values()))
-            (row,) = samples(run.learner, shards, run.ranks.device, rows=1, best=1, **self._options)
-            shown = [(around, target, best) for around, target, (best,) in row.masked]
-            run.clock.lap("evaluated")
-            run.watch.evaluation(
-                run.step, result | self._measured, shown, seconds=run.clock.seconds["evaluated"] - before
-            )
+        def predict() -> None:
+            shards, options = next(iter(self.splits.values())), self._options
+            (row,) = samples(self._trainer.learner, shards, self._ranks.device, rows=1, best=1, **options)
+            predictions.extend((around, target, best) for around, target, (best,) in row.masked)
 
-        run.ranks.on_first(show)
-        run.clock.lap("evaluated")
-        return True
+        self._ranks.on_first(predict)
+        self._clock.lap("evaluated")
+        config = self._trainer.config
+        rows: dict[str, Any] = {"length": self._stream.loader.length, "masking": config.eval_masking}
+        rows |= {"precision": self._trainer.eval_precision, "s": self._clock.seconds["evaluated"] - before}
+        return result | rows, predictions
 
     def loss(self) -> float | None:
-        """The loss on the validation split; on the train split of the first dataset where none has another."""
-        run = self._run
-        run.end_of_steps()
-        if self._held_out:
+        """Return the loss on the validation splits; without any, on the train split of the first dataset."""
+        self._trainer.wait()
+        self._clock.lap("trained")
+        if self.splits:
             result = self._evaluate()
         else:
-            options = self._options | self._limits | {"split": "train"}
-            result = evaluate(run.learner, run.datasets[run.phase.sources[0][0]], run.ranks, **options)
-        run.clock.lap("evaluated")
+            shards = self._stream.datasets[self._stream.phase.sources[0][0]]
+            result = evaluate(self._trainer.learner, shards, self._ranks, **self._limits | {"split": "train"})
+        self._clock.lap("evaluated")
         return result["loss"] if result else None
-
-    @property
-    def _held_out(self) -> dict[str, bertdata.Dataset]:
-        """The datasets of the phase that have a validation split, by path."""
-        found = {path: self._run.datasets[path] for path, _ in self._run.phase.sources}
-        return {path: shards for path, shards in found.items() if "validation" in shards.splits}
 
     @property
     def _options(self) -> dict[str, Any]:
         """Which rows are evaluated, and how they are masked."""
-        masking = replace(MASKING, probability=self._run.config.eval_masking)
-        return {"split": "validation", "length": self._run.loader.length, "masking": masking}
-
-    @property
-    def _measured(self) -> dict[str, Any]:
-        """What a card says of the rows: their length, the share that is masked, and the number format."""
-        run = self._run
-        return {
-            "length": run.loader.length,
-            "masking": run.config.eval_masking,
-            "precision": run.training.eval_precision,
-        }
+        masking = replace(MASKING, probability=self._trainer.config.eval_masking)
+        return {"split": "validation", "length": self._stream.loader.length, "masking": masking}
 
     @property
     def _limits(self) -> dict[str, Any]:
-        """How many rows are evaluated, and the context of forward passes."""
-        training, device = self._run.training, self._run.ranks.device
-        return {"max_samples": EVALUATED_SAMPLES, "autocast": autocast_of(device, training.eval_precision)}
+        """The same, with the number of rows and the context of forward passes."""
+        autocast = autocast_of(self._ranks.device, self._trainer.eval_precision)
+        return self._options | {"max_samples": EVALUATED_SAMPLES, "autocast": autocast}
 
     def _evaluate(self, **more: Any) -> dict[str, Any] | None:
-        """The result of `evaluate`; in a mix the mean of each source's by weight."""
-        run, options = self._run, self._options | self._limits | more
-        if not run.batches.names:
-            return evaluate(run.learner, run.shards, run.ranks, **options)
+        """Return the result of `evaluate`; for a mix the mean of each source's by weight."""
         results = {}
-        for name, shards in self._held_out.items():
-            result = evaluate(run.learner, shards, run.ranks, **options)
+        for path, shards in self.splits.items():
+            result = evaluate(self._trainer.learner, shards, self._ranks, **self._limits | more)
             if result is None:
                 return None
-            results[name] = result
-        return mean(results, dict(run.phase.sources))
+            results[path] = result
+        is_mix = len(self._stream.datasets) > 1
+        return mean(results, dict(self._stream.phase.sources)) if is_mix else next(iter(results.values()))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import bertdata
     from bertrain.config import Config
-    from bertrain.data import Batches
+    from bertrain.data import Stream
     from bertrain.objectives import Learner, Objective
     from bertrain.plan import Phase
 
@@ -72,7 +72,7 @@ class Method:
         """Return what makes the loader of the rows to train on. It is called as `make`, by default bertdata.Loader."""
         return make
 
-    def check_batches(self, batches: Batches) -> None:
+    def check_batches(self, batches: Stream) -> None:
         """Raises UsageError for a stream of rows that it cannot follow to the end of the run."""
 
     def identity(self, learner: Learner) -> Mapping[str, str]:

@@ -6,7 +6,7 @@
 
 The global batch of every step is the same for any number of ranks, and so is the run, up to the order of sums. (With
 dropout it is not: each rank draws its own.) Stopped and started again, a run continues from the newest checkpoint as if
-nothing had happened; on CPUs bit for bit.
+nothing had happened; on CPUs bitwise identical.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C ma
 
 import contextlib
 import gc
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
-import torch
 
-from bertdata.support import one_sentence
-from bertrain import checkpoint
+from bertdata.support import UsageError, one_sentence
+from bertrain import card, checkpoint, trackers
 from bertrain.cli import command
 from bertrain.config import Config, default_out
-from bertrain.data import micro_batches, to_device
-from bertrain.evaluate import Validation
-from bertrain.ranks import Signals, world
-from bertrain.report import Records, Watch
-from bertrain.trainer import Run
+from bertrain.data import Stream, open_datasets
+from bertrain.evaluate import Evaluator
+from bertrain.methods import methods_of
+from bertrain.models.load import max_length
+from bertrain.plan import Phase
+from bertrain.ranks import Signals, World, world
+from bertrain.report import Report
+from bertrain.speed import Clock
+from bertrain.state import TRAINER, TrainState, kept_options, read, require_resumable
+from bertrain.trainer import Trainer, build_model, check_names, check_parts, made_with_of
 
 
 def pretrain(config: Config) -> None:
@@ -48,80 +54,221 @@ def pretrain(config: Config) -> None:
         lock = checkpoint.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
         choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
-        run = ranks.together(lambda: Run(config, ranks, choice))
+        run = ranks.together(lambda: Pretraining(config, ranks, choice))
         ranks.require_same_on_all_ranks(run.facts())
-        run.watch = Watch(config, run.plan, ranks, run.batches.sources, step=run.step)
-        records = Records(run, lock)
-        with run.watch, Signals(ranks) as signals:
-            validation = Validation(run, evaluated_step=records.begin())
+        run.begin(lock)
+        with run.report, Signals(ranks) as signals:
             try:
-                with records.writer:
-                    train(run, validation, records, signals)
-                    while not (run.is_done or signals.stopped):
-                        records.wait()
-                        run.enter_next(validation.loss)
-                        train(run, validation, records, signals)
-                run.watch.finish(run.clock)
+                with run.writer:
+                    run.train(signals)
             except KeyboardInterrupt:  # the second Ctrl-C
-                run.watch.say(f"Interrupted at step {run.step}. {records.describe_newest()}")
+                run.report.say(f"Interrupted at step {run.state.step}. {run.writer.describe()}")
                 sys.exit(130)
-        if ranks.rank == 0:
-            if signals.stopped:
-                by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
-                click.echo(f"Stopped by {by} after step {run.step}. {records.describe_newest()}")
-            else:
-                saved = records.writer.saved
-                click.echo(f"done: {saved}\nAutoModelForMaskedLM.from_pretrained({str(saved)!r})")
+        if ranks.rank == 0 and signals.stopped:
+            by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
+            click.echo(f"Stopped by {by} after step {run.state.step}. {run.writer.describe()}")
+        elif ranks.rank == 0:
+            click.echo(f"done: {run.writer.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.writer.saved)!r})")
         if signals.stopped == "SIGINT":
             sys.exit(130)
 
 
-def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
-    """Takes the steps of a phase, until they are taken or a signal comes to any rank."""
-    config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
-    module, is_first = training.begin_phase(), True
-    gc.unfreeze()  # what was of the phase before
-    gc.collect()
-    gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
-    run.clock.start(run.learner.model, loader.length, loader.num_slots)
-    while True:
-        if validation.is_due:
-            records.write_entry()
-            if not validation.evaluate(signals):
-                records.save(required=True)
+class Pretraining:
+    """The parts of a run, and its loop."""
+
+    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
+        """Build the parts, without a change of any file. It uses no collective. choice: the checkpoint to resume from.
+
+        Raises UsageError, DatasetError or TrainingError for options, files or rows that cannot be trained on.
+        """
+        choice.check()
+        check_names(config)
+        if ranks.rank == 0:
+            trackers.require(config.log_to)
+        on_gpu, methods = ranks.device.type == "cuda", methods_of(config)
+        self.config, self.ranks, self.resumed_from = config, ranks, choice.path
+        self.stream = Stream(
+            config, open_datasets(config), methods=methods, rank=ranks.rank, world_size=ranks.world_size, on_gpu=on_gpu
+        )
+        shards = next(iter(self.stream.datasets.values()))  # any of them: all have one tokenizer
+        self.made_with = made_with_of(config)
+        self.changes: list[str] = []  # since the checkpoint, as lines
+        self.state = self._resume()
+        weights, warnings = build_model(config, shards, self.stream.phase, resume=choice.path, methods=methods)
+        self.stream.check()
+        self.trainer = Trainer(config, shards, ranks, methods, self.stream.plan, weights)
+        for method in methods:
+            self.made_with |= method.identity(self.trainer.learner)
+        later = self.stream.plan.phases[self.stream.phase.number - 1 :]
+        check_parts(config, shards, self.trainer.learner, later, methods)
+        if choice.path:
+            require_resumable(self.state, TrainState(made_with=self.made_with), choice.path)
+            self.trainer.load(choice.path, self.state)
+        self.trainer.apply(self.stream.phase)
+        self.clock = Clock(self.state.seconds, ranks.device, self.trainer.precision)
+        self.tokenizer = checkpoint.tokenizer_files(shards.tokenizer_file, weights, max_length(weights.config))
+        self.warnings = [*choice.warnings, *warnings]
+        self._first_step, self._read = self.state.step, self._amounts()
+        self._milestones: list[str] = []  # of --save-at, which no checkpoint on disk has yet
+        self._tried = (-1, 0)  # the step of the last checkpoint that was to be written, and its number of milestones
+
+    def _resume(self) -> TrainState:
+        """Return the state to begin with. Raises UsageError if an option has changed that must not change."""
+        if self.resumed_from is None:
+            return TrainState()
+        if self.config.resume == "no":
+            out = self.config.out
+            sentence = f"{out} already holds checkpoints; give another --out, or --resume auto to continue"
+            raise UsageError(sentence, "out-exists", option="out", given=out)
+        saved = read(self.resumed_from)
+        self.stream.resume(self.resumed_from, saved, self.made_with)
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
+            self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
+        return saved
+
+    def facts(self) -> dict[str, object]:
+        """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
+        datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
+        return self.config.flat() | self.made_with | datasets | card.versions()
+
+    def begin(self, lock: checkpoint.Lock) -> None:
+        """Open the log, and print the first lines. Call it on all ranks. lock: of the directory, held on rank 0."""
+        self._lock = lock
+        self.report = Report(self.trainer, self.stream, self.clock, step=self.state.step, guard=lock.require)
+        self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
+        options: dict[str, Any] = {"keep": self.config.keep, "saved": self.resumed_from}
+        self.writer = checkpoint.Writer(
+            Path(self.config.out), warn=self.report.warn, methods=self.trainer.methods, **options
+        )
+        if self.ranks.rank == 0 and self.resumed_from:
+            self.writer.remove_others(self.resumed_from)  # that a killed run left
+        self.report.begin(self.resumed_from, self.warnings, self.changes)
+
+    def train(self, signals: Signals) -> None:
+        """Take the steps of all phases, until the last one or a signal to any rank."""
+        self._train_phase(self.stream.phase, signals)
+        for phase in self.stream.plan.phases[self.stream.phase.number :]:
+            if signals.stopped:
                 return
-        if run.phase_is_done:
-            records.finish()
-            return
-        batch, waited = run.next_batch()
+            self._enter(phase)
+            self._train_phase(phase, signals)
+        self.writer.wait()
+        self.report.finish()
 
-        counts = to_device(torch.tensor([*run.learner.counts(batch).values()], dtype=torch.float64), ranks.device)
-        run.sums.add_counts(counts)
-        ranks.sum(counts)
+    def _enter(self, phase: Phase) -> None:
+        """Continue with a phase; a method may build its model and fill it with what was learned."""
+        before, state = self.stream.phase, self.state
+        self.ranks.on_first(self.writer.wait)  # the configuration of the model, which changes now, is written last
+        self.clock.lap("waited")
+        if carry := self.trainer.carry_into(before, phase):
+            entry: dict[str, Any] = {"step": state.step, "loss_before": self.evaluator.loss()}
+            entry["change"] = self.ranks.together(lambda: self.trainer.remake(before, phase, carry))
+            self.clock.lap("compiled")
+            entry |= {"loss_after": self.evaluator.loss(), "parameters": self.trainer.num_parameters}
+            self.report.model_changed(entry)
+        self.stream.enter(phase)
+        self.report.phase(state.step, phase)
 
-        scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
-        size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
-        training.begin_step(run.step, run.phase)
-        pieces = micro_batches(batch, size=size, count=number, device=ranks.device)
-        for place, piece in enumerate(pieces, 1):
-            losses = training.add_gradients(module, piece, scale, is_last=place == number)
-            run.sums.add(losses)
-        run.update()
-        run.sums.end_step(training.skipped, ranks)
-        records.write_entry()  # of the step before, on a GPU, which has work meanwhile
+    def _train_phase(self, phase: Phase, signals: Signals) -> None:
+        trainer, state, report, config = self.trainer, self.state, self.report, self.config
+        module, is_saved = trainer.enter(phase), True
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # the objects of a run live until its end, so the garbage collector can skip them
+        loader = self.stream.loader
+        self.clock.start(trainer.learner.model, loader.length, loader.num_slots)
+        while True:
+            if not signals.stopped and self.evaluator.is_due(state.step, report.last_evaluation):
+                self._evaluate(signals)
+                is_saved = is_saved and not signals.stopped
+            if not is_saved:
+                self.save(required=bool(signals.stopped) or state.step >= self.stream.plan.steps)
+                is_saved = True
+            if signals.stopped or state.step >= phase.stop:
+                return
+            report.rows(state.step)
+            started = time.perf_counter()
+            batch = self.stream.next_batch()
+            waited = time.perf_counter() - started
+            rows = loader.global_batch_size
+            trainer.step(module, batch, state.step, phase, rows)
+            state.step, state.tokens = state.step + 1, state.tokens + rows * phase.length
+            report.advance()
+            report.flush()  # an entry of the step before; a GPU has work now
+            self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)
+            signals.poll()
+            if state.step == self._first_step + 1 and self.ranks.rank == 0:
+                self.writer.reserve(self._content())
+            is_saved = not (self._passes_milestone() or state.step % config.save_every == 0)
+            is_saved = is_saved and not signals.stopped and state.step < phase.stop
+            if not is_saved or state.step % config.log_every == 0:
+                report.log(state, now=not is_saved)
 
-        run.clock.end_step(rows=loader.global_batch_size / ranks.world_size, waited=waited)
-        if is_first:
-            records.reserve()
-            is_first = False
-        is_last = signals.poll() or run.phase_is_done
-        saves = is_last or bool(run.milestones) or run.step % config.save_every == 0
-        if saves or run.step % config.log_every == 0:
-            records.log(is_last=is_last)
-        if saves:
-            records.save(required=run.is_done or bool(signals.stopped))
-        if signals.stopped:
-            return
+    def _evaluate(self, signals: Signals) -> None:
+        self.report.flush()
+        self.trainer.wait()
+        self.clock.lap("trained")
+        evaluated = self.evaluator.evaluate(signals)
+        if evaluated is not None:
+            self.report.evaluation(self.state.step, *evaluated)
+
+    def _amounts(self) -> dict[str, float]:
+        """Return what --save-at counts: the tokens and words read."""
+        words = self.stream.words() if self.config.milestones["words"] else 0.0
+        return {"tokens": self.state.tokens, "words": words}
+
+    def _passes_milestone(self) -> bool:
+        """Return whether the last step passed a number of --save-at, and keep the names of those it passed."""
+        before, self._read = self._read, self._amounts()
+        passed = [
+            f"{unit}={number}"
+            for unit, numbers in self.config.milestones.items()
+            for number in numbers
+            if before[unit] < number <= self._read[unit]
+        ]
+        self._milestones += passed
+        return bool(passed)
+
+    def save(self, *, required: bool) -> None:
+        """Copy the state, and write it beside training. Call it on all ranks.
+
+        required: wait for the end, and fail if the write fails. Otherwise a full disk does not end the run: the newest
+        checkpoint stays, and the next one may fit.
+        """
+        self.report.flush()
+        self.trainer.wait()
+        self.clock.lap("trained")
+        self.ranks.on_first(lambda: self._write(required=required))
+        self.clock.lap("waited")
+
+    def _write(self, *, required: bool) -> None:
+        self._lock.require()
+        self.writer.wait()
+        step = self.state.step
+        if self.writer.saved_step == self._tried[0]:
+            del self._milestones[: self._tried[1]]
+        if self.writer.saved_step != step:
+            self._tried = step, len(self._milestones)
+            target = Path(self.config.out) / f"{checkpoint.STEP}{step:08d}"
+            self.writer.save(target, self.trainer.learner.model, self._content(), required=required)
+
+    def _content(self) -> checkpoint.Content:
+        """Return what is saved. Its tensors are those that training changes."""
+        trainer, stream, state = self.trainer, self.stream, self.state
+        state.seconds, state.scaler, state.milestones = (
+            self.clock.seconds,
+            trainer.scaler.state_dict(),
+            self._milestones,
+        )
+        state.phase, state.phases = stream.phase.number, stream.saved_phases()
+        state.loader, state.streams = stream.loader.state_dict(), stream.positions
+        state.options = kept_options(self.config.flat())
+        state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
+        objects: dict[str, Any] = {checkpoint.OPTIMIZER: trainer.optimizer.state_dict()}
+        if beside := trainer.learner.objective_tensors():
+            objects[checkpoint.BESIDE] = beside
+        files = self.tokenizer | {TRAINER: state.content(), card.CARD: self.report.card(state)}
+        return checkpoint.Content(trainer.learner.model.state_dict(), objects, files)
 
 
 main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")

@@ -1,4 +1,4 @@
-"""What a run writes and shows: log.jsonl, run.json, a progress bar or lines, trackers, warnings, checkpoints."""
+"""What a run writes and shows: log.jsonl, run.json, a progress bar or lines, trackers, warnings, the model card."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.support import counted, load_tokenizer, make_directory, spelled, write_file
-from bertrain import card, checkpoint
-from bertrain.checkpoint import Writer
-from bertrain.config import Config
-from bertrain.data import Sources
+from bertrain import card
+from bertrain.data import Sources, Stream
 from bertrain.evaluate import EVALUATED_SAMPLES
 from bertrain.models.families import has_dropout
-from bertrain.plan import Phase, Plan
-from bertrain.ranks import Reading, World
+from bertrain.optim.optimizers import scaled_rates
+from bertrain.plan import Phase
+from bertrain.ranks import Reading
 from bertrain.speed import Clock
-from bertrain.state import TRAINER, TrainingError, TrainState, kept_options
+from bertrain.state import TrainingError, TrainState
 from bertrain.trackers import Trackers
-from bertrain.trainer import PATIENCE, Run
+from bertrain.trainer import Trainer
+
+PATIENCE = 10  # skipped steps in a row that end a run
+QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
+COLLAPSED = 0.9  # share of predictions that are one token
+COLLAPSE_STEPS = 500  # earlier, a model that predicts one token is no cause for a warning
+SHOWN_PREDICTIONS = 5  # of an evaluation
+KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
 
 
 def entry_of(line: str) -> dict[str, Any] | None:
-    """The entry in a line; None if there is none, as in a line that was cut off or damaged."""
+    """Return the entry in a line of log.jsonl; None for a line that is incomplete or damaged."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -43,12 +49,10 @@ def entry_of(line: str) -> dict[str, Any] | None:
 
 
 class Log:
-    """Appends one JSON object a line to log.jsonl. A resumed run first drops the entries after its checkpoint.
+    """Appends one JSON object a line to log.jsonl.
 
-    A new run drops them all.
-
-    An entry that a full disk refuses is kept, and written with the next one or at the end. A file that somebody
-    removed is written again.
+    A run first removes the entries after its checkpoint; a new run removes all. An entry that does not fit on the disk
+    is written with the next one, or at the end. If somebody removes the file, it is written again.
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
@@ -56,7 +60,7 @@ class Log:
         self.last_evaluation: dict[str, Any] = {}
         """The entry of the last evaluation in the log; empty if there is none."""
         self.bad_lines: list[int] = []
-        """The numbers of lines that are no entries and were left out, from 1; not of the last, which a kill may cut."""
+        """The numbers of invalid lines, from 1, which were removed; without the last line, which a kill may cut."""
         if path.exists():
             lines = path.read_text(errors="replace").splitlines()
             for number, line in enumerate(lines, 1):
@@ -76,7 +80,7 @@ class Log:
         self._waiting = b""
 
     def write(self, entry: dict[str, Any]) -> str | None:
-        """Returns why the entry could not be written, if so."""
+        """Append an entry. Return why it could not be written, else None."""
         self._waiting += json.dumps(entry).encode() + b"\n"
         if "validation_loss" in entry:
             self.last_evaluation = entry
@@ -89,7 +93,7 @@ class Log:
         return None
 
     def _begin_again(self) -> None:
-        """Writes a new file with all that the removed one has; it lives as long as it is open."""
+        """Write a new file with the content of the removed one, which exists as long as it is open."""
         self._file.seek(0)
         content = self._file.read()
         make_directory(self._path.parent)
@@ -111,10 +115,10 @@ class Log:
 
 
 def reference_losses(sources: Sources, split: str) -> dict[str, float]:
-    """What a loss is compared with, in nats a token: guessing evenly, and guessing by frequency alone.
+    """Return losses to compare with, in nats a token: of uniform guesses, and of guesses by token frequency (unigram).
 
-    The unigram entropy is that of the split's tokens without special ids, over at most ten million of them of each
-    dataset. sources: datasets with one tokenizer, and their weights; those without the split are left out.
+    The unigram loss is the entropy of the split's tokens without special tokens, over at most ten million tokens of
+    each dataset. sources: datasets with one tokenizer, and their weights; a dataset without the split does not count.
     """
     special = sources[0][0].special_tokens
     total = sum(weight for shards, weight in sources if split in shards.splits)
@@ -137,7 +141,7 @@ KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
 
 
 def table(predictions: list[tuple[str, str, str]]) -> list[str]:
-    """Lines for a terminal, one for each (tokens around, target, predicted); a cross marks a wrong one."""
+    """Return lines for a terminal, one for each (tokens around, target, predicted); x marks a wrong one."""
     lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
     return lines + [
         f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
@@ -145,50 +149,63 @@ def table(predictions: list[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-class Watch(contextlib.ExitStack):
-    """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
+class Report(contextlib.ExitStack):
+    """Logs and prints a run. Call `log` and `flush` on all ranks; what only rank 0 does, others leave out."""
 
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        ranks: World,
-        sources: Sources,
-        *,
-        step: int,
-    ) -> None:
-        """sources: the datasets of --data, and their weights."""
+    def __init__(self, trainer: Trainer, stream: Stream, clock: Clock, *, step: int, guard: Callable[[], None]) -> None:
+        """step: of the checkpoint. guard: called on rank 0 before each entry, to check the lock of the directory."""
         super().__init__()
-        self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
-        self.out, self.is_first = Path(config.out), ranks.rank == 0
-        self.reference = reference_losses(sources, "train")
-        self.started = self._last_line = time.perf_counter()
-        self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
+        self._trainer, self._stream, self._clock, self._guard = trainer, stream, clock, guard
+        self.config, self.plan, self.ranks = trainer.config, trainer.plan, trainer.ranks
+        self.out, self.is_first = Path(self.config.out), self.ranks.rank == 0
+        self.reference = reference_losses(stream.sources, "train")
+        self.last_evaluation = -1
+        """The step of the last evaluation in the log."""
+        self._started = self._last_line = time.perf_counter()
+        self._first_step = step
         self._warned: set[str] = set()
-        self._stream: dict[str, Any] = {}
-        self._log: Log | None = None
-        if not self.is_first:
-            return
-        make_directory(self.out)
-        self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
-        self._bar = self.enter_context(tqdm(total=plan.steps, initial=step, unit="step", disable=None))
-        names = list(dict.fromkeys(config.log_to))
-        self._trackers = Trackers(names, self.out, config.flat(), step=step, warn=self.warn)
-        self.callback(self._trackers.close)
+        self._rows: dict[str, Any] = {}
+        self._write: Callable[[], None] = lambda: None
+        self._run_json: dict[str, Any] = {}
+        if self.is_first:
+            make_directory(self.out)
+            self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
+            self._bar = self.enter_context(tqdm(total=self.plan.steps, initial=step, unit="step", disable=None))
+            names = list(dict.fromkeys(self.config.log_to))
+            self._trackers = Trackers(names, self.out, self.config.flat(), step=step, warn=self.warn)
+            self.callback(self._trackers.close)
 
-    @property
-    def last_evaluation(self) -> dict[str, Any]:
-        """The entry of the last evaluation in the log; empty if there is none."""
-        return self._log.last_evaluation if self._log else {}
+    # ------------------------------------------------------------------------------------------------ the first lines
 
-    def announce(self, facts: dict[str, Any], lines: list[str], warnings: list[str]) -> None:
-        """Prints what the run amounts to, and keeps it in run.json.
+    def begin(self, resumed_from: Path | None, warnings: list[str], changes: list[str]) -> None:
+        """Print what the run is, and write run.json. Call it on all ranks.
 
-        lines: about methods, and about the sources of a mix.
+        warnings: of models and checkpoints. changes: lines about what has changed since the checkpoint.
         """
-        config, plan = self.config, self.plan
-        ids = [shards.dataset_id for shards, _ in self.sources]
-        resolved = facts | {
+        self.last_evaluation = self.ranks.from_first(lambda: self._begin(resumed_from, warnings, changes))
+
+    def _begin(self, resumed_from: Path | None, warnings: list[str], changes: list[str]) -> int:
+        config, plan, trainer, stream = self.config, self.plan, self._trainer, self._stream
+        facts: dict[str, Any] = {
+            "step": self._first_step,
+            "resumed_from": str(resumed_from) if resumed_from else None,
+            "precision": trainer.precision,
+            "eval_precision": trainer.eval_precision,
+            "attention": trainer.attention,
+            "samples_per_epoch": stream.loader.num_samples,
+            "parameters": trainer.num_parameters,
+        }
+        if config.lr_scale:
+            facts["lr_scale"] = scaled_rates(trainer.learner.sizes, config)
+        lines = changes + stream.describe_mix()
+        if resumed_from and self._first_step >= plan.steps:
+            lines.append(f"the run is complete, with step {plan.steps:,}; give more --steps, or another --out")
+        for method in trainer.methods:
+            lines += method.lines(trainer.learner)
+            if of_method := method.facts(trainer.learner):
+                facts[method.name] = of_method
+        ids = [shards.dataset_id for shards, _ in stream.sources]
+        facts |= {
             "dataset_id": ids if len(ids) > 1 else ids[0],
             "world_size": self.ranks.world_size,
             "device": str(self.ranks.device),
@@ -196,97 +213,101 @@ class Watch(contextlib.ExitStack):
             "reference_loss": self.reference,
             "versions": card.versions(),
         }
-        resolved.pop("warnings")
-        self._run_json: dict[str, Any] = {"config": config.flat(), "resolved": resolved}
+        facts.pop("warnings")
+        self._run_json = {"config": config.flat(), "resolved": facts}
         self._write_run_json()
-        if self._log and self._log.bad_lines:
-            numbers = ", ".join(map(str, self._log.bad_lines))
-            warnings = [*warnings, f"log.jsonl had lines that are no entries, which were left out: {numbers}"]
-        for warning in warnings:
+        for warning in [*warnings, *self._warnings(), *plan.warnings]:
             self.warn(warning)
-        resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
-        rows = plan.phases[0].rows
-        size, steps = f"{rows} {'row' if max(rows) == 1 else 'rows'}", counted(plan.steps, "step")
-        of_pass, number = plan.first_micro_batches()
-        passes = "one pass" if number == 1 else f"{number} passes of {of_pass}"
+        for line in [self._first_line(facts), *lines, *self._second_lines(), *_scale_lines(facts.get("lr_scale", []))]:
+            self.say(line)
+        return int(self._log.last_evaluation.get("step", 0))
+
+    def _warnings(self) -> Iterator[str]:
+        for path, shards in self._stream.datasets.items():
+            if "validation" not in shards.splits and self.config.eval_every:
+                yield f"{path} has no validation split, so it is not evaluated; build it with a larger --validation"
+        if any(has_dropout(each.model) for each in self._trainer.learner.encoders) and self.ranks.world_size > 1:
+            yield "the model has dropout, so another number of ranks would give another run"
+        if self._log.bad_lines:
+            yield f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}"
+
+    def _first_line(self, facts: Mapping[str, Any]) -> str:
+        rows = self.plan.phases[0].rows
+        size, number = self.plan.first_micro_batches()
+        passes = "one pass" if number == 1 else f"{number} passes of {size}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
-        first = (
-            f"{config.start}: {facts['parameters']:,} parameters, {steps}, {size} a step, in {passes} on "
-            f"{ranks}, {facts['precision']}, attention by {' or '.join(facts['attention'])}, "
-            f"{counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}"
+        resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
+        return (
+            f"{self.config.start}: {facts['parameters']:,} parameters, {counted(self.plan.steps, 'step')}, {rows} "
+            f"{'row' if max(rows) == 1 else 'rows'} a step, in {passes} on {ranks}, {facts['precision']}, attention by "
+            f"{' or '.join(facts['attention'])}, {counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}"
         )
-        reference = (
+
+    def _second_lines(self) -> list[str]:
+        line = (
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
             f"evenly, {self.reference['unigram']:.3f} by frequency alone"
         )
-        lines = [first, *lines, reference, *plan.describe()]
-        for line in [*lines, *_scale_lines(resolved.get("lr_scale", []))]:
-            self.say(line)
-
-    def phase(self, step: int, phase: Phase) -> None:
-        """Shows that a phase begins after a step."""
-        self.say(f"step {step}: {self.plan.line(phase)}")
-
-    def model_changed(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
-        """Keeps and shows how the model has changed. scales: what --lr-scale amounts to from then on."""
-        if not self.is_first:
-            return
-        self._keep(entry)
-        self._run_json["resolved"] |= {"parameters": entry["parameters"]} | ({"lr_scale": scales} if scales else {})
-        self._renew_run_json()
-        losses = " before and ".join(
-            "-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}" for when in ("before", "after")
-        )
-        changes = ", ".join(f"{name} {was} → {value}" for name, (was, value) in entry["change"].items())
-        self.say(
-            f"step {entry['step']}: the model changes, {changes}, {entry['parameters']:,} parameters; loss {losses} "
-            "after"
-        )
-        for line in _scale_lines(scales):
-            self.say(line)
+        return [line, *self.plan.describe()]
 
     def _write_run_json(self) -> None:
         write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
 
     def _renew_run_json(self) -> None:
-        """Writes run.json again. A full disk does not end a run."""
+        """Write run.json again. A full disk does not end a run."""
         try:
             self._write_run_json()
         except OSError as error:
             self.warn(f"run.json cannot be written: {error.strerror}")
 
-    def say(self, line: str) -> None:
-        """Prints a line on rank 0, above the progress bar if there is one. A reader that has gone ends no run."""
-        if self.is_first:
-            try:
-                tqdm.write(line, file=sys.stdout)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # ------------------------------------------------------------------------------------------------------- entries
 
-    def warn(self, line: str) -> None:
-        self.say(f"warning: {line}")
+    def log(self, state: TrainState, *, now: bool) -> None:
+        """Make an entry of the log about the steps since the last one. Call it on all ranks.
 
-    def advance(self) -> None:
-        if self.is_first:
-            self._bar.update()
-
-    def stream(self, step: int, loader: bertdata.Loader) -> None:
-        """Keeps what a run reads after a step, at its start and at each change: then every later batch is known.
-
-        The entry has the state of the loader and its global_batch_size.
+        On a GPU the entry is written one step later, by `flush`, when its numbers have been copied to the host.
+        now: write it at once.
         """
-        if not self.is_first:
-            return
-        state = loader.state_dict() | {"global_batch_size": loader.global_batch_size}
-        if state | {"position": None} != self._stream:
-            self._stream = state | {"position": None}
-            self._keep({"step": step, "stream": state})
+        trainer, step, tokens, rate = self._trainer, state.step, state.tokens, self._trainer.rate
+        numbers = Reading(
+            torch.cat([trainer.sums.take(self.ranks), trainer.norm.double()[None], trainer.skipped_in_a_row])
+        )
+        sources = self._stream.read_by_source()
 
-    def entry(self, entry: dict[str, Any], *, done: bool) -> None:
-        """Keeps and shows what happened since the last entry."""
+        def write() -> None:
+            *sums, norm, in_a_row = numbers.take()
+            self._clock.lap("trained")  # also the wait for the GPU
+            means = trainer.sums.means(sums, trainer.learner.log_names())
+            entry = {
+                "step": step,
+                **means,
+                **({"sources": sources} if sources else {}),
+                "lr": rate,
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "tokens": tokens,
+                **self._clock.rates(self.ranks.world_size),
+                "seconds": round(time.perf_counter() - self._started, 3),
+                **self._clock.entry(),
+            }
+            self.ranks.together(lambda: self._entry(entry, is_last=step == self.plan.steps))
+            # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
+            patience = PATIENCE if trainer.scaler.is_enabled() else min(PATIENCE, self.plan.steps)
+            if in_a_row >= patience:
+                self.ranks.on_first(lambda: self._give_up(step, int(in_a_row), entry["not_finite"]))
+
+        self._write = write
+        if now or numbers.is_here:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the entry that waits for its numbers, if there is one; end the run if too many steps were skipped."""
+        write, self._write = self._write, lambda: None
+        write()
+
+    def _entry(self, entry: dict[str, Any], *, is_last: bool) -> None:
         if not self.is_first:
             return
+        self._guard()
         step, loss = entry["step"], entry["loss"]
         self._keep(entry)
         if "skipped" in entry:
@@ -296,25 +317,59 @@ class Watch(contextlib.ExitStack):
                 f"{step} changed nothing; log.jsonl counts such steps as skipped",
             )
         shown = "-" if loss is None else f"{loss:.4f}"
-        if self._is_mlm:
+        if self.config.objective.split("+")[0] == "mlm":  # its loss compares with guesses of a token
             shown += f" (unigram {self.reference['unigram']:.2f})"
         mfu = f", MFU {entry['mfu']:.1%}" if entry.get("mfu") else ""
+        left = (self.plan.steps - step) * entry["seconds"] / max(1, step - self._first_step)
         line = (
-            f"loss {shown}, {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, "
-            f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
+            f"loss {shown}, {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, lr {entry['lr']:.2e}, data wait "
+            f"{entry['data_wait']:.1%}, {left / 3600:.0f} h {left % 3600 / 60:02.0f} min left"
         )
         self._bar.set_postfix_str(line)
-        if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
+        if self._bar.disable and (is_last or time.perf_counter() - self._last_line > QUIET_S):
             self._last_line = time.perf_counter()
             self.say(f"step {step}/{self.plan.steps}: {line}, {entry['seconds']:.0f} s")
 
-    def evaluation(
-        self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float
-    ) -> None:
-        """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took.
+    def _give_up(self, step: int, in_a_row: int, losses: list[str]) -> None:
+        config = self.config
+        fp16 = ", or give another --precision than fp16" * (self._trainer.precision == "fp16")
+        sentence = (
+            f"the last {in_a_row} steps up to step {step} were skipped, because {' and '.join(losses)} was not finite; "
+            f"lower --lr {config.lr} or lengthen --warmup{fp16}, and continue from a checkpoint in {self.out}"
+        )
+        raise TrainingError(sentence, "not-finite", option="lr", given=config.lr)
 
-        result: of `evaluate`, with the length, masking and precision of its rows.
+    def rows(self, step: int) -> None:
+        """Log which rows are read after a step, at the start and after each change: all later batches follow from it.
+
+        The entry has the state of the loader and its global_batch_size.
         """
+        loader = self._stream.loader
+        state = loader.state_dict() | {"global_batch_size": self._stream.phase.rows_at(step)}
+        if self.is_first and state | {"position": None} != self._rows:
+            self._rows = state | {"position": None}
+            self._keep({"step": step, "stream": state})
+
+    def phase(self, step: int, phase: Phase) -> None:
+        """Print that a phase begins after a step."""
+        self.say(f"step {step}: {self.plan.line(phase)}")
+
+    def model_changed(self, entry: dict[str, Any]) -> None:
+        """Log and print how the model has changed. entry: step, change, parameters, loss_before and loss_after."""
+        if not self.is_first:
+            return
+        self._keep(entry)
+        scales = scaled_rates(self._trainer.learner.sizes, self.config)
+        self._run_json["resolved"] |= {"parameters": entry["parameters"]} | ({"lr_scale": scales} if scales else {})
+        self._renew_run_json()
+        before, after = ("-" if loss is None else f"{loss:.4f}" for loss in (entry["loss_before"], entry["loss_after"]))
+        changes = ", ".join(f"{name} {was} → {value}" for name, (was, value) in entry["change"].items())
+        line = f"{changes}, {entry['parameters']:,} parameters; loss {before} before and {after} after"
+        self.say("\n".join([f"step {entry['step']}: the model changes, {line}", *_scale_lines(scales)]))
+
+    def evaluation(self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]]) -> None:
+        """Log and print an evaluation: what `Evaluator.evaluate` returned."""
+        self.last_evaluation = step
         if not self.is_first:
             return
         names = ("loss", "accuracy", "targets", "length", "masking", "precision")
@@ -322,37 +377,54 @@ class Watch(contextlib.ExitStack):
         by_source = result.get("sources", {})
         if by_source:
             entry["validation_sources"] = by_source
-        self._keep(entry | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]})
+        self._keep(entry | {"validation_s": round(result["s"], 3), "predictions": predictions[:KEPT_PREDICTIONS]})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
-        if by_source:
-            losses = ((name, part["loss"]) for name, part in by_source.items())
-            loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)
-        lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
+        for name, part in by_source.items():
+            loss += f"; {name} {'-' if part['loss'] is None else format(part['loss'], '.4f')}"
+        lines = [f"step {step}: validation loss {loss}, {result['s']:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
         self.say("\n".join(lines))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
-            token = spelled(load_tokenizer(str(self.sources[0][0].path)))(result["same_token"])
+            token = spelled(load_tokenizer(str(next(iter(self._stream.datasets.values())).path)))(result["same_token"])
             self._warn_once(
                 "collapse",
                 f"at step {step} {result['same_share']:.0%} of all predictions are the token {token!r}: the model has "
                 "collapsed; try a lower --lr or a longer --warmup",
             )
 
-    def finish(self, clock: Clock) -> None:
-        """Says what the time of the run went to, and keeps it in run.json."""
-        if not self.is_first:
-            return
-        names = {"waited": "waited for checkpoints"}
-        parts = [(kind, seconds) for kind, seconds in clock.seconds.items() if seconds or kind != "compiled"]
-        self.say(", ".join(f"{names.get(kind, kind)} {seconds:.1f} s" for kind, seconds in parts))
-        self._run_json["clock"] = clock.entry()
-        self._renew_run_json()
+    def finish(self) -> None:
+        """Print what the time of the run was used for, and keep it in run.json."""
+        if self.is_first:
+            names = {"waited": "waited for checkpoints"}
+            parts = [(kind, seconds) for kind, seconds in self._clock.seconds.items() if seconds or kind != "compiled"]
+            self.say(", ".join(f"{names.get(kind, kind)} {seconds:.1f} s" for kind, seconds in parts))
+            self._run_json["clock"] = self._clock.entry()
+            self._renew_run_json()
+
+    # ----------------------------------------------------------------------------------------------------------- output
+
+    def say(self, line: str) -> None:
+        """Print a line on rank 0, above the progress bar. A closed pipe does not end the run."""
+        if self.is_first:
+            try:
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def warn(self, line: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {line}")
+
+    def advance(self) -> None:
+        """Move the progress bar by a step."""
+        if self.is_first:
+            self._bar.update()
 
     def _keep(self, entry: dict[str, Any]) -> None:
-        assert self._log is not None  # noqa: S101  (rank 0)
-        gone = not (self.out / "log.jsonl").exists()
+        was_removed = not (self.out / "log.jsonl").exists()
         if fault := self._log.write(entry):
             self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
-        elif gone:
+        elif was_removed:
             self._renew_run_json()
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
         if self.config.log_to and "stream" not in entry:
@@ -368,9 +440,60 @@ class Watch(contextlib.ExitStack):
             self._warned.add(kind)
             self.warn(line)
 
+    # --------------------------------------------------------------------------------------------------- the model card
+
+    def card(self, state: TrainState) -> bytes:
+        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
+        trainer, stream, weights = self._trainer, self._stream, self._trainer.learner.model
+        total = sum(weight for _, weight in stream.sources)
+        is_frozen = any(method.frozen_by for method in trainer.methods)  # then an export has other parameters
+        size = "" if is_frozen else f" with {trainer.num_parameters:,} parameters"
+        phases = self.plan.describe({path: f"`{shards.dataset_id}`" for path, shards in stream.datasets.items()})
+        data = {
+            f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "
+            f"{counted(shards.num_tokens, 'token')}, "
+            + ("all rows" if weight == total else f"{weight / total:.4g} of the rows")
+            for shards, weight in stream.sources
+        }
+        training = {
+            "steps": f"{state.step:,} of {self.plan.steps:,}",
+            "tokens read, with padding": f"{state.tokens:,}",
+            "seconds of training": f"{self._clock.seconds['trained']:.1f}",
+            "processes": f"{self.ranks.world_size} on {self.ranks.device.type}, {trainer.precision}",
+            "bertrain": bertdata.__version__,
+        }
+        return card.content(
+            f"step-{state.step:08d}",
+            f"A masked language model{size}, trained with bertrain.",
+            title=f"{self.out.resolve().name} after step {state.step:,}",
+            config=weights.config,
+            parts={
+                "Data": data,
+                "Training": training,
+                **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
+                "Options that differ from the defaults": self.config.differing(),
+                "Loss": self._losses(),
+            },
+        )
+
+    def _losses(self) -> str | dict[str, str]:
+        evaluation = self._log.last_evaluation
+        loss = evaluation.get("validation_loss")
+        if loss is None:
+            return "No validation loss had been measured when this checkpoint was written."
+        return {
+            "validation loss": f"{loss:.4f} nats a token",
+            "guessing by frequency alone, on the train split": f"{self.reference['unigram']:.4f} nats a token",
+            "right": f"{evaluation['validation_accuracy']:.2%}",
+            "after step": f"{evaluation['step']:,}",
+            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the "
+            f"validation split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, "
+            f"in {evaluation['validation_precision']}",
+        }
+
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers of an entry of the log: those of sources as sources/<name>/tokens."""
+    """Yield the numbers of an entry by name, those of sources as sources/<name>/tokens."""
     for name, value in entry.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}/")
@@ -379,257 +502,9 @@ def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _scale_lines(scales: list[dict[str, Any]]) -> list[str]:
-    """What --lr-scale amounts to, a line for each."""
+    """Return a line for each --lr-scale: which parameters it scales."""
     return [
         f"--lr-scale {row['pattern']}={row['factor']:g}: {row['tensors']} tensors, {row['parameters']:,} parameters"
         + " are frozen" * (row["factor"] == 0)
         for row in scales
     ]
-
-
-class Records:
-    """Writes what is due. Its methods are called on every rank; rank 0 writes."""
-
-    def __init__(self, run: Run, lock: checkpoint.Lock) -> None:
-        """lock: of --out, which rank 0 holds."""
-        self._run, self._lock = run, lock
-        options: dict[str, Any] = {"keep": run.config.keep, "saved": run.resumed_from, "methods": run.methods}
-        self.writer = Writer(run.out, warn=run.watch.warn, **options)
-        self._write: Callable[[], None] = lambda: None
-        self._tried: int | None = None  # the step of the newest checkpoint that was to be written
-        self._milestones: list[str] = []  # that it is for, and those of writes before it that failed
-
-    def begin(self) -> int:
-        """Prints what the run is. Returns the step of the last evaluation in the log."""
-        return self._run.ranks.from_first(self._announce)
-
-    def _announce(self) -> int:
-        """Returns the step of the last evaluation in the log."""
-        run = self._run
-        if run.resumed_from:
-            self.writer.remove_others(run.resumed_from)  # what a kill kept from it
-        facts: dict[str, Any] = {
-            "step": run.step,
-            "resumed_from": str(run.resumed_from) if run.resumed_from else None,
-            "precision": run.training.precision,
-            "eval_precision": run.training.eval_precision,
-            "attention": run.training.attention,
-            "samples_per_epoch": run.loader.num_samples,
-            "parameters": run.training.num_parameters(),
-        }
-        if run.config.lr_scale:
-            facts["lr_scale"] = run.training.scaled_rates()
-        lines = run.told + run.batches.shares()
-        if run.resumed_from and run.is_done:
-            lines.append(f"the run is complete, with step {run.step:,}; give more --steps, or another --out")
-        for method in run.methods:
-            lines += method.lines(run.learner)
-            if of_method := method.facts(run.learner):
-                facts[method.name] = of_method
-        for path, shards in run.datasets.items():
-            if "validation" not in shards.splits and run.config.eval_every:
-                where = " on it" if run.batches.names else ""
-                run.warnings.append(
-                    f"{path} has no validation split, so nothing is evaluated{where}; build it with a larger "
-                    "--validation"
-                )
-        if any(has_dropout(each.model) for each in run.learner.encoders) and run.ranks.world_size > 1:
-            run.warnings.append("the model has dropout, so another number of ranks would give another run")
-        run.watch.announce(facts, lines, [*run.warnings, *run.plan.warnings])
-        return run.watch.last_evaluation.get("step", 0)
-
-    def log(self, *, is_last: bool) -> None:
-        """Makes an entry of the log, on every rank. On a GPU it is written by `write_entry`, but for the last one."""
-        run, training = self._run, self._run.training
-        numbers = Reading(torch.cat([run.sums.take(run.ranks), training.norm.double()[None], training.in_a_row]))
-        step, rate, tokens = run.step, training.rate, run.tokens
-        read, epochs = run.batches.source_tokens(), run.batches.epochs()
-
-        def write() -> None:
-            *sums, norm, in_a_row = numbers.take()
-            run.clock.lap("trained")  # also the wait for the GPU
-            means = run.sums.means(sums, run.learner.log_names())
-            sources = {
-                name: {"tokens": read[name], "epochs": round(epochs.get(name, 0.0), 4)} for name in run.batches.names
-            }
-            entry = {
-                "step": step,
-                **means,
-                **({"sources": sources} if sources else {}),
-                "lr": rate,
-                "grad_norm": norm if math.isfinite(norm) else None,
-                "tokens": tokens,
-                **run.clock.rates(run.ranks.world_size),
-                "seconds": round(time.perf_counter() - run.watch.started, 3),
-                **run.clock.entry(),
-            }
-            run.ranks.together(lambda: self._show(entry, done=is_last))
-            # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
-            patience = PATIENCE if training.scaler.is_enabled() else min(PATIENCE, run.plan.steps)
-            if in_a_row >= patience:
-                run.ranks.on_first(lambda: self._give_up(step, int(in_a_row), entry["not_finite"]))
-
-        self._write = write
-        if is_last or numbers.is_here:
-            self.write_entry()
-
-    def write_entry(self) -> None:
-        """Writes the entry that waits for its numbers, if one does; ends the run if too many steps were skipped.
-
-        Called on every rank: when the GPU has the work of the step after it, and before an evaluation or a checkpoint.
-        """
-        write, self._write = self._write, lambda: None
-        write()
-
-    def _show(self, entry: dict[str, Any], *, done: bool) -> None:
-        if self._run.ranks.rank == 0:
-            self._lock.require()
-        self._run.watch.entry(entry, done=done)
-        self.writer.poll()
-
-    def _give_up(self, step: int, in_a_row: int, losses: list[str]) -> None:
-        """Raises TrainingError. On rank 0."""
-        config = self._run.config
-        self.writer.wait()
-        saved = f"continue from {self.writer.saved}, the newest checkpoint" if self.writer.saved else "begin again"
-        fp16 = ", or give another --precision than fp16" * (self._run.training.precision == "fp16")
-        sentence = (
-            f"the last {in_a_row} steps up to step {step} were skipped, as {' and '.join(losses)} was not "
-            f"finite; lower --lr {config.lr} or lengthen --warmup{fp16}, and {saved}"
-        )
-        raise TrainingError(sentence, "not-finite", option="lr", given=config.lr)
-
-    def reserve(self) -> None:
-        """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
-        run = self._run
-        if run.ranks.rank == 0:
-            self.writer.reserve(self._content())
-
-    def save(self, *, required: bool) -> None:
-        """Copies the state, and writes a checkpoint beside training, unless there is one of this step.
-
-        Called on every rank. Waits until the checkpoint before this one is written; required: until this one is, too. A
-        full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
-        """
-        run = self._run
-        self.write_entry()
-        run.end_of_steps()
-
-        def write() -> None:
-            self._lock.require()
-            self.writer.wait()
-            if self.saved_step != run.step:
-                if self.saved_step == self._tried:
-                    self._milestones = []
-                self._milestones, self._tried = [*self._milestones, *run.milestones], run.step
-                self.writer.save(self._target, run.learner.model, self._content(), required=required)
-
-        run.ranks.on_first(write)
-        run.clock.lap("waited")
-
-    def wait(self) -> None:
-        """Until the checkpoint that is being written is on disk: it has the configuration of the model as it is."""
-        self._run.ranks.on_first(self.writer.wait)
-        self._run.clock.lap("waited")
-
-    def _content(self) -> checkpoint.Content:
-        """What is saved. Its tensors are those that training changes."""
-        run = self._run
-        saved = TrainState(
-            step=run.step,
-            tokens=run.tokens,
-            seconds=run.clock.seconds,
-            phase=run.phase.number,
-            phases=run.batches.saved_phases(),
-            loader=run.loader.state_dict(),
-            streams=run.batches.positions,
-            scaler=run.training.scaler.state_dict(),
-            milestones=self._milestones,
-            made_with=run.made_with,
-            options=kept_options(run.config.flat()),
-            world_size=run.ranks.world_size,
-            versions=card.versions(),
-        )
-        objects: dict[str, Any] = {checkpoint.OPTIMIZER: run.training.optimizer.state_dict()}
-        if beside := run.learner.objective_tensors():
-            objects[checkpoint.BESIDE] = beside
-        files = run.tokenizer | {TRAINER: saved.content(), card.CARD: self._card()}
-        return checkpoint.Content(run.learner.model.state_dict(), objects, files)
-
-    @property
-    def _target(self) -> Path:
-        """The directory of the checkpoint of this step."""
-        return self._run.out / f"{checkpoint.STEP}{self._run.step:08d}"
-
-    def _card(self) -> bytes:
-        """The model card of the checkpoint of this step, with the newest evaluation. On rank 0."""
-        run, config = self._run, self._run.learner.model.config
-        total = sum(weight for _, weight in run.batches.sources)
-        is_frozen = any(method.frozen_by for method in run.methods)  # then the model in training has other parts
-        names = {path: f"`{shards.dataset_id}`" for path, shards in run.datasets.items()}  # paths are for no one else
-        phases = run.plan.describe(names)
-        size = "" if is_frozen else f" with {run.training.num_parameters():,} parameters"
-        return card.content(
-            self._target.name,
-            f"A masked language model{size}, trained with bertrain.",
-            title=f"{run.out.resolve().name} after step {run.step:,}",
-            config=config,
-            parts={
-                "Data": {
-                    f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "
-                    f"{counted(shards.num_tokens, 'token')}, "
-                    + ("all rows" if weight == total else f"{weight / total:.4g} of the rows")
-                    for shards, weight in run.batches.sources
-                },
-                "Training": {
-                    "steps": f"{run.step:,} of {run.plan.steps:,}",
-                    "tokens read, with padding": f"{run.tokens:,}",
-                    "seconds of training": f"{run.clock.seconds['trained']:.1f}",
-                    "processes": f"{run.ranks.world_size} on {run.ranks.device.type}, {run.training.precision}",
-                    "bertrain": bertdata.__version__,
-                },
-                **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
-                "Options that differ from the defaults": run.config.differing(),
-                "Loss": self._losses(),
-            },
-        )
-
-    def _losses(self) -> str | dict[str, str]:
-        """Of the newest evaluation, for a card."""
-        evaluation, run = self._run.watch.last_evaluation, self._run
-        loss = evaluation.get("validation_loss")
-        if loss is None:
-            return "No validation loss had been measured when this checkpoint was written."
-        return {
-            "validation loss": f"{loss:.4f} nats a token",
-            "guessing by frequency alone, on the train split": f"{run.watch.reference['unigram']:.4f} nats a token",
-            "right": f"{evaluation['validation_accuracy']:.2%}",
-            "after step": f"{evaluation['step']:,}",
-            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the "
-            f"validation split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, "
-            f"in {evaluation['validation_precision']}",
-        }
-
-    def finish(self) -> None:
-        """Gives the card of the last step its evaluation. Called on every rank."""
-        run = self._run
-        if run.is_done:
-            run.ranks.on_first(self._finish)
-
-    def _finish(self) -> None:
-        """Renew the card of the last step with the evaluation after its checkpoint. A full disk ends no run."""
-        self.writer.wait()
-        try:
-            card.renew(self._target, self._card())
-        except OSError as error:
-            self._run.watch.warn(f"the model card of step {self._run.step} lacks its validation loss: {error.strerror}")
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest checkpoint that is on disk, on rank 0."""
-        return int(self.writer.saved.name.removeprefix(checkpoint.STEP)) if self.writer.saved else None
-
-    def describe_newest(self) -> str:
-        """What a stopped run has saved: a sentence."""
-        saved = f"Step {self.saved_step} is saved" if self.writer.saved else "Nothing is saved yet"
-        return f"{saved}; run the same command to continue."

@@ -24,7 +24,7 @@ from bertrain.methods import methods_of
 from bertrain.models import encoder as encoder_module
 from bertrain.models.families import PRESETS, preset
 from bertrain.ranks import World
-from bertrain.trainer import Training
+from bertrain.trainer import Trainer
 
 GPU = torch.device("cuda", 0)
 MODERNBERT_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
@@ -147,7 +147,7 @@ def training_of(name, dataset, device, **options):
     )
     with torch.device("meta"):  # whose weights get no first values
         weights = AutoModelForMaskedLM.from_config(config_of(name))
-    return Training(config, dataset, World(0, 1, device), methods_of(config), weights)
+    return Trainer(config, dataset, World(0, 1, device), methods_of(config), None, weights)
 
 
 def micro_batch(name, dataset, device, *, packed=False, rows=ROWS):

@@ -30,7 +30,7 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
     ours = [(entry["loss"], entry["accuracy"]) for entry in log if "loss" in entry]
     config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     run = run_of(config)
-    model, special = run.learner.model.train(), dataset.special_tokens
+    model, special = run.trainer.learner.model.train(), dataset.special_tokens
     adamw = torch.optim.AdamW(
         model.parameters(), lr=1e-3, eps=config.epsilon, betas=(config.beta1, config.beta2), weight_decay=0.0
     )

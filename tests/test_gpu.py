@@ -25,7 +25,7 @@ from training import ALONE, CPU, entries, flags, launch, learner, steps_of, trai
 from transformers import CONFIG_MAPPING
 
 from bertrain import evaluate as evaluation
-from bertrain import pretrain as pretrain_loop
+from bertrain import trainer as trainer_module
 from bertrain.commands import doctor, evaluate
 from bertrain.config import Config
 from bertrain.data import samples_of
@@ -36,7 +36,7 @@ from bertrain.models.encoder import cu_seqlens_of, has_kernel
 from bertrain.models.families import FAMILIES
 from bertrain.models.load import load_model
 from bertrain.ranks import Reading, World
-from bertrain.trainer import Run, autocast_of, build_learner, build_model
+from bertrain.trainer import Trainer, autocast_of, build_learner, build_model
 
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
@@ -188,13 +188,13 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
     torch.compiler.reset()
     counters.clear()
     shapes, graphs = set(), []
-    update, micro_batches = Run.update, pretrain_loop.micro_batches
+    update, micro_batches = Trainer.update, trainer_module.micro_batches
 
     def updated(self):
         update(self)
         graphs.append((counters["stats"]["unique_graphs"], len(shapes)))
         if ON_GPU:
-            torch.cuda.set_sync_debug_mode("error" if 2 <= self.step < STEPS else "default")
+            torch.cuda.set_sync_debug_mode("error" if 2 <= len(graphs) < STEPS else "default")
 
     def recorded(*arguments, **named):
         for piece in micro_batches(*arguments, **named):
@@ -202,8 +202,8 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
             yield piece
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "update", updated)
-        patch.setattr(pretrain_loop, "micro_batches", recorded)
+        patch.setattr(Trainer, "update", updated)
+        patch.setattr(trainer_module, "micro_batches", recorded)
         try:
             *_, entry = steps_of(train(data, tmp_path / "run", **options))
         finally:

@@ -46,8 +46,8 @@ from bertrain.models import encoder as encoder_module
 from bertrain.models.encoder import WHOLE_ROWS, Encoder, cu_seqlens_of
 from bertrain.models.families import FAMILIES
 from bertrain.ranks import World
-from bertrain.report import Records
-from bertrain.trainer import DistributedDataParallel, Sums
+from bertrain.report import Report
+from bertrain.trainer import DistributedDataParallel, LossSums
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -101,8 +101,8 @@ def test_a_forward_pass_on_a_gpu(web, monkeypatch, name, packed):
         module = training.learner.requires_grad_(False)  # autograd has no GPU here
         piece = micro_batch(name, web, GPU, packed=packed)
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-        sums = Sums(["mlm"], GPU)
-        sums.add_counts(torch.empty(1, dtype=torch.float64, device=GPU))
+        sums = LossSums(["mlm"], GPU)
+        sums.begin_step(torch.empty(1, dtype=torch.float64, device=GPU))
         with Squares(LENGTHS[name]) as squares, training.autocast():
             losses = module(**module.prepare(piece))
         total = module.total(losses, torch.empty(1, device=GPU))
@@ -120,10 +120,10 @@ def step_of(name, data, monkeypatch, **options):
     """Takes a step of fake tensors on a CPU that is taken for a GPU. Returns the dtypes of the gradients."""
     with fakes(monkeypatch, CPU):
         training = training_of(name, data, CPU, **options)
-        training.begin_phase()
+        training._has_buckets = True
         piece = micro_batch(name, data, CPU, packed="isolate_documents" in options)
-        sums = Sums(["mlm"], CPU)
-        sums.add_counts(torch.empty(1, dtype=torch.float64))
+        sums = LossSums(["mlm"], CPU)
+        sums.begin_step(torch.empty(1, dtype=torch.float64))
         losses = training.add_gradients(training.learner, piece, torch.empty(1), is_last=True)
         gradients = {p.grad.dtype for p in training.learner.parameters() if p.grad is not None}
         sums.add(losses)
@@ -349,7 +349,7 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
     monkeypatch.setattr(pretrain, "world", functools.partial(pretrain.world, timedelta(seconds=PATIENCE_S)))
     monkeypatch.setattr(trainer_module, "DistributedDataParallel", Split)
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 4_000)
-    shapes, finish, bounds_of = set(), Records.finish, cu_seqlens_of
+    shapes, finish, bounds_of = set(), Report.finish, cu_seqlens_of
 
     def bounds(positions):
         bounds = bounds_of(positions)
@@ -364,7 +364,7 @@ def test_compiled_ranks_learn_what_one_does(dataset, configs, tmp_path, monkeypa
         finish(records)
 
     monkeypatch.setattr(data_module, "cu_seqlens_of", bounds)
-    monkeypatch.setattr(Records, "finish", finished)
+    monkeypatch.setattr(Report, "finish", finished)
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "steps": 4, "global_batch_size": 8}
     options |= RUNS[way]
     one = train(dataset.path, tmp_path / "one", **options)

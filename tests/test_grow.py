@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM
 
 from bertrain import checkpoint
 from bertrain.config import Config
-from bertrain.evaluate import Validation
+from bertrain.evaluate import Evaluator
 from bertrain.lab import growth as grow
 from bertrain.models.load import load_model, new_model
 from bertrain.optim import optimizers
@@ -197,13 +197,13 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
 
 
 def test_the_losses_around_a_growth_are_of_one_rotary_base(dataset, tmp_path, configs, monkeypatch):
-    seen, real = [], Validation.loss
+    seen, real = [], Evaluator.loss
 
     def loss(self):
-        seen.append(self._run.learner.model.config.rope_parameters["full_attention"]["rope_theta"])
+        seen.append(self._trainer.learner.model.config.rope_parameters["full_attention"]["rope_theta"])
         return real(self)
 
-    monkeypatch.setattr(Validation, "loss", loss)
+    monkeypatch.setattr(Evaluator, "loss", loss)
     options = {"model": configs["modernbert"], "rope_base": 777.0, "steps": 2, "phase": changing(0.5, layers=[1, None])}
     train(dataset.path, tmp_path / "run", **QUIET | options)
     assert seen == [777.0, 777.0]

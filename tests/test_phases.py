@@ -41,7 +41,7 @@ from bertdata.format.records import read_record, write_record
 from bertrain import optim, pretrain, state
 from bertrain.commands import doctor
 from bertrain.config import Config
-from bertrain.data import Batches, build_loader, open_datasets
+from bertrain.data import Stream, build_loader, open_datasets
 from bertrain.models.encoder import set_rotary_bases
 from bertrain.models.load import new_model
 from bertrain.plan import resolve
@@ -218,7 +218,7 @@ def mixed(dataset, other):
 
 def batches_of(phases, *, rank=0, world_size=1):
     config = Config.of(phase=phases, global_batch_size=7)
-    return Batches(config, open_datasets(config), rank=rank, world_size=world_size)
+    return Stream(config, open_datasets(config), rank=rank, world_size=world_size)
 
 
 def test_streams_go_on_where_they_were(mixed, dataset, other):
@@ -251,9 +251,8 @@ def test_streams_go_on_where_they_were(mixed, dataset, other):
                 assert batch.sources is None or batch.sources[row] == source
     named = {f"{datasets[path].dataset_id} {length}": count for (path, length), count in read.items()}
     assert batches.positions == named
-    tokens = batches.source_tokens()
-    for path in datasets:
-        assert tokens[path] == sum(count * length for (of, length), count in read.items() if of == path)
+    for path, numbers in batches.read_by_source().items():
+        assert numbers["tokens"] == sum(count * length for (of, length), count in read.items() if of == path)
 
 
 @pytest.mark.parametrize("stop", range(1, 15))
@@ -296,25 +295,17 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
         data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | QUIET | {"phase": phases, "warmup": 0}
     )
     run = run_of(config)
-    with run.watch:
-        assert {group["weight_decay"] for group in run.training.optimizer.param_groups} == {0.0}
-        assert all(parameter.requires_grad for parameter in run.training.trained.values())
-        assert run.phase.rate.at(0) == run.phase.rate.at(1) == 1e-3
-        run.update()
-        assert {group["lr"] for group in run.training.optimizer.param_groups} == {1e-3}
-        run.step = 2
-        assert run.phase_is_done
-        run.enter_next(lambda: None)
-        decays = [group["weight_decay"] for group in run.training.optimizer.param_groups]
-        assert decays == [0.25, 0.0]
-        for name, parameter in run.training.trained.items():
-            assert parameter.requires_grad == ("layer.1" in name)
-        assert (run.phase.rate.at(2), run.phase.rate.at(3)) == (2e-3, 1.5e-3)
-        run.update()
-        assert {group["lr"] for group in run.training.optimizer.param_groups} == {2e-3}
-        run.step = 4
-        assert run.phase_is_done
-        assert run.is_done
+    trainer, (first, second) = run.trainer, run.stream.plan.phases
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
+    assert all(parameter.requires_grad for parameter in trainer.trained.values())
+    assert first.rate.at(0) == first.rate.at(1) == 1e-3
+    trainer.enter(second)
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.25, 0.0]
+    for name, parameter in trainer.trained.items():
+        assert parameter.requires_grad == ("layer.1" in name)
+    assert (second.rate.at(2), second.rate.at(3)) == (2e-3, 1.5e-3)
+    trainer.update(second.rate.at(2))
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {2e-3}
 
 
 def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tmp_path, capsys):

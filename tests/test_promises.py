@@ -97,7 +97,7 @@ def cuda():
 def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
     dataset, tmp_path, monkeypatch, capsys, fails, size
 ):
-    at_step(monkeypatch, "evaluate", 2, fails)
+    at_step(monkeypatch, "evaluate", 4, fails)
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2, model="bert-tiny")
     last = capsys.readouterr().err.splitlines()[-1]

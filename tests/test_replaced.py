@@ -76,10 +76,10 @@ def test_tokens_are_put_at_masked_places_alone(data):
 def plain_losses(config, shards, num_steps):
     """The two losses of each step, by a loop of torch and transformers with the weights that a run begins with."""
     run = run_of(config)
-    generator, state = run.learner.model, run.learner.state_dict()
+    generator, state = run.trainer.learner.model, run.trainer.learner.state_dict()
     prefix = "objectives.discriminator."
     of_run = {name.removeprefix(prefix): each.clone() for name, each in state.items() if name.startswith(prefix)}
-    electra = ElectraForPreTraining(run.learner.objectives["discriminator"].encoder.model.config).train()
+    electra = ElectraForPreTraining(run.trainer.learner.objectives["discriminator"].encoder.model.config).train()
     values = {"electra." + n.removeprefix("encoder.model."): v for n, v in of_run.items() if n.startswith("encoder.")}
     values |= {"discriminator_predictions." + n.removeprefix("head."): v for n, v in of_run.items() if n[0] == "h"}
     name = "electra.embeddings.word_embeddings.weight"
@@ -161,7 +161,7 @@ def test_the_generator_learns_the_same_without_a_discriminator_of_its_own_embedd
 def objective_of(dataset, out, given):
     """That of the discriminator of a run."""
     run = run_of(Config.of(**training.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
-    return run.learner.objectives["discriminator"].eval()
+    return run.trainer.learner.objectives["discriminator"].eval()
 
 
 @pytest.mark.parametrize("sharing", replaced.SHARING)
@@ -230,8 +230,9 @@ def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path,
     given = options() | {"model": str(config), "discriminator": str(config), "gradient_checkpointing": True}
     given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
     run = run_of(Config.of(length=32, global_batch_size=6, **given))
-    run.training.begin_step(0, run.phase)
-    model = run.learner.objectives["discriminator"].encoder.model
+    for method in run.trainer.methods:
+        method.begin_step(0, run.stream.phase, run.trainer.learner)
+    model = run.trainer.learner.objectives["discriminator"].encoder.model
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 777.0
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 

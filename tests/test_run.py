@@ -50,14 +50,14 @@ from bertrain import trainer as trainer_module
 from bertrain.commands import doctor, evaluate
 from bertrain.commands.trace import stream_of
 from bertrain.config import Config
-from bertrain.data import micro_batches
+from bertrain.data import Stream, micro_batches
 from bertrain.models.load import load_model, new_model, start_from
 from bertrain.objectives import num_targets
 from bertrain.plan import Plan
 from bertrain.ranks import world
-from bertrain.report import Watch
+from bertrain.report import Report
 from bertrain.speed import Clock, flops_of_row, peak_flops
-from bertrain.trainer import Run, check_names, recompute_activations
+from bertrain.trainer import Trainer, check_names, recompute_activations
 
 
 def loader_state(run):
@@ -163,7 +163,7 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, caps
 
     The third step makes a graph. Only steps count in the speed.
     """
-    costs(Run, "next_batch", 1)
+    costs(Stream, "next_batch", 1)
     costs(evaluation, "evaluate", 100)
     costs(evaluation, "samples", 30)
     costs(checkpoint.Memory, "copy", 1000)
@@ -560,7 +560,7 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
 
 def test_a_collapse_is_said_once_and_late(dataset, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(Watch, "warn", lambda self, line: warnings.append(line))
+    monkeypatch.setattr(Report, "warn", lambda self, line: warnings.append(line))
     monkeypatch.setattr(report_module, "COLLAPSED", 0.0)
     train(dataset.path, tmp_path / "early", steps=2, **QUIET | {"eval_every": 1})
     assert warnings == []
@@ -644,7 +644,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"global_batch_size": 200}, "plan", "WARN", "190 samples"),
         ({"global_batch_size": 3, "nproc": 8}, "plan", "WARN", "idle"),
         ({"steps": 10, "warmup_steps": 50}, "plan", "WARN", "--warmup-steps 50"),
-        ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "run", "FAIL", "0.01 "),
+        ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "run", "FAIL", "0.01"),
         ({"model": "bert-huge"}, "run", "FAIL", "bert-huge"),
         ({"model": "bert-tiny", "keep": 10**9}, "disk", "FAIL", "--keep"),
     ],
@@ -664,7 +664,7 @@ def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, monkeypatch
     """A step takes 1 second, an evaluation 130, and a checkpoint 10."""
     monkeypatch.setattr(doctor, "WARMUP_STEPS", 5)
     monkeypatch.setattr(doctor, "TIMED_STEPS", 20)
-    costs(Run, "next_batch", 1)
+    costs(Stream, "next_batch", 1)
     costs(evaluation, "evaluate", 100)
     costs(evaluation, "samples", 30)
     costs(checkpoint.Memory, "copy", 10)
@@ -680,14 +680,15 @@ def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, monkeypatch
 
 def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(dataset, tmp_path, monkeypatch, seconds):
     """A step takes a second for each token of a row."""
-    taken, real = [], Run.next_batch
+    taken, real = [], Trainer.step
 
-    def next_batch(run):
-        taken.append((run.loader.length, run.loader.global_batch_size, run.learner.model.config.num_hidden_layers))
-        seconds.s += run.loader.length
-        return real(run)
+    def step(trainer, module, batch, *place):
+        rows, length = batch.input_ids.shape
+        taken.append((length, rows, trainer.learner.model.config.num_hidden_layers))
+        seconds.s += length
+        return real(trainer, module, batch, *place)
 
-    monkeypatch.setattr(Run, "next_batch", next_batch)
+    monkeypatch.setattr(Trainer, "step", step)
     phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
     options = training.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
     config = Config.of(**options, phase=phases)
@@ -702,8 +703,8 @@ def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(da
 
 
 def test_the_doctor_that_a_signal_stops_prints_no_time(dataset, tmp_path, monkeypatch):
-    real = Run.next_batch
-    monkeypatch.setattr(Run, "next_batch", lambda run: os.kill(os.getpid(), signal.SIGTERM) or real(run))
+    real = Stream.next_batch
+    monkeypatch.setattr(Stream, "next_batch", lambda run: os.kill(os.getpid(), signal.SIGTERM) or real(run))
     code, lines = examine(dataset.path, tmp_path / "run", model=TINY, hours=1)
     assert (code, [*lines][-1]) == (0, "run")
 
@@ -761,12 +762,12 @@ def test_more_processes_than_gpus_are_one_sentence(monkeypatch, environment):
 @pytest.mark.slow
 def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch):
     """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
-    read, real = {}, Run.next_batch
+    read, real = {}, Stream.next_batch
 
     def next_batch(run):
-        batch, waited = real(run)
-        read[run.step + 1] = run.loader.length, batch.sample_ids.tolist()
-        return batch, waited
+        batch = real(run)
+        read[run.step] = run.loader.length, batch.sample_ids.tolist()
+        return batch
 
     given = changing(
         0.3,
@@ -778,7 +779,7 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch):
         mlm_probability=[0.3, 0.3, 0.15, 0.15, 0.15],
     )
     options = {"phase": given, "log_every": 5, "model": TINY, "steps": 12}
-    monkeypatch.setattr(Run, "next_batch", next_batch)
+    monkeypatch.setattr(Stream, "next_batch", next_batch)
     train(dataset.path, tmp_path / "run", **options)
     checkpoints = sorted((tmp_path / "run").glob("step-*"))
     kept = len(checkpoints) // 2

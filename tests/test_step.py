@@ -17,12 +17,15 @@ from bertrain import evaluate as evaluation
 from bertrain import ranks
 from bertrain import report as report_module
 from bertrain import trainer as trainer_module
+from bertrain.checkpoint import Writer
 from bertrain.config import Config
+from bertrain.data import Stream
 from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels, require_kernel
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.pretrain import Pretraining
 from bertrain.ranks import World
-from bertrain.report import Records, Watch
-from bertrain.trainer import Run, Training, _over_ranks, build_model, resolve_precision
+from bertrain.report import Report
+from bertrain.trainer import Trainer, _over_ranks, build_model, resolve_precision
 
 SEEN = {}
 
@@ -160,7 +163,7 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
         monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
         config = Config.of(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
         ranks = World(0, 1, torch.device("cpu"))
-        Training(config, dataset, ranks, [], build_model(config, dataset)[0])
+        Trainer(config, dataset, ranks, [], None, build_model(config, dataset)[0])
         tags.append(torch.compiler.config.cache_key_tag)
     assert len({*tags, ""}) == 4
 
@@ -219,7 +222,7 @@ class Waits(TorchDispatchMode):
     def __init__(self, monkeypatch):
         super().__init__()
         self.found, self.steps, self._counts = [], 0, False
-        begin = Run.next_batch
+        begin = Stream.next_batch
 
         def next_batch(run):
             self._counts = run.step > 0  # the first step makes room for checkpoints
@@ -233,9 +236,10 @@ class Waits(TorchDispatchMode):
 
             return call
 
-        monkeypatch.setattr(Run, "next_batch", next_batch)
-        for name in ("save", "reserve"):
-            monkeypatch.setattr(Records, name, quietly(getattr(Records, name)))
+        monkeypatch.setattr(Stream, "next_batch", next_batch)
+        for name in ("save", "_evaluate", "_enter"):
+            monkeypatch.setattr(Pretraining, name, quietly(getattr(Pretraining, name)))
+        monkeypatch.setattr(Writer, "reserve", quietly(Writer.reserve))
         monkeypatch.setattr(ranks.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             plain = getattr(torch.Tensor, name)
@@ -316,17 +320,17 @@ def test_an_entry_that_is_read_one_step_late_is_the_same(dataset, tmp_path, monk
     on_time = train(dataset.path, tmp_path / "on-time", **options)
     begun, late_by = [], []
 
-    def next_batch(run, plain=Run.next_batch):
+    def next_batch(run, plain=Stream.next_batch):
         begun.append(run.step + 1)
         return plain(run)
 
-    def entry(watch, entry, plain=Watch.entry, **more):
+    def entry(report, entry, plain=Report._entry, **more):
         late_by.append(begun[-1] - entry["step"])
-        plain(watch, entry, **more)
+        plain(report, entry, **more)
 
     monkeypatch.setattr(report_module, "Reading", Late)
-    monkeypatch.setattr(Run, "next_batch", next_batch)
-    monkeypatch.setattr(Watch, "entry", entry)
+    monkeypatch.setattr(Stream, "next_batch", next_batch)
+    monkeypatch.setattr(Report, "_entry", entry)
     late = train(dataset.path, tmp_path / "late", **options)
     assert losses(late) == losses(on_time)
     for name in ("tokens", "lr", "accuracy"):
@@ -390,9 +394,9 @@ def test_a_run_compiles_one_graph(dataset, tmp_path, monkeypatch):
     """
     leave_out_kernels(monkeypatch)
     counters.clear()  # of the tests before
-    found, finish = tmp_path / "counters.json", Records.finish
+    found, finish = tmp_path / "counters.json", Report.finish
     monkeypatch.setattr(
-        Records, "finish", lambda records: (found.write_text(json.dumps(counters["stats"])), finish(records))
+        Report, "finish", lambda report: (found.write_text(json.dumps(counters["stats"])), finish(report))
     )
     options = QUIET | {"model": "modernbert-tiny", "masking": "bernoulli", "micro_batch_size": 3, "compile": "on"}
     train(dataset.path, tmp_path / "run", ranks=1, **options | {"steps": 5})

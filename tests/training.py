@@ -23,13 +23,13 @@ from bertdata.format.arrays import digest
 from bertrain import checkpoint
 from bertrain.commands import doctor
 from bertrain.config import Config
-from bertrain.evaluate import Validation
+from bertrain.data import Stream
+from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
 from bertrain.objectives import OBJECTIVES, Learner
-from bertrain.pretrain import main, pretrain
+from bertrain.pretrain import Pretraining, main, pretrain
 from bertrain.ranks import World
-from bertrain.report import Records
-from bertrain.trainer import Run, build_learner
+from bertrain.trainer import build_learner
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
 doctor.WARMUP_STEPS, doctor.TIMED_STEPS = 1, 1
@@ -105,14 +105,16 @@ def changing(*begins, **options):
 
 
 def run_of(config):
-    """The state of a run in this process, from its newest checkpoint."""
+    """The parts of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Run(config, ALONE, checkpoint.choose(out, print))
+    return Pretraining(config, ALONE, checkpoint.choose(out, print))
 
 
 def save(run):
     """Writes a checkpoint of such a run."""
-    Records(run, checkpoint.Lock(run.out)).save(required=True)
+    run.begin(checkpoint.Lock(Path(run.config.out)))
+    with run.report:
+        run.save(required=True)
 
 
 def mixing(data):
@@ -234,12 +236,12 @@ def assert_near(one, other, *names, rel):
 
 
 def at_step(monkeypatch, name, step, action):
-    """Calls `action` before method `name` of a run, or its evaluation, at a step."""
-    owner = Validation if name == "evaluate" else Run
+    """Calls `action` before a run reads the rows of the step after `step`, or before its evaluation there."""
+    owner = Evaluator if name == "evaluate" else Stream
     method = getattr(owner, name)
 
     def called(self, *arguments, **options):
-        if (self if owner is Run else self._run).step == step:
+        if (self if owner is Stream else self._stream).step == step:
             action()
         return method(self, *arguments, **options)
 

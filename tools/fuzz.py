@@ -207,7 +207,7 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     from bertrain import checkpoint, state
     from bertrain.cli import read_options
     from bertrain.config import Config
-    from bertrain.data import Batches, open_datasets
+    from bertrain.data import Stream, open_datasets
     from bertrain.methods import methods_of
     from bertrain.pretrain import main as pretrain
 
@@ -223,7 +223,7 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
 
     def planned() -> None:
         config = Config.of(**read_options(scratch / "run.toml"))
-        Batches(config, open_datasets(config), methods=methods_of(config))
+        Stream(config, open_datasets(config), methods=methods_of(config))
 
     yield "checkpoint.json", Target(made / "checkpoint.json", chosen)
     (scratch / "run.toml").write_text(

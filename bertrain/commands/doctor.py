@@ -34,28 +34,27 @@ from bertrain.cli import command
 from bertrain.config import Config
 from bertrain.data import samples_of
 from bertrain.plan import DURATIONS, Part, Plan, parts_of
-from bertrain.pretrain import pretrain
+from bertrain.pretrain import Pretraining, pretrain
 from bertrain.ranks import World
-from bertrain.trainer import Run
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
 WARMUP_STEPS, TIMED_STEPS = 5, 20
 
 
-def build(config: Config, nproc: int) -> Run:
+def build(config: Config, nproc: int) -> Pretraining:
     """Return what rank 0 of a run would build. It changes no file. Raises what would end the run."""
     newest, _ = checkpoint.newest(Path(config.out))
     index = hashlib.sha256((newest / checkpoint.INDEX).read_bytes()).hexdigest() if newest else ""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Run(config, World(0, nproc, device), checkpoint.Choice(newest, index, ()))
+    return Pretraining(config, World(0, nproc, device), checkpoint.Choice(newest, index, ()))
 
 
-def check(run: Run) -> Iterator[tuple[str, Finding]]:
+def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
     """Yield the phases and the checks of a run that take no step."""
-    plan, loader, nproc = run.plan, run.loader, run.ranks.world_size
+    plan, loader, nproc = run.stream.plan, run.stream.loader, run.ranks.world_size
     yield from (("phase", (PASS, plan.line(phase))) for phase in plan.phases)
-    for path, shards in run.datasets.items():
+    for path, shards in run.stream.datasets.items():
         documents = f"{counted(shards.num_documents, 'document')}, {counted(shards.num_tokens, 'token')}"
         faults = verify(shards.path)
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, f"{path}: {documents}")
@@ -66,7 +65,7 @@ def check(run: Run) -> Iterator[tuple[str, Finding]]:
     sizes += f"{counted(plan.steps, 'step')}, {counted(tokens, 'token')}"
     sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
     yield "samples", (PASS, sizes)
-    yield from (("mix", (PASS, line)) for line in run.batches.shares())
+    yield from (("mix", (PASS, line)) for line in run.stream.describe_mix())
     padding, cropped = loader.facts["pad_share"], loader.facts["crop_share"]
     if padding > 0.1 or cropped > 0.1:
         shares = f"{padding:.0%} of all tokens are padding and {cropped:.0%} of the text is cut off"
@@ -75,11 +74,11 @@ def check(run: Run) -> Iterator[tuple[str, Finding]]:
     rows = f"{plan.phases[0].rows} rows a step: {number} × {size} on each of {counted(nproc, 'rank')}"
     yield "batch", (PASS, rows)
     yield from (("plan", (WARN, warning)) for warning in plan.warnings)
-    model = run.learner.model
+    model = run.trainer.learner.model
     about = f"{sum(weight.numel() for weight in model.parameters()):,} parameters"
     yield "model", (WARN if run.warnings else PASS, "; ".join([about, *run.warnings]))
     yield "devices", _devices(nproc)
-    yield "run", _directory(run.out)
+    yield "run", _directory(Path(run.config.out))
 
 
 def _devices(nproc: int) -> Finding:
@@ -199,7 +198,7 @@ def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple
         except BertdataError as error:
             yield "run", (FAIL, str(error))
             return
-        plan = run.plan
+        plan = run.stream.plan
         for name, finding in check(run):
             failed |= finding[0] == FAIL
             yield name, finding

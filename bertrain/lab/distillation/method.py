@@ -16,7 +16,7 @@ import bertdata
 from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.config import Config
-from bertrain.data import Batches
+from bertrain.data import Stream
 from bertrain.lab.distillation.answers import TaughtLoader, TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
@@ -96,13 +96,13 @@ class Distillation(Method):
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
         return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
 
-    def check_batches(self, batches: Batches) -> None:
+    def check_batches(self, batches: Stream) -> None:
         """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
         loader, plan = batches.loader, batches.plan
         if not self.options.teacher_cache:
             return
         num_samples = plan.samples() + loader.position  # what was read may have been with another batch size
-        num_samples -= sum(plan.phase_at(step).rows_at(step) for step in range(batches.begun))
+        num_samples -= sum(plan.phase_at(step).rows_at(step) for step in range(batches.step))
         if loader.variants is not None:
             num_samples = min(num_samples, loader.variants * loader.num_samples)
         loader.read(np.array([num_samples - 1]))
