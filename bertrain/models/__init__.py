@@ -1,1 +1,1 @@
-"""Models: families of transformers, how one is built or loaded, and attention that stays inside a document."""
+"""Families of masked language models, how to build or load a model, and attention within documents."""

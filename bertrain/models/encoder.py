@@ -190,11 +190,10 @@ def attend_in_rows(
     rows, length = query.shape[0], query.shape[2]
     if attention_mask is not None or sliding_window is None or sliding_window >= length:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-    documents = {
-        "document_ids": torch.zeros((rows, length), dtype=torch.int64, device=query.device),
-        "cu_seqlens": torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=query.device),
-    }
-    return attend(module, query, key, value, None, sliding_window=sliding_window, **others | documents)
+    document_ids = torch.zeros((rows, length), dtype=torch.int64, device=query.device)
+    cu_seqlens = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=query.device)
+    others |= {"sliding_window": sliding_window, "document_ids": document_ids, "cu_seqlens": cu_seqlens}
+    return attend(module, query, key, value, None, **others)
 
 
 def mask_of_padding(**given: Any) -> torch.Tensor | None:
@@ -271,8 +270,7 @@ class Encoder(Module):
         self._head = functools.partial(family.head, model) if family.head else _own_head(model)
         self._first_position = first_position(model.config)
         self._takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-        self._takes_types = has_token_types(model)
-        self._masks = family.isolation == "mask"
+        self._takes_types, self._masks = has_token_types(model), family.isolation == "mask"
         self._embed = family.embed if isolate else None
         self._kept: dict[str, torch.Tensor] = {}
         if family.dense and model.base_model is not model:
@@ -321,8 +319,8 @@ class Encoder(Module):
     def predict(self, hidden: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, T, H], masked_positions int64 [B, K] → logits [B, K, V].
 
-        Only the K masked positions of a row reach the vocabulary projection. That is exact, as the head works on each
-        position alone, and saves 85 % of the largest matrix product of a small model.
+        Only the K masked positions of a row reach the vocabulary projection. The result is exact, because a head treats
+        each position separately, and saves 85 % of the largest matrix product of a small model.
         """
         return self._head(_at(hidden, masked_positions))
 
@@ -349,9 +347,9 @@ def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class _Given(Module):
-    """Stands where a model has its encoder, and gives back the hidden states that come instead of ids.
+    """A stand-in for the encoder of a model. It returns its input: hidden states in place of ids.
 
-    It has the encoder's parts, as a head may multiply by the embeddings.
+    It has the encoder's modules, because a head may multiply by the embeddings.
     """
 
     def __init__(self, encoder: Module) -> None:
@@ -363,13 +361,13 @@ class _Given(Module):
 
 
 def _own_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The model's forward pass without its encoder: hidden states [B, K, H] → logits [B, K, V].
+    """Return the model's forward pass without its encoder: hidden states [B, K, H] → logits [B, K, V].
 
-    It is a shallow copy of the model that shares all modules but the encoder, so no family has to describe its head.
+    It is a shallow copy of the model that shares all modules except the encoder, so families need no code for heads.
     """
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: _Given(model.base_model)}  # noqa: SLF001
-    return functools.partial(_logits, head)  # a copy of which belongs to a copy of the model
+    return functools.partial(_logits, head)  # deepcopy of a partial copies the model, too
 
 
 def _logits(head: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

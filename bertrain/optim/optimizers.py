@@ -38,13 +38,9 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     if not matrices:
         sentence = f"--optimizer muon: {model.config.model_type} has no linear layers; give adamw"
         raise UsageError(sentence, "unsupported", option="optimizer", given="muon")
-    by_muon = {parameter for parameter, _ in matrices}
-    others = parameter_groups(module, config.weight_decay)
-    for group in others:
-        group["params"] = [parameter for parameter in group["params"] if parameter not in by_muon]
     return Muon(
         matrices,
-        others,
+        parameter_groups(module, config.weight_decay, without={parameter for parameter, _ in matrices}),
         momentum=config.muon_momentum,
         weight_decay=config.weight_decay,
         rate_scale=config.muon_rate,
@@ -63,13 +59,15 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]
 """Optimizers by their name in --optimizer. docs/extending.md adds one."""
 
 
-def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    module: torch.nn.Module, weight_decay: float, *, without: Collection[torch.Tensor] = ()
+) -> list[dict[str, Any]]:
     """Return two groups: parameters of two or more dimensions, which have weight decay, and the others.
 
     A group may have "rate_scale", a factor on its learning rate. Phases change the weight decay of groups with
     "decays": True.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = [each for each in module.parameters() if each.requires_grad and each not in without]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "decays": True},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
