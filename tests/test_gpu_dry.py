@@ -390,7 +390,6 @@ def test_no_step_of_packed_rows_waits_for_the_device(dataset, configs, tmp_path,
     options = QUIET | {"model": configs["modernbert"], "precision": "bf16", "isolate_documents": True}
     with Waits(monkeypatch) as waits:
         train(dataset.path, tmp_path / "run", **options | {"steps": 7, "log_every": 2, "micro_batch_size": 2})
-    assert waits.steps == 6
     assert waits.found == []
 
 
