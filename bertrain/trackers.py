@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import UsageError, install
-from bertdata.files import write_file
+from bertdata.support import UsageError, install, write_file
 
 ID = "record-id"  # the file of a run directory with the name of its record in other programs
 ANSWER_S = 20.0  # how long a server may take at the start and at the end of a run

@@ -207,7 +207,7 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     torch.testing.assert_close(logits(merged), logits(alone), rtol=0, atol=1e-6)
     other = weights_in(tmp_path / "out" / "seed-1")
     assert not torch.equal(after["classifier.weight"], other["classifier.weight"])
-    refused(*command, "--from-scratch", kind="conflict", option="from_scratch")
+    refused(*command, "--from-scratch", kind="conflict", option="lora")
     refused(*command[:-1], "8", kind="malformed", option="lora")
 
 

@@ -180,7 +180,7 @@ def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_pa
 
 def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_row(checkpoint, tmp_path, monkeypatch):
     longest = 24
-    monkeypatch.setattr(augment.checks, "max_length", lambda config: longest)
+    monkeypatch.setattr(augment, "max_length", lambda config: longest)
     file = write(tmp_path / "glove.txt", "rivers 1 2", "stones 2 1", "salty 1 1")
     for vectors in (None, augment.read_vectors(str(file))):
         made = proposer(checkpoint, most=2, vectors=vectors)
@@ -422,8 +422,8 @@ def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
         (["--train", data, *out, "--keep", tmp_path / "none"], "not-found", "keep", str(tmp_path / "none")),
         (["--train", data, *out, "--keep", latin], "not-text", None, None),
         (["--train", data, *out, "--task", "pairs"], "conflict", "label", "-1"),
-        (["--train", single, *out], "no-column", "label", "-1"),
-        (["--train", data, *out, "--task", "qa"], "unsupported", "task", "qa"),
+        (["--train", single, *out], "conflict", "label", "-1"),
+        (["--train", data, *out, "--task", "qa"], "unknown", "task", "qa"),
     ):
         refused(augment.main, "--checkpoint", checkpoint, *arguments, kind=kind, option=option, given=given)
     assert older.read_text() == "kept\n"
@@ -476,7 +476,7 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
         ([teacher], "unsupported"),
         ([teacher, "--task", "token"], "conflict"),
         ([checkpoint], "unsupported"),
-        ([tmp_path / "none"], "model-unreadable"),
+        ([tmp_path / "none"], "model-not-found"),
     ):
         assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import helpers
 import hypothesis
@@ -323,7 +324,8 @@ def searched(space, method, seed, **more):
         return made_up(sizes)[1]
 
     options = {"method": method, "seed": seed, "trials": 12, "limit": 9.0} | more
-    found = search.search(space, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options)
+    known = SimpleNamespace(latency=lambda sizes: made_up(sizes)[0], loss=loss)
+    found = search.search(space, known, **options)
     assert list(found) == asked
     assert all(made_up(sizes)[0] <= options["limit"] for sizes in found)
     return found
@@ -382,7 +384,7 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     assert len(more["trials"]) == 7
     assert json_of(*common, "--trials", 3, "--method", "random", "--seed", 5, "--out", out)["method"] == "random"
     known = {"kind": "other-settings", "option": "out"}
-    refused(*common, "--trials", 5, "--out", out, "--batch-size", 2, **known, says="--batch-size 1")
+    refused(*common, "--trials", 5, "--out", out, "--batch-size", 2, **known, says="batch_size 1 → 2")
     shutil.copytree(trained, tmp_path / "longer")
     shutil.rmtree(sorted((tmp_path / "longer").glob("step-*"))[-1])
     refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out, **known)

@@ -192,7 +192,7 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     encoder = [name for name in before if name.startswith("bert.")]
     assert len(encoder) > 30
     assert all(torch.equal(before[name], after[name]) for name in encoder)
-    refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="freeze")
+    refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="lora")
 
 
 @pytest.mark.parametrize("name", ["classification", "regression", "qa"])
@@ -475,7 +475,7 @@ def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
         (["--task", "regression", "--text", "label", "--label", "sentence"], "bad-row", None, None),
         (["--task", "multilabel", "--separator", ""], "missing", "separator", None),
         (["--length", 600], "too-long", "length", 600),
-        (["--lora", "r=2,alpha=2", "--from-scratch"], "conflict", "from_scratch", None),
+        (["--lora", "r=2,alpha=2", "--from-scratch"], "conflict", "lora", None),
         (["--checkpoint", tmp_path], "not-a-run", "checkpoint", str(tmp_path)),
         (["--checkpoint", gone], "model-not-found", "checkpoint", str(gone)),
         (["--out", data], "out-exists", "out", str(data)),

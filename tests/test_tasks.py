@@ -729,7 +729,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
     (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
     refusal = helpers.refused(finetune.main, *common, kind="other-settings", option="out")
-    assert "files: the order of labels was 1, 0 and is 0, 1;" in refusal.sentence
+    assert "the order of labels 1, 0 → 0, 1;" in refusal.sentence
     (first / "seed.json").write_text("{}")  # not complete
     tuned(*common)
     assert trained == [0, 1, 0]

@@ -83,18 +83,11 @@ def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
     except TokenizerError as error:
         sentence = f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there"
         raise UsageError(sentence, "tokenizer-unreadable", option="checkpoint", given=str(directory)) from None
-    special = tokenizer.special
-    missing = [f"[{role.upper()}]" for role in ("cls", "sep", "mask") if getattr(special, role) is None]
-    if missing:
+    special, size = tokenizer.special, encoder.model.config.vocab_size
+    if None in (special.cls, special.sep, special.mask) or special.vocab_size > size:
         sentence = (
-            f"the tokenizer of {directory} has no {' and no '.join(missing)}, which --pairs needs; give a checkpoint "
-            "with the tokenizer that it was trained with"
-        )
-        raise UsageError(sentence, "tokenizer-lacks-token", option="checkpoint", given=str(directory))
-    if special.vocab_size > encoder.model.config.vocab_size:
-        sentence = (
-            f"the tokenizer of {directory} has a vocabulary of {special.vocab_size}, and the model there one of "
-            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with"
+            f"the tokenizer of {directory} has no [CLS], [SEP] or [MASK], or more than the {size:,} tokens of the "
+            "model; give a checkpoint with the tokenizer that it was trained with"
         )
         raise UsageError(sentence, "tokenizer-differs", option="checkpoint", given=str(directory))
     return tokenizer

@@ -148,21 +148,12 @@ def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and not name.startswith(tuple(whole))
     }
-    if not pattern:
-        inside = {part for layer in layers_of(model) for part in layer.modules()}
-        targets = [name for name, module in maps.items() if module in inside]
-        if not targets:
-            sentence = (
-                f"--lora finds no linear maps in the layers of {model.config.model_type}; name some by "
-                "target=PATTERN, or leave --lora out"
-            )
-            raise UsageError(sentence, "no-match", option="lora")
-        return targets
-    targets = [name for name in maps if re.search(pattern, name)]
+    inside = {part for layer in layers_of(model) for part in layer.modules()}
+    targets = [name for name, each in maps.items() if (re.search(pattern, name) if pattern else each in inside)]
     if not targets:
         sentence = (
-            f"--lora: target={pattern} matches none of the {len(maps)} linear maps, such as {next(iter(maps), '-')}; "
-            "correct the pattern, or leave it out"
+            f"--lora{f': target={pattern}' if pattern else ''} matches none of the {len(maps)} linear maps of the "
+            f"{model.config.model_type}, such as {next(iter(maps), '-')}; name some by target=PATTERN"
         )
         raise UsageError(sentence, "no-match", option="lora", given=pattern)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}

@@ -132,16 +132,10 @@ class Proposer:
         model = load_model(directory)
         self.tokenizer = tokenizer_of(directory)
         size, self._longest = model.config.vocab_size, max_length(model.config)
-        if self.tokenizer.mask_token_id is None:
+        if self.tokenizer.mask_token_id is None or len(self.tokenizer) > size:
             sentence = (
-                f"--checkpoint {directory} has a tokenizer without a mask token; give one with the tokenizer that it "
-                "was trained with"
-            )
-            raise UsageError(sentence, "tokenizer-lacks-token", option="checkpoint", given=directory)
-        if len(self.tokenizer) > size:
-            sentence = (
-                f"--checkpoint {directory} has a tokenizer of {len(self.tokenizer):,} tokens and a model of {size:,}; "
-                "give one with the tokenizer that it was trained with"
+                f"--checkpoint {directory} has a tokenizer without a mask token, or of more than the {size:,} tokens "
+                "of the model; give one with the tokenizer that it was trained with"
             )
             raise UsageError(sentence, "tokenizer-differs", option="checkpoint", given=directory)
         backend = self.tokenizer.backend_tokenizer
@@ -287,9 +281,6 @@ class _Work:
         candidates: int,
     ) -> None:
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
-        if task in TASKS and task not in of_texts:
-            sentence = f"--task {task} has no labels of complete texts; give one of {', '.join(of_texts)}"
-            raise UsageError(sentence, "unsupported", option="task", given=task)
         kind = pick(of_texts, task, "--task", "docs/finetuning.md")(Columns(text, other, label))
         self.out = Path(out)
         if self.out.suffix.lower() != Path(train).suffix.lower():

@@ -102,12 +102,9 @@ def check(ranks: World, job: Job) -> tuple[Work, list[str]]:
 
 def _check_settings(settings: Settings) -> None:
     """Raises UsageError for settings that do not go together."""
-    if settings.lora and settings.from_scratch:
-        sentence = "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
-        raise UsageError(sentence, "conflict", option="from_scratch")
-    if settings.lora and settings.freeze:
-        sentence = "--freeze and --lora were given; --lora freezes the weights and trains an adapter, so give one"
-        raise UsageError(sentence, "conflict", option="freeze")
+    if settings.lora and (settings.from_scratch or settings.freeze):
+        sentence = "--lora trains an adapter on frozen weights of a checkpoint; leave out --from-scratch and --freeze"
+        raise UsageError(sentence, "conflict", option="lora")
     if settings.lora:
         adapters.parse(settings.lora)  # refuses what is none
 

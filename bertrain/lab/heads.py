@@ -145,15 +145,15 @@ def _config(directory: Path | str) -> Any:
         raise _unloadable(directory, error) from None
 
 
-def _unloadable(directory: Path | str, error: Exception) -> UsageError:
-    """The error for a checkpoint that transformers cannot load."""
+def _unloadable(directory: Path | str, error: Exception, option: str = "checkpoint") -> UsageError:
+    """Return the error for a model that transformers cannot load. option: names it."""
     reason = str(error).partition("\n")[0]
     if Path(directory).exists():
-        sentence = f"--checkpoint {directory} cannot be fine-tuned ({reason}); give another"
-        return UsageError(sentence, "model-unreadable", option="checkpoint", given=str(directory))
+        sentence = f"--{option} {directory} cannot be loaded ({reason}); give another"
+        return UsageError(sentence, "model-unreadable", option=option, given=str(directory))
     hub = f", and the hub does not give it ({reason})" if may_be_on_hub(str(directory)) else ""
-    sentence = f"--checkpoint {directory} does not exist{hub}; give a run, a checkpoint or a name on the hub"
-    return UsageError(sentence, "model-not-found", option="checkpoint", given=str(directory))
+    sentence = f"--{option} {directory} does not exist{hub}; give a run, a checkpoint or a name on the hub"
+    return UsageError(sentence, "model-not-found", option=option, given=str(directory))
 
 
 def length_of(directory: str, length: int | None) -> int:
@@ -242,11 +242,7 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
     except Exception as error:  # of transformers, for files of any bytes
         if is_out_of_memory(error):
             raise
-        reason = str(error).partition("\n")[0]
-        sentence = (
-            f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"
-        )
-        raise UsageError(sentence, "model-unreadable", option="teacher", given=directory) from None
+        raise _unloadable(directory, error, "teacher") from None
     known = [*(model.config.id2label or {}).values()]
     wanted = task.names or known[: task.num_labels]  # a number may have any name
     if info["missing_keys"] or sorted(known) != sorted(wanted):

@@ -25,13 +25,7 @@ from bertdata import IGNORE_INDEX, Batch
 from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models.encoder import (
-    Encoder,
-    MicroBatch,
-    inputs_of,
-    recompute_activations,
-    set_rotary_bases,
-)
+from bertrain.models.encoder import Encoder, MicroBatch, inputs_of, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model
 from bertrain.objectives import Learner, LossSum, Objective, Outputs

@@ -145,18 +145,6 @@ def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
         if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
         if differ:
-            words = "; ".join(_difference(name, before.get(name), wanted.get(name)) for name in differ)
-            sentence = (
-                f"{directory} was trained with other options or files: {words}; give the same again, or another --out"
-            )
+            words = ", ".join(f"{name} {before.get(name)} → {wanted.get(name)}" for name in differ)
+            sentence = f"{directory} was trained differently (old → new): {words}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out))
-
-
-def _difference(name: str, before: Any, wanted: Any) -> str:
-    """One difference in words. None, False, "": not given."""
-    was_given, is_given = (value is not None and value is not False and value != "" for value in (before, wanted))
-    if not was_given:
-        return f"{name} is new"
-    if not is_given:
-        return f"{name} is missing"
-    return f"{name} changed" if name.startswith(_CONTENT) else f"{name} was {before} and is {wanted}"

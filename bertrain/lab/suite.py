@@ -52,6 +52,7 @@ def _superglue(task: str, text: str, other: str, metrics: str, directory: str) -
     return Entry(task, columns, tuple(metrics.split()), (directory,), "train.jsonl", "val.jsonl")
 
 
+_MATCHED = {"dev": "dev_matched.tsv", "test": "dev_mismatched.tsv"}
 SUITES: dict[str, dict[str, Entry]] = {
     "glue": {
         "cola": _glue("classification", "3", "", "1", "mcc", "CoLA"),
@@ -59,16 +60,7 @@ SUITES: dict[str, dict[str, Entry]] = {
         "mrpc": _glue("pairs", "#1 String", "#2 String", "Quality", "f1 accuracy", "MRPC"),
         "stsb": _glue("regression", "sentence1", "sentence2", "score", "pearson spearman", "STS-B"),
         "qqp": _glue("pairs", "question1", "question2", "is_duplicate", "f1 accuracy", "QQP"),
-        "mnli": _glue(
-            "pairs",
-            "sentence1",
-            "sentence2",
-            "gold_label",
-            "accuracy",
-            "MNLI",
-            dev="dev_matched.tsv",
-            test="dev_mismatched.tsv",
-        ),
+        "mnli": _glue("pairs", "sentence1", "sentence2", "gold_label", "accuracy", "MNLI", **_MATCHED),
         "qnli": _glue("pairs", "question", "sentence", "label", "accuracy", "QNLI"),
         "rte": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "RTE"),
         "wnli": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "WNLI"),

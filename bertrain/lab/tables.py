@@ -109,7 +109,7 @@ def table(
 
 
 def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, Any]:
-    """The column of each role, as `_named` has it. Raises UsageError for one that is not there, or stands twice."""
+    """Return the column of each role. Raises UsageError for a missing column, or for one column of two roles."""
     columns: dict[str, Any] = {}
     for role, wanted in roles.items():
         columns[role] = _named(wanted, names)
@@ -117,26 +117,13 @@ def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, An
             listed = ", ".join(map(str, names))
             sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
             raise UsageError(sentence, "no-column", option=role, given=wanted)
-    if "other" in columns and columns["other"] == columns["text"]:
-        sentence = (
-            f"{path}: --text and --other name the same column, {columns['text']!r}; name the column of the second text "
-            "with --other"
-        )
-        raise UsageError(sentence, "conflict", option="other", given=roles["other"])
-    for role in columns.keys() - {"label"}:
-        if columns[role] == columns["label"] and len(names) == 1:
+    for role, other in itertools.combinations(columns, 2):
+        if columns[role] == columns[other]:
             sentence = (
-                f"{path} has a single column, {names[0]!r}, and --{role} and --label need one each; put tabs between "
-                "the columns of a .tsv, and commas between those of a .csv"
+                f"{path}: --{role} and --{other} name the same column, {columns[role]!r}; give different ones of "
+                f"{', '.join(map(str, names))} (tabs separate the columns of a .tsv, commas those of a .csv)"
             )
-            raise UsageError(sentence, "no-column", option="label", given=roles["label"])
-        if columns[role] == columns["label"]:
-            others = ", ".join(str(name) for name in names if name != columns[role])
-            sentence = (
-                f"{path}: --{role} and --label name the same column, {columns[role]!r}; give another for one of them, "
-                f"of {others}"
-            )
-            raise UsageError(sentence, "conflict", option="label", given=roles["label"])
+            raise UsageError(sentence, "conflict", option=other, given=roles[other])
     return columns
 
 
@@ -299,11 +286,7 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 def _check_names(names: list[Any], row: str) -> None:
     """Raises UsageError if two columns have one name, because one of them would be lost."""
-    twice, seen = None, set[Any]()
-    for name in names:
-        twice = name if name in seen else twice
-        seen.add(name)
-    if twice is not None:
-        raise UsageError(
-            f"{row} has two columns {twice!r}; give one of them another name, or remove it", "not-of-format"
-        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        sentence = f"{row} has two columns {twice!r}; give one of them another name, or remove it"
+        raise UsageError(sentence, "not-of-format")

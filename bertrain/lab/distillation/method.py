@@ -98,11 +98,9 @@ class Distillation(Method):
 
     def check_batches(self, batches: Stream) -> None:
         """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
-        loader, plan = batches.loader, batches.plan
         if not self.options.teacher_cache:
             return
-        num_samples = plan.samples() + loader.position  # what was read may have been with another batch size
-        num_samples -= sum(plan.phase_at(step).rows_at(step) for step in range(batches.step))
+        loader, num_samples = batches.loader, batches.plan.samples()
         if loader.variants is not None:
             num_samples = min(num_samples, loader.variants * loader.num_samples)
         loader.read(np.array([num_samples - 1]))

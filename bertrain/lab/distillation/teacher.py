@@ -24,15 +24,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.support import (
-    FORMAT_VERSION,
-    MASKING_POLICIES,
-    SHUFFLES,
-    DatasetError,
-    OneSentence,
-    UsageError,
-    counted,
-)
+from bertdata.support import FORMAT_VERSION, MASKING_POLICIES, SHUFFLES, DatasetError, OneSentence, UsageError, counted
 from bertrain import checkpoint
 from bertrain.cli import read_options
 from bertrain.config import Config
@@ -88,14 +80,6 @@ class _Work:
             assert self.loader.masking  # noqa: S101  (a run's rows are masked)
             masking = self.loader.masking.with_rule_of(stored.get("masking") or {})
             self.loader = build_loader(student, self.shards, variants=options["variants"], masking=masking)
-        self._check(options, student)
-        weights = self._teacher(Path(options["model"]), student.length)
-        encoder = Encoder(weights, isolate=student.isolate_documents)
-        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
-        self.header = self._header(weights, options)
-
-    def _check(self, options: dict[str, Any], student: Config) -> None:
-        """Raise UsageError for a stream without an end or without masks."""
         if options["variants"] is None and options["max_samples"] is None:
             sentence = (
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
@@ -109,14 +93,13 @@ class _Work:
                 "token; raise it, or --length"
             )
             raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=student.mlm_probability)
-
-    def _teacher(self, path: Path, length: int) -> PreTrainedModel:
-        """Raises UsageError for a teacher that does not fit the student's rows."""
-        directory = checkpoint.find(path)
+        directory = checkpoint.find(Path(options["model"]))
         weights = load_model(directory)
         check_fits(directory, self.shards, weights)
-        check_length(length, weights.config, directory)
-        return weights
+        check_length(student.length, weights.config, directory)
+        encoder = Encoder(weights, isolate=student.isolate_documents)
+        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
+        self.header = self._header(weights, options)
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
         """What names a cache: its teacher and its stream."""
@@ -247,8 +230,7 @@ def _verify(context: click.Context, option: click.Parameter, path: str | None) -
     for fault in faults:
         click.echo(f"Error: {fault}", err=True)
     if not faults:
-        samples, length = counted(header["samples"], "sample"), header["stream"].get("length")
-        click.echo(f"{path}: sound, {samples} of {length} tokens, {header['top_k']} predictions of each masked token")
+        click.echo(f"{path}: sound, {counted(header['samples'], 'sample')}")
     context.exit(bool(faults))
 
 

@@ -42,20 +42,9 @@ EXPLORE, MUTATION = 0.5, 0.25  # as they have them
 CHILDREN = 100  # in a row without a new trial are enough
 DRAWS = 1000  # in a row without a new trial end a search
 WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
-SHOWN = 10  # trials in the table
+SHOWN = 10  # trials that are printed
 METHODS = ("evolution", "random")
 TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
-DIFFERENCES = {
-    "weights": "of other weights; give the checkpoint that it was begun with",
-    "dataset_id": "on another dataset; give the --data that it was begun with",
-    "device": "on the device {before}, and this is {now}; run it there",
-    "threads": "with {before} threads, and now there are {now}; set OMP_NUM_THREADS={before}",
-    "split": "on --split {before}, and {now} was given; give the same",
-    "length": "with --length {before}, and now it is {now}; give the same",
-    "max_samples": "with --max-samples {before}, and now it is {now}; give the same",
-    "batch_size": "with --batch-size {before}, and now it is {now}; give the same",
-}
-"""What the numbers of a search depend on → what is said where it differs from before, and what to do."""
 
 
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
@@ -89,34 +78,29 @@ def _explores(seed: int, trial: int) -> bool:
 
 
 def search(
-    space: Space,
-    *,
-    method: str,
-    trials: int,
-    seed: int,
-    limit: float,
-    latency: Callable[[Sizes], float],
-    loss: Callable[[Sizes], float],
+    space: Space, known: Measurements, *, method: str, trials: int, seed: int, limit: float
 ) -> dict[Sizes, float]:
-    """The sub-networks that were tried, in their order, with their losses.
+    """Return the sub-networks that were tried, in their order, with their losses.
 
-    Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
-    draws of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is, with
-    probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
+    Sub-networks are sampled until `trials` have a latency of at most `limit` ms; only of these the loss is measured.
+    All samples of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is,
+    with probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
     children give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come
-    back where 1,000 draws in a row give no new one.
+    back where 1,000 samples in a row give no new one.
     """
     losses: dict[Sizes, float] = {}
-    number, last = 0, 0  # of the next draw, and of that which gave the last trial
-    while len(losses) < trials and number - last < DRAWS:
-        evolves = method == "evolution" and len(losses) >= FIRST
-        evolves = evolves and number - last < CHILDREN and not _explores(seed, len(losses))
-        best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
-        sizes = candidate(space, number, seed=seed, best=best)
-        number += 1
-        if sizes not in losses and latency(sizes) <= limit:
-            losses[sizes] = loss(sizes)
-            last = number
+    number, last = 0, 0  # of the next sample, and of that which gave the last trial
+    with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
+        while len(losses) < trials and number - last < DRAWS:
+            evolves = method == "evolution" and len(losses) >= FIRST
+            evolves = evolves and number - last < CHILDREN and not _explores(seed, len(losses))
+            best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
+            sizes = candidate(space, number, seed=seed, best=best)
+            number += 1
+            if sizes not in losses and known.latency(sizes) <= limit:
+                losses[sizes] = known.loss(sizes)
+                last = number
+                bar.update()
     return losses
 
 
@@ -128,19 +112,14 @@ def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device
     """The median time of the encoder's forward pass for `rows` rows of `length` tokens, without its head, in ms."""
     places = torch.arange(length, device=device).expand(rows, -1)
     ids = places % encoder.model.config.vocab_size
-    times = []
+    times, synchronize = [], getattr(torch, device.type).synchronize
     for _ in range(WARMUP + REPEATS):
-        _synchronize(device)
+        synchronize()
         started = time.perf_counter()
         encoder.encode(ids, position_ids=places)
-        _synchronize(device)
+        synchronize()
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times[WARMUP:])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class Measurements:
@@ -177,11 +156,13 @@ class Measurements:
                 "depend on; put it back, or give another --out"
             )
             raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
-        if before != settings:
-            name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
-            words = DIFFERENCES.get(name, "of another version of bertrain, with other settings; use that version")
-            difference = words.format(before=before.get(name), now=settings.get(name))
-            sentence = f"--out {out} holds a search {difference}; or give another --out"
+        names = [name for name in {**settings, **before} if before.get(name) != settings.get(name)]
+        if names:
+            listed = ", ".join(f"{name} {before.get(name)} → {settings.get(name)}" for name in names)
+            sentence = (
+                f"--out {out} holds a search of other settings (old → new): {listed}; give the old ones, or another "
+                "--out"
+            )
             raise UsageError(sentence, "other-settings", option="out", given=str(out))
 
     def _read(self, text: str) -> None:
@@ -233,10 +214,8 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     axis.set(xlabel="latency (ms)", ylabel="validation loss (nats a token)")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    temporary = path.with_name("." + path.name)
     with naming(path):
-        figure.savefig(temporary, dpi=100)
-    temporary.replace(path)
+        figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
@@ -305,15 +284,24 @@ def main(
             latency = {"rows": batch_size, "length": places}
             samples = {"split": split, "length": places, "max_samples": max_samples}
             known = _measurements(Path(out), encoder, shards, ranks, latency, samples)
-            result = _run(space, known, most, method=method, trials=trials, seed=seed)
+            smallest = known.latency(space[0])
+            result = search(space, known, method=method, trials=trials, seed=seed, limit=most)
+            if not result:
+                sentence = (
+                    f"none of the sub-networks that were measured has a latency of {limit}; the smallest has "
+                    f"{smallest:.3g} ms: give a higher --latency"
+                )
+                raise UsageError(sentence, "out-of-range", option="latency", given=limit)
             entries = [known.entries[sizes] for sizes in result]
             _draw(pyplot, Path(out, PICTURE), sorted(entries, key=lambda entry: entry["loss"]), most)
-    facts = {"checkpoint": str(directory), "method": method, "seed": seed, "limit_ms": most, "threads": _threads()}
+    facts = {
+        "checkpoint": str(directory),
+        "method": method,
+        "seed": seed,
+        "limit_ms": most,
+        "threads": torch.get_num_threads(),
+    }
     _say(facts | {"space": len(space)} | latency, entries, out, as_json=as_json)
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 def _measurements(
@@ -331,7 +319,7 @@ def _measurements(
         "weights": fingerprint(model),
         "dataset_id": shards.dataset_id,
         "device": on,
-        "threads": _threads(),
+        "threads": torch.get_num_threads(),
         **samples,
         "batch_size": latency["rows"],
     }
@@ -352,51 +340,20 @@ def _measurements(
     return Measurements(out, settings, make, lambda small: latency_ms(small, **latency, device=device), judge)
 
 
-def _run(space: Space, known: Measurements, limit: float, *, method: str, trials: int, seed: int) -> dict[Sizes, float]:
-    """`search`, with a progress bar. Raises UsageError if no sub-network is fast enough."""
-    with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
-
-        def loss(sizes: Sizes) -> float:
-            value = known.loss(sizes)
-            bar.update()
-            return value
-
-        def latency(sizes: Sizes) -> float:  # also of those that are too slow, after which no trial is counted
-            value = known.latency(sizes)
-            bar.set_postfix_str(f"{len(known.entries)} timed")
-            return value
-
-        smallest = latency(space[0])
-        options: dict[str, Any] = {"method": method, "trials": trials, "seed": seed, "limit": limit}
-        losses = search(space, **options, latency=latency, loss=loss)
-    if not losses:
-        sentence = (
-            f"none of the sub-networks that were measured has a latency of {limit:g} ms; the smallest has "
-            f"{smallest:.3g} ms: give a higher --latency"
-        )
-        raise UsageError(sentence, "out-of-range", option="latency", given=f"{limit:g}ms")
-    return losses
-
-
 def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_json: bool) -> None:
     """Prints the best trials, and the command that writes the first of them."""
     best = sorted(entries, key=lambda entry: entry["loss"])
     if as_json:
         click.echo(json.dumps(facts | {"best": best[0], "trials": entries}))
         return
-    places = f"{facts['rows']} × {facts['length']} tokens, threads: {facts['threads']}"
     click.echo(
         f"{facts['checkpoint']}: {len(entries)} of {facts['space']:,} sub-networks tried ({facts['method']}), latency "
-        f"at most {facts['limit_ms']:g} ms ({places})"
-    )
-    names = ("layers", "width", "heads", "feed_forward", "parameters")
-    click.echo(
-        "".join(f"{name.replace('_', '-'):>14}" for name in names) + f"{'latency':>11}{'loss':>9}{'accuracy':>10}"
+        f"at most {facts['limit_ms']:g} ms for {facts['rows']} × {facts['length']} tokens, threads: {facts['threads']}"
     )
     for entry in best[:SHOWN]:
-        sizes = "".join(f"{entry[name]:>14,}" for name in names)
-        click.echo(f"{sizes}{entry['latency_ms']:>8.2f} ms{entry['loss']:>9.4f}{entry['accuracy']:>10.2%}")
-    sizes = " ".join(f"{flag(name)} {best[0][name]}" for name in names[:4])
+        sizes = ", ".join(f"{name} {entry[name]:,}" for name in (*Sizes._fields, "parameters"))
+        click.echo(f"loss {entry['loss']:.4f}, accuracy {entry['accuracy']:.2%}, {entry['latency_ms']:.2f} ms: {sizes}")
+    sizes = " ".join(f"{flag(name)} {best[0][name]}" for name in Sizes._fields)
     click.echo(f"{TRIALS} and {PICTURE} are in {out}; the best as a checkpoint:")
     click.echo(f"bertrain extract --checkpoint {facts['checkpoint']} {sizes} --out small/")
 
