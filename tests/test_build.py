@@ -21,7 +21,6 @@ from sources import stop_after_units, stopped, write
 
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError
-from bertdata.files import make_directory
 from bertdata.format.verify import verify
 from bertdata.sources import buffer, formats
 from bertdata.tokenize.load import load as load_tokenizer
@@ -160,13 +159,6 @@ def test_a_share_ends_below_its_bound(tmp_path, vocab):
         assert list(dataset.splits) == [split]
 
 
-def test_a_share_of_zero_written_either_way_is_the_same_dataset(tmp_path, corpus, vocab):
-    as_int = build([corpus], tmp_path / "a", tokenizer=vocab, validation=0).dataset
-    as_float = build([corpus], tmp_path / "b", tokenizer=vocab, validation=0.0).dataset
-    assert list(as_int.splits) == ["train"]
-    assert as_int.dataset_id == as_float.dataset_id
-
-
 # ---------------------------------------------------------------------------------------------------------- invariance
 
 
@@ -263,21 +255,6 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
         assert published(tmp_path / f"out{number}") == published(tmp_path / "complete")
 
 
-def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, vocab):
-    options = {"shard_size": 900, "tokenizer": vocab, "workers": 1, "overwrite": True}
-    old = build([text], tmp_path / "out", tokenizer=vocab).dataset
-    publish = of_a_build.publish
-
-    def lose_one(staging, *arguments):
-        (staging / "train-00001.tokens.npy").unlink()
-        publish(staging, *arguments)
-
-    with patch.object(of_a_build, "publish", lose_one), refuses("parts-missing", "out", given="train-00001.tokens.npy"):
-        build([text], tmp_path / "out", **options)
-    assert bertdata.open(tmp_path / "out").dataset_id == old.dataset_id
-    assert verify(tmp_path / "out") == []
-
-
 def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
     """An array of an older dataset with its name is not taken for it."""
     options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
@@ -361,17 +338,6 @@ def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path,
     assert left == []
     assert lock.exists()
     assert verify(tmp_path / "out") == []
-
-
-def test_a_pull_that_begins_before_a_build_has_its_lock_goes_on_alone(tmp_path, text, vocab):
-    def make(directory):
-        make_directory(directory.parent)
-        (directory.parent / ".pull.lock").touch()
-        make_directory(directory)
-
-    with patch("bertdata.write.staging.make_directory", make), refuses("out-exists", "out"):
-        build(text, tmp_path / "out", tokenizer=vocab)
-    assert os.listdir(tmp_path / "out") == [".pull.lock"]
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

@@ -5,7 +5,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 
 import campaign
 import pytest
@@ -25,14 +24,6 @@ def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[1-9]\d* runs \(.*; 0 differ$", done.stdout, re.MULTILINE), done.stdout
-
-
-def test_a_rank_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "LIMIT_S", 1)
-    ranks = campaign.start(lambda: time.sleep(600), 2, tmp_path, tmp_path / "said")
-    assert campaign.watched(ranks, tmp_path / "run", None, 0).hangs
-    assert not any(rank.is_alive() for rank in ranks)
-    assert "test_campaign.py" in (tmp_path / "said").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------- differences
@@ -72,19 +63,6 @@ def test_what_differs_is_named(tmp_path, changes, named):
     stopped = run_in(tmp_path / "stopped", **{"log": LOG} | changes)
     lines = list(campaign.differences(whole, stopped, is_asked=False))
     assert (lines == []) if not named else any(named in line for line in lines), lines
-
-
-def test_a_run_that_was_asked_to_end_has_an_entry_more(tmp_path):
-    """That entry, and the means of the next one, which is about the steps after it, are not compared."""
-    log = [{"step": step, "lr": 0.1, "grad_norm": 2.0, "loss": float(step)} for step in (3, 6, 9)]
-    early = [log[0], log[1] | {"step": 4, "loss": 8.0}, log[1] | {"loss": 7.0}, log[2]]
-    whole = run_in(tmp_path / "whole", log)
-    assert list(campaign.differences(whole, run_in(tmp_path / "early", early), is_asked=True)) == []
-    assert list(campaign.differences(whole, run_in(tmp_path / "killed", early), is_asked=False)) != []
-    for number, wrong in enumerate((log[1] | {"grad_norm": 3.0}, log[2] | {"loss": 8.0})):
-        entries = [wrong if entry["step"] == wrong["step"] else entry for entry in early]
-        other = run_in(tmp_path / f"wrong{number}", entries)
-        assert len(list(campaign.differences(whole, other, is_asked=True))) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- options

@@ -166,13 +166,6 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
         check(tokenizer, texts, flags)
 
 
-@pytest.mark.slow
-def test_long_random_texts_for_every_choice_of_flags(every_kind):
-    texts = random_texts(0, 2)
-    for flags, tokenizer in every_kind:
-        check(tokenizer, texts, flags)
-
-
 @given(TEXTS)
 @example(["[MASK] [CLS]", "", " \n", "a[SEP]b ##ing", "\u302e\U0001d165 unaffable naïve"])
 def test_ids_are_those_of_the_library_for_bert(uncased, texts):
@@ -429,19 +422,6 @@ def test_tables_that_fill_up_are_begun_anew(monkeypatch):
         check(tokenizer, [some])
 
 
-def test_runs_that_the_library_has_encoded_are_not_given_to_it_again():
-    tokenizer, given = load(VOCABULARY), []
-    encode = tokenizer._engine._encode_hard
-    runs = ["a" * length + "\u302e" for length in (0, 1, 13, 14, 40, 61)]  # up to LONGEST_KEY bytes
-    watched = lambda texts, where: given.extend(texts) or encode(texts, where)  # noqa: E731
-    with mock.patch.object(tokenizer._engine, "_encode_hard", watched):
-        by_engine(tokenizer, *joined(runs), sentences=False)
-        assert set(given) == set(runs)
-        given.clear()
-        by_engine(tokenizer, *joined(runs), sentences=False)
-        assert given == []
-
-
 def test_a_run_that_the_library_fails_on_is_named_by_its_document():
     tokenizer = load(VOCABULARY)
 
@@ -452,21 +432,6 @@ def test_a_run_that_the_library_fails_on_is_named_by_its_document():
 
     with mock.patch.object(tokenizer._engine, "_encode_hard", fail), refuses("tokenizer-failed", says="document 2: "):
         by_engine(tokenizer, *joined(["a", "a\u302e b", "b bb\u302e", "bb\u302e"]), sentences=False)
-
-
-def test_words_of_one_set_are_learned_once(monkeypatch):
-    """A set has four slots in two lines; `encode_wordpiece` looks for most words in the first line alone."""
-    monkeypatch.setattr(engine, "NEAR_LINES", 1)
-    tokenizer = load(VOCABULARY)
-    lines = tokenizer._engine.near_factor  # which are one set of four slots
-    assert lines == 2
-    words = ["a", "b", "c", "d"]
-    by_engine(tokenizer, *joined([" ".join(words)]), sentences=False)
-    runs = tokenizer._engine._of_thread.runs
-    before = runs.near.copy()
-    assert np.count_nonzero(before[::4]) == len(words)
-    by_engine(tokenizer, *joined(["  ,,".join(words * 3)]), sentences=False)
-    assert (runs.near == before).all()
 
 
 def test_the_answer_does_not_depend_on_what_came_before():

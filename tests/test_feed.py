@@ -284,13 +284,6 @@ def test_accelerate_leaves_batches_as_they_are(dataset):
 
 
 @pytest.mark.parametrize("kind", [SampleDataset, BatchDataset])
-def test_a_dataset_says_what_it_reads(dataset, kind):
-    shown = repr(kind(loader_of(dataset)))
-    assert kind.__name__ in shown
-    assert str(dataset.path) in shown
-
-
-@pytest.mark.parametrize("kind", [SampleDataset, BatchDataset])
 def test_what_models_do_not_take_is_refused(dataset, kind):
     with refuses("unsupported", "masking"):
         kind(loader_of(dataset, masking=Masking(policy="uniform")))

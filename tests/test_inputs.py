@@ -62,7 +62,6 @@ from bertdata.write import build, finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
-FLAGS = ["--validation", "0.2", "--test", "0.1", "--sentences", "line"]
 
 
 def without_manifest(files):
@@ -576,36 +575,6 @@ def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-def test_the_command_makes_parts_and_finishes_them(tmp_path, corpus, vocab, straight):
-    out = tmp_path / "out"
-    for number in (1, 2, 3):
-        options = ["--shard-size", 3000, *FLAGS, "--tokenizer", vocab, "--part", f"{number}/3"]
-        assert f" {number}/3" in succeeds(main, "build", corpus, "--out", out, *options).stdout
-    printed = succeeds(main, "build", "--finish", "--out", out).stdout
-    assert bertdata.open(out).dataset_id in printed
-    assert published(out) == straight
-
-
-def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
-    out = tmp_path / "out"
-    for directory in (tmp_path, out):
-        with refuses("parts-missing", "out"):
-            finish(directory)
-    assert list(tmp_path.iterdir()) == []
-    build_parts(corpus, out, 3, [1], tokenizer=vocab, **SMALL)
-    before = sorted(path.name for path in (out / ".build").iterdir())
-    with refuses("parts-missing", "out", given=["1/3", "3/3"]):
-        finish(out)
-    assert sorted(path.name for path in (out / ".build").iterdir()) == before
-    build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
-    require_finish(out, straight)
-    with refuses("out-exists", "out"):
-        finish(out)
-    with refuses("out-exists", "out"):
-        build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
-    assert published(out) == straight
-
-
 def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_enough(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
@@ -670,29 +639,6 @@ def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
     require_finish(halves, straight)
 
 
-def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_path, corpus, vocab, straight):
-    options = SMALL | {"tokenizer": vocab}
-    build_parts(corpus, tmp_path / "a", 3, (0, 2), **options)
-    made = len(units_in(tmp_path / "a"))
-    assert build(corpus, tmp_path / "a", **options).reused_units == made > 3
-    assert published(tmp_path / "a") == straight
-
-    assert len(stopped(corpus, tmp_path / "b", 4, **options)) == 4
-    with refuses("parts-missing", "out"):
-        finish(tmp_path / "b")
-    kept = records_of(tmp_path / "b")
-    build_parts(corpus, tmp_path / "b", 2, **options)
-    assert kept.items() <= records_of(tmp_path / "b").items()
-    require_finish(tmp_path / "b", straight)
-
-
-def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
-    build_parts(write(tmp_path / "blank", b" \n" * 500), tmp_path / "out", 2, tokenizer=vocab, shard_size=300)
-    with refuses("empty", "inputs"):
-        finish(tmp_path / "out")
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
 def test_a_lost_unit_is_told(halves, corpus, vocab, straight):
     (halves / ".build" / "unit-00003.json").unlink()
     with refuses("parts-missing", "out", given=[3]):
@@ -755,12 +701,3 @@ def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):
 
     threading.Thread(target=write_and_remove, daemon=True).start()
     assert build(pipe, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
-
-
-def test_a_part_is_not_advised_what_it_refuses(tmp_path, vocab):
-    path = write(tmp_path / "a.txt", as_text(ROWS))
-    build_parts(path, tmp_path / "out", 2, [0], tokenizer=vocab)
-    os.utime(path, ns=(1, 1))
-    with refuses("other-settings", "out", says=".build") as caught:
-        build_parts(path, tmp_path / "out", 2, [0], tokenizer=vocab)
-    assert "--overwrite" not in str(caught.value)

@@ -124,21 +124,3 @@ def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(t
     found = [python(*words, environment=environment).split() for environment in ({}, generic)]
     assert found[0][::2] == found[1][::2]
     assert set(found[1][1::2]) == {"_places_one_by_one"}
-
-
-@pytest.mark.slow
-def test_a_cache_that_names_a_record_which_is_gone_is_made_anew(tmp_path):
-    """numba loads the types of arguments before it looks whether the kernel has changed."""
-    record = "from typing import NamedTuple\n\nclass Pair(NamedTuple):\n    first: int\n    second: int\n"
-    of_record = "\n@jit()\ndef kernel(pair):\n    return pair.first + pair.second\n"
-    of_numbers = "\n@jit()\ndef kernel(first, second):\n    return first + second\n"
-    file = tmp_path / "made.py"
-    file.write_text(KERNELS + record + of_record)
-    assert program_of(tmp_path, "print(kernel(Pair(1, 2)))").split() == ["3"]
-    index = next((tmp_path / "cache").rglob("made.kernel-*.nbi"))
-    content = index.read_bytes()
-    file.write_text(KERNELS + of_numbers)
-    assert program_of(tmp_path, "print(kernel(1, 3))").split() == ["4"]
-    for later in (tmp_path / "cache").rglob("made.kernel-*.nbi"):
-        later.write_bytes(content)  # the name has the number of a line, which may stay
-    assert program_of(tmp_path, "print(kernel(1, 3))").split() == ["4"]

@@ -293,18 +293,6 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
         assert split.num_tokens == sum(each.num_tokens for each in split.shards)
 
 
-def test_the_files_of_a_mix_are_counted_together(large, tmp_path, corpus, vocab, monkeypatch):
-    with patch.object(manifest, "MOST_LISTED", 5):
-        build(corpus, tmp_path / "b", tokenizer=vocab, shard_size=4000, validation=0)
-    other = bertdata.open(tmp_path / "b")
-    counts = [len(each.splits["train"].shards) for each in (large, other)]
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (sum(counts) - 1,) * 2)
-    for each in (large, other):
-        Loader(each, length=16)
-    with refuses("too-many-files", "shards"):
-        Loader([(large, 1), (other, 1)], length=16)
-
-
 def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
     count = len(large.splits["train"].shards)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (count, count))

@@ -198,16 +198,6 @@ def test_state_holds_what_the_specification_says(dataset):
     }
 
 
-def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
-    loader = Loader(dataset, length=16, global_batch_size=4)
-    next(loader)
-    for part in (str(dataset.path), "windows", "16", "position 4"):
-        assert part in repr(loader)
-    assert loader
-    with pytest.raises(TypeError, match="BatchDataset"):
-        len(loader)
-
-
 def test_numbers_may_be_those_of_numpy(dataset):
     """The state is JSON, at the end of the stream too."""
     options = {
@@ -385,6 +375,14 @@ def test_wrong_arguments_are_named(dataset):
             kind = {"masking": "malformed", "split": "no-split"}.get(name, "out-of-range")
             with refuses(kind, name, error=UsageError):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
+    for options, kind in (
+        ({"samples": "rows"}, "unknown"),
+        ({"length": 4, "samples": "pairs"}, "out-of-range"),
+        ({"short_seq_prob": 1.5, "samples": "pairs"}, "out-of-range"),
+        ({"length": 70_000, "samples": "packed"}, "too-long"),
+    ):
+        with refuses(kind, next(iter(options))):
+            Loader(dataset, **options)
     Loader(dataset, length=2**20, global_batch_size=2**24, variants=2**32 - 1, masking=None)  # the largest there are
 
 

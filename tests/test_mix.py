@@ -16,7 +16,6 @@ from bertdata import Loader, Masking
 from bertdata.errors import UsageError
 from bertdata.read import order
 from bertdata.read.mix import Mix, whole
-from bertdata.read.stream import TokenStream
 from bertdata.types import SpecialTokens
 
 KINDS = [
@@ -158,23 +157,6 @@ def test_restoring_from_every_step_gives_the_rest_of_the_stream(mix):
     batches = assert_goes_on(lambda: Loader(mix, **options))
     assert len(batches) == -(-n // 37)
     assert sum(batch.sources.size for batch in batches) == n == sum(loader.counts(n))
-
-
-def test_what_is_read_ahead_is_of_each_source_where_it_stands(mix, monkeypatch):
-    monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
-    asked = {}
-    note = lambda self, ranges: asked.setdefault(self.dataset.dataset_id, []).append(ranges)  # noqa: E731
-    monkeypatch.setattr(TokenStream, "read_ahead", note)
-    options = {"length": 17, "shuffle": "blocks", "global_batch_size": 8}
-    loader = Loader(mix, **options)
-    while loader.counts()[1] < 2 * loader.sources[1].num_samples:
-        next(loader)
-    together, asked = asked, {}
-    for (dataset, _), count in zip(mix, loader.counts(), strict=True):
-        alone = Loader(dataset, **options | {"global_batch_size": 1})
-        for _ in range(count):
-            next(alone)
-        assert together[dataset.dataset_id] == asked[dataset.dataset_id]
 
 
 def test_facts_of_a_mix_are_means_by_weight(dataset, others):

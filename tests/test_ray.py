@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import platform
-import re
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from conftest import ROOT, make_text
 from helpers import invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import build_parts, made, parquet, stopped, write
+from sources import build_parts, made, parquet, write
 
 from bertdata.cli import main
 from bertdata.sources import split as split_module
@@ -173,20 +172,6 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
     assert cluster.make_task([lambda: with_input(remote=remote)], task, set())  # no request for each task
 
 
-def test_a_message_of_ray_is_without_its_traceback():
-    from ray.exceptions import RaySystemError
-
-    assert cluster._reason(RaySystemError(ValueError("odd"), "Traceback (most recent")) == "System error: odd"
-
-
-def test_a_build_removes_what_a_killed_one_left(tmp_path, corpus, vocab):
-    options = {"tokenizer": vocab, "shard_size": 4000}
-    stopped(corpus, tmp_path / "out", 0, **options)
-    (tmp_path / "out" / ".build" / "attempts-1" / "2").mkdir(parents=True)
-    assert build(corpus, tmp_path / "out", **options)
-    assert not (tmp_path / "out" / ".build").exists()
-
-
 # ------------------------------------------------------------------------------------------------------- on two nodes
 
 
@@ -325,20 +310,6 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     assert (run.returncode, alone.exit_code, out) == (1, 1, "")
     assert "rows.jsonl, line 151: " in alone.stderr
     assert ours(said)[1:] == alone.stderr.splitlines()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--map", "--words"])
-def test_a_module_that_a_node_lacks_is_one_sentence(nodes, corpus, vocab, tmp_path, monkeypatch, option):
-    write(tmp_path / "modules" / "ghost.py", b"def function(text):\n    return text.split()\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{ROOT}")
-    arguments = [corpus, "--out", tmp_path / "ray", "--tokenizer", vocab, option, "ghost:function"]
-    run = command(*arguments, "--ray", nodes.address)
-    out, said = run.communicate()
-    assert (run.returncode, out) == (1, "")
-    *_, line = ours(said)
-    assert "Traceback" not in said
-    assert re.match(r"Error: node [0-9.]+: .*'ghost'.*PYTHONPATH", line)
 
 
 @pytest.mark.slow

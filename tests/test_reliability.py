@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -29,12 +28,11 @@ from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.sources import buffer, documents, formats
+from bertdata.sources import formats
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertdata.write import build
-from bertdata.write.encoding import TextEncoder
 from bertrain import checkpoint
 from bertrain.report import Log
 
@@ -259,42 +257,6 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
         assert not (tmp_path / "out").exists()
     (tmp_path / "text").write_bytes(b"stone" * 800_000)  # a longest document
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
-
-
-@pytest.mark.parametrize("dedup", [False, True])
-def test_a_long_document_is_gone_before_the_next_one_is_read(tmp_path, vocab, monkeypatch, dedup):
-    """Neither its text nor its ids are there, in any thread, when more text is read."""
-    monkeypatch.setattr(formats, "BLOCK_BYTES", 1 << 12)
-    buffer._kept.cache_clear()  # buffers that other tests left
-    monkeypatch.setattr("bertdata.write.threads.LARGE", 1 << 14)
-    cut, read, encode = buffer._Scratch.cut, documents.TextFile._read, TextEncoder.encode
-    made, held, buffers = [], [], []
-
-    def cutting(self, *how):
-        found = cut(self, *how)
-        if found[0].starts.size:
-            made.append(weakref.ref(found[0].text))
-            buffers.append(weakref.ref(self.buffer))
-        return found
-
-    def encoding(self, block):
-        assert sum(each() is not None and each().size > 1 << 15 for each in buffers) == 0
-        found = encode(self, block)
-        made.append(weakref.ref(found))
-        return found
-
-    def reading(self, *what, **how):
-        held.append(sum(each() is not None for each in made))
-        return read(self, *what, **how)
-
-    monkeypatch.setattr(buffer._Scratch, "cut", cutting)
-    monkeypatch.setattr(documents.TextFile, "_read", reading)
-    monkeypatch.setattr(TextEncoder, "encode", encoding)
-    (tmp_path / "text").write_bytes(b"".join(b"the stone %d " % n * 10_000 + b"\n\n" for n in range(8)))
-    report = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, workers=3, validation=0, dedup=dedup)
-    assert report.dataset.num_documents == 8
-    assert len(made) >= 16
-    assert max(held) == 0
 
 
 @pytest.mark.parametrize("kind", ["parquet", "parquet of strings", "arrow"])

@@ -1,11 +1,9 @@
 """documents, packed and pairs: every row is that of the reference implementation, and the index is only a cache."""
 
 import json
-import mmap
 import os
 import pickle
 import shutil
-import tempfile
 
 import numpy as np
 import pytest
@@ -264,44 +262,6 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
 
-class Pages:
-    """In place of a memory map: what was asked of it."""
-
-    def __init__(self, size):
-        self.size, self.asked = size, []
-
-    def __len__(self):
-        return self.size
-
-    def madvise(self, *asked):
-        self.asked.append(asked)
-
-
-def test_what_is_asked_of_the_system(dataset, monkeypatch):
-    """Reading ahead: whole pages around each range, in every shard it crosses, no range of nothing."""
-    stream = TokenStream(dataset, split="train", length=16)
-    maps = {tokens.ctypes.data: Pages(128 + tokens.nbytes) for tokens in stream._tokens.values()}
-    monkeypatch.setattr("bertdata.read.stream.pages_of", lambda tokens: maps[tokens.ctypes.data])
-    total = int(stream.starts[-1])
-    stream.read_ahead([(0, total), (5, 5), (total, total + 9)])
-    for tokens in stream._tokens.values():
-        assert maps[tokens.ctypes.data].asked.pop() == (mmap.MADV_WILLNEED, 0, 128 + tokens.nbytes)
-    stream.read_ahead([(total - 3, total)])
-    *others, last = maps.values()
-    assert not any(pages.asked for pages in others)
-    [(advice, first, length)] = last.asked
-    assert advice == mmap.MADV_WILLNEED
-    assert first % mmap.PAGESIZE == 0
-    assert first <= last.size - 6
-    assert first + length == last.size
-    last.asked.clear()
-    stream.read_at_random()  # it fits in memory
-    assert not any(pages.asked for pages in maps.values())
-    monkeypatch.setattr(os, "sysconf", lambda name: 1)
-    stream.read_at_random()
-    assert all(pages.asked == [(mmap.MADV_RANDOM,)] for pages in maps.values())
-
-
 # ------------------------------------------------------------------------------------------------------------- index
 
 
@@ -326,12 +286,6 @@ def test_an_index_is_the_same_however_many_documents_are_read_at_once(dataset, c
         indexes.append({path.name: path.read_bytes() for path in cache.iterdir()})
         shutil.rmtree(cache)
     assert indexes[0] == indexes[1]
-
-
-def test_an_index_is_made_in_the_file_system_of_the_cache(dataset, cache, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(cache / "none"))
-    Loader(dataset, length=16, samples="packed")
-    assert len(names(cache)) == 3
 
 
 @pytest.mark.parametrize("how", DERIVED)
@@ -500,20 +454,6 @@ def test_a_user_without_a_home_gets_a_sentence_and_may_use_a_store(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- usage
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "option"),
-    [
-        ({"samples": "rows"}, "unknown", "samples"),
-        ({"samples": "pairs", "length": 4}, "out-of-range", "length"),
-        ({"samples": "pairs", "short_seq_prob": 1.5}, "out-of-range", "short_seq_prob"),
-        ({"samples": "packed", "length": 70000}, "too-long", "length"),
-    ],
-)
-def test_wrong_arguments_are_named(dataset, change, kind, option):
-    with refuses(kind, option):
-        Loader(dataset, **change)
-
-
 def test_pairs_need_sentences_and_two_documents(tmp_path):
     without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
     with refuses("not-stored", "samples"):
@@ -606,9 +546,6 @@ def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=tokenizer))
     with refuses("damaged"):
         Loader(dataset, length=8, masking=Masking(policy="whole_word"))
-
-
-# -------------------------------------------------------------------------------------------------------- statistics
 
 
 # ------------------------------------------------------------------------------------------------------------- words

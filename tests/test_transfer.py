@@ -26,7 +26,6 @@ from bertdata.format.verify import verify
 from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
 from bertdata.transfer import pulling
-from bertdata.transfer.files import at_once
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
 from bertdata.write import build
@@ -259,23 +258,6 @@ def test_a_pull_leaves_the_files_of_an_interrupted_pull_of_another_dataset(bucke
     (tmp_path / "copy" / "train-00077.json").unlink()
     pull(f"{bucket.url}/b", tmp_path / "copy")
     assert published(tmp_path / "copy") == published(other.path)
-
-
-def test_a_failure_does_not_wait_for_what_has_begun():
-    began, is_free, ended = threading.Event(), threading.Event(), []
-
-    def do(name):
-        if name == "fails":
-            began.wait()
-            raise RemoteError("no", "server-failed")
-        began.set()
-        is_free.wait(20)
-        ended.append(name)
-
-    with pytest.raises(RemoteError):
-        list(at_once(do, ["waits", "fails", "later"]))
-    assert not ended
-    is_free.set()
 
 
 def test_a_process_that_was_forked_gets_an_error(pushed):
