@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import click
-import transformers
 from transformers import PreTrainedModel
 
 from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
@@ -95,7 +94,6 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     Each CHECKPOINT is a checkpoint, or a run, which stands for its newest complete checkpoint. All have the same model
     and the same tokenizer. The order in which they are named changes nothing.
     """
-    transformers.utils.logging.set_verbosity_error()  # what is missing is checked here
     target = checkpoint.require_new(out)
     directories = chosen(checkpoints)
     files = tokenizer_of(directories)

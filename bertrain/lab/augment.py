@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
-import transformers
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -433,7 +432,6 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
 
     --out has each row of --train, followed by its copies, with the same label and other columns.
     """
-    transformers.utils.logging.set_verbosity_error()
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         directory = ranks.from_first(lambda: checkpoint.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))

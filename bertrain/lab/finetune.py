@@ -27,7 +27,6 @@ from typing import Any
 import click
 import numpy as np
 import torch
-import transformers
 from tqdm import tqdm
 
 import bertdata
@@ -455,7 +454,6 @@ def main(*, start: str, out: str, seeds: int, task: str, teacher: str | None, as
 
     The learning rate rises over the first tenth of the steps and then falls to 0; weight decay is 0.01.
     """
-    transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     columns = Columns(*(given.pop(name) for name in ("text", "other", "label", "separator")))
     paths = {split: given.pop(split) for split in ("train", "dev", "test")}
     job = Job(

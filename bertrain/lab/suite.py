@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import transformers
 
 from bertdata.support import OneSentence, UsageError, write_file
 from bertrain import checkpoint
@@ -128,7 +127,6 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
 
     Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
     """
-    transformers.utils.logging.set_verbosity_error()
     entries, results = SUITES[name], {}
 
     def find_all() -> dict[str, dict[str, str] | None]:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import click
 import torch
-import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
@@ -145,7 +144,6 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     A token that both vocabularies have keeps its embedding. Another one begins as the mean of the old tokens that spell
     it. Weights that are not of the vocabulary do not change.
     """
-    transformers.utils.logging.set_verbosity_error()
     target = checkpoint.require_new(out)
     directory = checkpoint.find(Path(path))
     new = load_tokenizer(spec)
