@@ -30,11 +30,11 @@ MARK = ".demo"  # the file of a directory that a demo has made
 
 
 def make_or_require(out: Path) -> None:
-    """Makes the directory. Raises UsageError if it cannot be made or written, or holds what no demo has made."""
+    """Make the directory. Raises UsageError if it cannot be made, or has files that are not of a demo."""
     try:
         make_directory(out)
-        others, may_write = sorted(os.listdir(out)), os.access(out, os.W_OK | os.X_OK)
-        if not others and may_write:
+        others = sorted(os.listdir(out))
+        if not others:
             write_file(out / MARK, b"")
     except OSError as error:
         sentence = f"--out {out} cannot be used ({error.strerror}); give another directory"
@@ -42,10 +42,6 @@ def make_or_require(out: Path) -> None:
     if others and MARK not in others:
         sentence = f"--out {out} holds {others[0]}, which the demo has not made; give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(out))
-    if not may_write:
-        raise UsageError(
-            f"--out {out} cannot be written to; give another directory", "unwritable", option="out", given=str(out)
-        )
 
 
 @click.command(cls=OneSentence)

@@ -123,7 +123,7 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
         return encoder, chosen, rows, tokenizer, directory
 
     encoder, chosen, rows, tokenizer, directory = ranks.together(ready)
-    result = pairs.evaluate(encoder, chosen, rows, tokenizer, ranks, score=score, progress=True)
+    result = pairs.evaluate(encoder, chosen, rows, tokenizer, ranks, score=score)
     if ranks.rank == 0:
         facts = {"checkpoint": str(directory), "file": file}
         click.echo(json.dumps(facts | result) if as_json else pairs.text(result, directory, file))

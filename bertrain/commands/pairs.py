@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import bertdata
-from bertdata.support import TOKENIZER, LoadedTokenizer, TokenizerError, UsageError, continuing, load_tokenizer
+from bertdata.support import TOKENIZER, LoadedTokenizer, TokenizerError, UsageError, continuing, counted, load_tokenizer
 from bertrain.commands import reading
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.ranks import World
@@ -54,26 +54,20 @@ def read(path: str, most: int | None = None) -> list[Pair]:
         row = row if isinstance(row, dict) else {}
         sentences = next(([row[good], row[bad]] for good, bad in SENTENCES if good in row and bad in row), [])
         if not sentences or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
-            raise UsageError(
-                f"{path}, line {number} has no two sentences; give a JSON object with a good and a bad one, such as "
-                '{"good": "She sleeps.", "bad": "She sleep."}',
-                "bad-row",
-            )
+            example = '{"good": "She sleeps.", "bad": "She sleep."}'
+            sentence = f"{path}, line {number} has no good and bad sentence; give a JSON object such as {example}"
+            raise UsageError(sentence, "bad-row")
         values = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
         groups = {kind: str(value) for kind, value in values.items() if value is not None}
         reading.refuse_halves(json.dumps([*groups.values()]), path, number)  # they are printed
-        good_one, bad_one = sentences
-        pairs.append(Pair(number, good_one, bad_one, groups))
+        pairs.append(Pair(number, sentences[0], sentences[1], groups))
     if not pairs:
         sentence = f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence"
         raise UsageError(sentence, "empty", option="pairs", given=path)
     if most is not None and most < len(pairs):
-        pairs = [pairs[i] for i in sorted(sorted(range(len(pairs)), key=_draw)[:most])]
+        order = sorted(range(len(pairs)), key=lambda number: bertdata.key(SEED, "pairs", number))
+        pairs = [pairs[number] for number in sorted(order[:most])]
     return pairs
-
-
-def _draw(number: int) -> int:
-    return bertdata.key(SEED, "pairs", number)
 
 
 def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
@@ -98,7 +92,7 @@ def encode(
 ) -> list[tuple[list[int], list[int]]]:
     """The ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
 
-    path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or of none.
+    path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or without a token.
     """
     sentences = (sentence for pair in pairs for sentence in (pair.good, pair.bad))
     texts = [sentence.encode(errors="replace") for sentence in sentences]  # JSON can spell half a character
@@ -109,14 +103,9 @@ def encode(
     rows = [[cls, *ids[start:stop]] for start, stop in itertools.pairwise(ends)]
     for number, row in enumerate(rows):
         line = pairs[number // 2].line
-        if len(row) > most:
-            raise UsageError(
-                f"{path}, line {line}: a sentence is {len(row)} tokens long, and the model has {most} positions; leave "
-                "the pair out",
-                "too-long",
-            )
-        if len(row) <= 2:
-            raise UsageError(f"{path}, line {line}: a sentence has no token; leave the pair out", "bad-row")
+        if not 2 < len(row) <= most:
+            sentence = f"{path}, line {line}: a sentence has {len(row) - 2} tokens, and 1 to {most - 2} are possible"
+            raise UsageError(f"{sentence}; leave the pair out", "bad-row")
     return list(zip(rows[::2], rows[1::2], strict=True))
 
 
@@ -128,7 +117,6 @@ def log_likelihoods(
     ranks: World,
     *,
     score: str,
-    progress: bool = False,
 ) -> list[float]:
     """The pseudo-log-likelihood of each row, in nats: the sum over its tokens of log p(token | row with masks).
 
@@ -147,13 +135,10 @@ def log_likelihoods(
     is_special[list(special.special_ids)] = True
     sums = torch.zeros(len(rows), dtype=torch.float64, device=device)
     mine = sorted(range(len(rows)), key=lambda number: len(rows[number]))[ranks.rank :: ranks.world_size]
-    by_length: dict[int, list[int]] = {}
-    for number in mine:
-        by_length.setdefault(len(rows[number]), []).append(number)
-    total = sum((length - 2) * len(numbers) for length, numbers in by_length.items())
-    hidden = None if progress and ranks.rank == 0 else True
+    total, hidden = sum(len(rows[number]) - 2 for number in mine), None if ranks.rank == 0 else True
     with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
-        for length, numbers in by_length.items():
+        for length, same in itertools.groupby(mine, lambda number: len(rows[number])):
+            numbers = list(same)
             ids = torch.tensor([rows[number] for number in numbers], device=device)
             of_rows, positions = torch.tensor(numbers, device=device), torch.arange(length, device=device)
             words = positions.expand_as(ids)  # the number of the word of each token
@@ -183,7 +168,6 @@ def evaluate(
     ranks: World,
     *,
     score: str,
-    progress: bool = False,
 ) -> dict[str, Any]:
     """Accuracy over all pairs and over each group. A pair whose scores are equal counts one half.
 
@@ -191,7 +175,7 @@ def evaluate(
     """
     numbers: dict[tuple[int, ...], int] = {}
     numbers_of_pairs = [[numbers.setdefault(tuple(row), len(numbers)) for row in pair] for pair in rows]
-    scores = log_likelihoods(encoder, list(numbers), tokenizer, ranks, score=score, progress=progress)
+    scores = log_likelihoods(encoder, list(numbers), tokenizer, ranks, score=score)
     gains = [scores[good] - scores[bad] for good, bad in numbers_of_pairs]
     right = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
     by: dict[str, dict[str, Any]] = {}
@@ -212,21 +196,18 @@ def _accuracy(right: Sequence[float]) -> dict[str, Any]:
 
 
 def text(result: dict[str, Any], directory: Path, path: str) -> str:
-    """The result for a terminal."""
-
-    def line(name: str, part: dict[str, Any]) -> str:
-        return f"  {name:<44}{part['pairs']:>9,}{part['accuracy']:>11.2%}{part['standard_error']:>9.2%}"
-
-    lines = [f"{directory}: minimal pairs of {path}, score {result['score']}"]
-    lines += [f"  {'':<44}{'pairs':>9}{'accuracy':>11}{'± s.e.':>9}", line("all", result)]
+    """Return the result for a terminal."""
+    parts = {"all": result}
     for kind, groups in result["by"].items():
         if len(groups) <= MOST_SHOWN:
-            lines += ["", f"  {kind}", *(line(f"  {name}", part) for name, part in groups.items())]
-        else:
-            lines += ["", f"  {len(groups)} groups by {kind}: --json gives them"]
-    if ties := result["ties"]:
-        lines += [
-            "",
-            f"  {ties:,} pair{' has' if ties == 1 else 's have'} equal scores, and count{'s' * (ties == 1)} half",
-        ]
+            parts |= {f"{kind} {name}": part for name, part in groups.items()}
+    lines = [f"{directory}: minimal pairs of {path}, score {result['score']}"]
+    lines += [f"  {'':<44}{'pairs':>9}{'accuracy':>11}{'± s.e.':>9}"]
+    lines += [
+        f"  {name:<44}{part['pairs']:>9,}{part['accuracy']:>11.2%}{part['standard_error']:>9.2%}"
+        for name, part in parts.items()
+    ]
+    lines += [f"  {len(by)} groups by {kind}: --json" for kind, by in result["by"].items() if len(by) > MOST_SHOWN]
+    if result["ties"]:
+        lines.append(f"  {counted(result['ties'], 'pair')} of equal scores, which count half")
     return "\n".join(lines)
