@@ -2,6 +2,7 @@
 
     run/run.json                    the options and what they amount to
     run/log.jsonl                   what happened
+    run/last                        a link to the newest checkpoint
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives; often absent
@@ -9,14 +10,12 @@
         README.md                   a model card, of which no other file knows: it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
 
-A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. Seeds of a
-fine-tuning are written and checked in the same way. `rundir` chooses among the checkpoints of a run.
+A checkpoint is written under a temporary name, fsynced and renamed, in a thread while training continues. Seeds of a
+fine-tuning are written and checked in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import hashlib
 import json
 import os
@@ -28,34 +27,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.staging import StateDictStager
 from transformers import PreTrainedModel
 
-import bertdata
+from bertdata import BertdataError
 from bertdata.support import (
-    ROLE_SPELLINGS,
     TEMPORARY,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
     BuildError,
     DatasetError,
-    LoadedTokenizer,
     UsageError,
     digest,
     fsync_directory,
     is_out_of_memory,
-    lacks_template,
     locked,
     make_directory,
     naming,
     write_file,
 )
 from bertrain import card, state
+from bertrain.config import Config, default_out
 from bertrain.methods import Method
-from bertrain.models.families import add_names_of_4, has_token_types
+from bertrain.models.families import add_names_of_4
 from bertrain.objectives import Learner
 
 INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
@@ -70,7 +66,7 @@ class Content(NamedTuple):
 
 
 class WriteAbandoned(Exception):
-    """A write was left off because the run ends at once."""
+    """A write was abandoned because the run ends at once."""
 
 
 def write(
@@ -81,10 +77,9 @@ def write(
     leaving: threading.Event | None = None,
     methods: Sequence[Method] = (),
 ) -> None:
-    """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
+    """Write a directory that AutoModelForMaskedLM loads, as `whole` does.
 
-    model: of which the weights are, and whose configuration is written. methods: which make ordinary weights of them,
-    and write further files.
+    model: its configuration is written. methods: they make ordinary weights of the model's, and write further files.
     """
     with whole(target, leaving=leaving) as temporary:
         weights = content.weights
@@ -103,12 +98,12 @@ def write(
 
 @contextmanager
 def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[Path]:
-    """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
+    """Give a temporary directory to write a model into; then sync it, add the index, and rename it to `target`.
 
     Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After an error before
     the renaming, a directory of this name is as it was.
     """
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}{TEMPORARY}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         make_directory(target.parent)  # also that of a run, should somebody have removed it
@@ -122,34 +117,31 @@ def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[P
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
-            raise  # else it is what safetensors, torch and tokenizers make of a disk that fails
+            raise  # else it is how safetensors, torch and tokenizers report a disk that fails
         reason = str(error).partition("\n")[0]
         sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
 
 
 def _seal(directory: Path, leaving: threading.Event | None) -> None:
-    """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
-    files, paths, directories = {}, list[Path](), list[Path]()
-    mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
-    for root, _, names in os.walk(directory, onerror=_fail):
-        directories.append(Path(root))
-        paths += [Path(root, name) for name in names]
-    for path in sorted(paths):
-        _raise_if(leaving)
-        path.chmod(mode)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        if path != directory / card.CARD:
-            name = path.relative_to(directory).as_posix()
-            files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
-    for path in directories:
-        fsync_directory(path)
+    """Sync all files of a directory, then write the index, which has the size and the digest of each."""
+
+    def fail(error: OSError) -> None:
+        raise error  # which os.walk would ignore
+
+    files = {}
+    mode = (directory / "config.json").stat().st_mode  # safetensors writes files that only the owner can read
+    for root, _, names in os.walk(directory, topdown=False, onerror=fail):
+        for path in sorted(Path(root, name) for name in names):
+            _raise_if(leaving)
+            path.chmod(mode)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            if path != directory / card.CARD:
+                name = path.relative_to(directory).as_posix()
+                files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+        fsync_directory(Path(root))
     write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
-
-
-def _fail(error: OSError) -> None:
-    raise error  # which os.walk and Path.glob would pass over
 
 
 def _raise_if(leaving: threading.Event | None) -> None:
@@ -158,7 +150,7 @@ def _raise_if(leaving: threading.Event | None) -> None:
 
 
 def fault_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint. Raises DatasetError for an error that says nothing of what is on disk."""
+    """Return what is wrong with a checkpoint, or None. Raises DatasetError if it cannot be read now."""
     try:
         files = json.loads((path / INDEX).read_bytes())["files"]
         if "config.json" not in files or not any(name.endswith(".safetensors") for name in files):
@@ -171,124 +163,87 @@ def fault_of(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return f"{Path(error.filename).name}: {error.strerror}"
     except OSError as error:
-        raise DatasetError(
-            f"checkpoint {path} cannot be read: {error.strerror}; nothing was changed, so run the same command again "
-            "when it can be read",
-            "unreadable",
-            given=str(path),
-        ) from None
+        sentence = f"checkpoint {path} cannot be read: {error.strerror}; run the same command again when it can be read"
+        raise DatasetError(sentence, "unreadable", given=str(path)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{INDEX} is not readable"
     return None
 
 
-def _loaded(path: Path, *members: str) -> dict[str, Any]:
-    """What torch.save wrote: a dictionary with these members. Never unpickles: weights_only.
-
-    Raises DatasetError for anything else, and OSError if it cannot be read.
-    """
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        if not (isinstance(saved, dict) and saved.keys() >= {*members}):
-            raise ValueError(f"it is not a dictionary with {' and '.join(members) or 'tensors'}")
-    except Exception as error:  # what torch makes of any bytes
-        if isinstance(error, OSError) or is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0].rstrip(".")
-        sentence = f"{path} is damaged: {reason}; give another checkpoint, or its weights alone with --init"
-        raise DatasetError(sentence, "damaged", given=str(path)) from None
-    return saved
-
-
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
-    """Loads the optimizer's moments and the parameters of objectives; its settings stay those of this run.
+    """Load the optimizer's moments and the parameters of objectives; the settings stay those of this run.
 
-    Raises DatasetError if they are of other parameters, or damaged.
+    Never unpickles (weights_only). Raises DatasetError if they are damaged, or of other parameters.
     """
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        if learner.objective_tensors():
-            beside = _loaded(path / BESIDE)
-            if beside.keys() != learner.objective_tensors().keys():
+        if names := learner.objective_tensors().keys():
+            beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
+            if beside.keys() != names:
                 raise ValueError(f"objectives had {', '.join(beside)}")
             learner.load_state_dict(beside, strict=False)
-        optimizer.load_state_dict(_loaded(path / OPTIMIZER, "state", "param_groups"))
-    except (ValueError, RuntimeError, FileNotFoundError) as error:
-        reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
-        reason = reason.partition("\n")[0].rstrip(".")
+        optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+    except Exception as error:  # torch raises any for bytes that are damaged
+        if is_out_of_memory(error) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+            raise
         sentence = (
-            f"{path} was written by a run with other parameters ({reason}); give the same --objective and "
-            "methods, or another --out"
+            f"{path} has no optimizer state of these parameters ({str(error).partition(chr(10))[0]}); give the same "
+            "--objective and methods, another checkpoint, or its weights alone with --init"
         )
-        raise DatasetError(sentence, "other-settings", option="objective", given=reason) from None
+        raise DatasetError(sentence, "other-settings", option="objective", given=str(path)) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
 
 
-def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files of a tokenizer as transformers 4 and 5, and other programs, read them.
-
-    A file has other bytes only if it holds truncation or padding of an earlier use, or what transformers 5 alone knows.
-    """
-    written, before = dict(files), json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
-    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    if config != before:
-        written[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
-    content = json.loads(files.get(TOKENIZER, b"{}"))
-    if content.get("truncation") or content.get("padding"):
-        content |= {"truncation": None, "padding": None}
-        written[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
-    return written
-
-
-def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
-    """What a checkpoint holds of a tokenizer. file_of: the contents of its files by name.
-
-    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
-    model's inputs: token_type_ids only if it has them. A tokenizer.json that adds no [CLS] and [SEP], as in older
-    datasets, adds them here.
-    """
-    config = json.loads(file_of(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
-    config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]
-    content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
-    tokenizer = file_of(TOKENIZER)
-    roles = {role: config[f"{role}_token"] for role in ROLE_SPELLINGS if f"{role}_token" in config}
-    if lacks_template(json.loads(tokenizer), roles):
-        tokenizer = LoadedTokenizer(tokenizer.decode(), roles).files[TOKENIZER]
-    return {TOKENIZER: tokenizer, TOKENIZER_CONFIG: content}
-
-
-STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
-DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
+STEP, LAST, DAMAGED = "step-", "last", "damaged-"
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
+LAUNCH = ".launch"  # the file of a run directory with the id of the launch of torchrun that made it
+_OF_RUN = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
+"""What a run directory without a checkpoint may hold."""
+
+
+def directory_of(config: Config) -> Path:
+    """Return the directory of a run: --out, or a new one below runs/. Called on rank 0.
+
+    A restart of the same launch of torchrun gets the directory of that launch again.
+    """
+    if config.out:
+        return Path(config.out)
+    first, launch = Path(default_out(config)), os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if launch and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        found = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime).parent
+    make_directory(first.parent)
+    (run := _free(first)).mkdir()
+    write_file(run / LAUNCH, launch.encode())
+    return run
+
+
+def _free(path: Path) -> Path:
+    """Return the first of NAME, NAME-2, NAME-3 and so on that does not exist."""
+    paths = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
+    return next(each for each in paths if not each.exists())
 
 
 class Lock:
-    """Keeps a second job out of a run directory, from entering until leaving, for as long as this process lives."""
+    """Keep a second job out of a run directory while this is entered, at most as long as this process lives."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._held = run, ExitStack()
         self._file: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
-        run = self._run
-        try:
-            if run.exists() and not run.is_dir():
-                raise FileExistsError
-            make_directory(run)
-        except (FileExistsError, NotADirectoryError):
-            sentence = f"--out {run} cannot be made, because a file has this name; give another --out"
-            raise UsageError(sentence, "out-exists", option="out", given=str(run)) from None
-        self._held.enter_context(locked(run / ".lock", f"{run} is in use", "give another --out"))
-        self._file = (run / ".lock").stat()
+        if self._run.is_file():
+            sentence = f"--out {self._run} is a file; give a directory"
+            raise UsageError(sentence, "out-exists", option="out", given=str(self._run))
+        make_directory(self._run)
+        self._held.enter_context(locked(self._run / ".lock", f"{self._run} is in use", "give another --out"))
+        self._file = (self._run / ".lock").stat()
         return self
 
     def require(self) -> None:
-        """Takes the lock again if somebody removed its file. Raises BuildError if another job has taken it since."""
+        """Take the lock again if somebody removed its file. Raises BuildError if another job has taken it since."""
         with suppress(FileNotFoundError):
             if self._file and os.path.samestat((self._run / ".lock").stat(), self._file):
                 return
@@ -300,7 +255,7 @@ class Lock:
 
 
 def require_new(out: str) -> Path:
-    """The directory of --out. Raises UsageError if there is anything in it, or if it is a file."""
+    """Return the directory of --out. Raises UsageError if it is a file or not empty."""
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         sentence = f"--out {out} is not an empty directory; give a new one"
@@ -309,17 +264,22 @@ def require_new(out: str) -> Path:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first. Raises OSError if they cannot be listed."""
+    """Return the checkpoints of a run, the newest first. Raises OSError if they cannot be listed."""
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [run / name for name in names if re.fullmatch(STEP + r"\d{8}", name)]
-    return sorted((path for path in found if path.is_dir()), reverse=True)
+    found = [run / name for name in names if re.fullmatch(STEP + r"\d+", name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, from its name."""
+    return int(path.name.removeprefix(STEP))
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint of a run, if there is one, and a warning for each newer one that is damaged.
+    """Return the newest complete checkpoint of a run, or None, and a warning for each newer one that is damaged.
 
     Raises DatasetError if one cannot be read now, and OSError if the directory cannot be listed.
     """
@@ -332,320 +292,180 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     return None, warnings
 
 
-class Choice(NamedTuple):
-    """The checkpoint that a run resumes from, as rank 0 chose it for all ranks."""
-
-    path: Path | None  # None: the run is new
-    index_sha256: str  # of its checkpoint.json
-    warnings: tuple[str, ...]
-
-    def check(self) -> None:
-        """Raises DatasetError unless this rank sees the same checkpoint, or sees it after a while."""
-        if self.path is None:
-            return
-        end = time.monotonic() + STALE_S
-        while (seen := self._seen(self.path)) != self.index_sha256:
-            if time.monotonic() > end:
-                sentence = (
-                    f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
-                    f"({seen[:40]}); give an --out that all machines share"
-                )
-                raise DatasetError(sentence, "other-stream", option="out", given=str(self.path.parent))
-            time.sleep(1)
-
-    @staticmethod
-    def _seen(path: Path) -> str:
-        """The digest of a checkpoint's index, or why it cannot be read."""
-        try:
-            os.listdir(path.parent)  # a network file system then asks its server what is there
-            return hashlib.sha256((path / INDEX).read_bytes()).hexdigest()
-        except OSError as error:
-            return str(error.strerror)
+def wait_until_seen(path: Path) -> str:
+    """Return the SHA-256 of a checkpoint's index, once this machine sees it. Raises DatasetError after a while."""
+    run, end = path.parent, time.monotonic() + STALE_S
+    while not (run.is_dir() and os.listdir(run) and (path / INDEX).is_file()):  # listing makes NFS ask its server
+        if time.monotonic() > end:
+            sentence = f"this rank does not see {path}, as rank 0 does; give an --out that all machines share"
+            raise DatasetError(sentence, "other-stream", option="out", given=str(run))
+        time.sleep(1)
+    return hashlib.sha256((path / INDEX).read_bytes()).hexdigest()
 
 
-def choose(run: Path, say: Callable[[str], None]) -> Choice:
-    """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it. Removes unfinished ones.
+def choose(run: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest complete checkpoint of a run, whose lock is held, and warnings. Reads every byte of it.
 
-    Newer ones, which are damaged, get another name. say: is told of those that are removed, before. Raises DatasetError
-    if no checkpoint is complete, or one cannot be read now: a run never starts anew beside checkpoints.
+    Newer ones, which are damaged, get another name; unfinished ones are removed. Raises DatasetError if no checkpoint
+    is complete, or one cannot be read now: a run never restarts beside checkpoints. Raises UsageError if the run is new
+    and its directory has files that are not of a run.
     """
     path, warnings = newest(run)
     if warnings and path is None:
-        raise DatasetError(
-            f"{warnings[0]}, and --out has no other that is complete; move its step-* directories away to begin again, "
-            "or give another --out",
-            "damaged",
-            option="out",
-            given=str(run),
-        )
+        sentence = f"{warnings[0]}, and --out has no complete one; remove its step-* directories, or give another --out"
+        raise DatasetError(sentence, "damaged", option="out", given=str(run))
+    others = sorted(name for name in os.listdir(run) if not re.fullmatch(_OF_RUN, name))
+    if others and path is None:
+        sentence = f"--out {run} has files that are not of a run ({', '.join(others[:3])}); give a new directory"
+        raise UsageError(sentence, "out-exists", option="out", given=str(run))
     named = zip(warnings, _checkpoints(run), strict=False)
     warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
-    if warnings:
-        fsync_directory(run)
-        _remove_damaged(run, say)
-    _remove_unfinished(run)
-    index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
-    return Choice(path, index, tuple(warnings))
+    if path:
+        _point_to(path)
+    for unfinished in run.glob(f".{STEP}*{TEMPORARY}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return path, warnings
+
+
+def _point_to(path: Path) -> None:
+    """Make the link `last` of a run point to a checkpoint. A directory of this name is a copy of such a link."""
+    link, temporary = path.with_name(LAST), path.with_name(f".{LAST}{TEMPORARY}")
+    if not link.is_symlink():
+        shutil.rmtree(link, ignore_errors=True)
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(path.name)
+    os.replace(temporary, link)
+    fsync_directory(path.parent)
 
 
 def set_aside(damaged: Path) -> Path:
-    """Renames a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and returns the new path.
+    """Rename a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and return the new path.
 
     seed-0 of a fine-tuning becomes damaged-seed-0.
     """
-    first = damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))
-    paths = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
-    return damaged.rename(next(path for path in paths if not path.exists()))
-
-
-def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
-    """Removes all but the newest KEPT_DAMAGED of what `set_aside` has made. say: is told of each before."""
-    found = [match for name in os.listdir(run) if (match := re.fullmatch(DAMAGED + r"(\d{8})(?:-(\d+))?", name))]
-    for old in sorted(found, key=lambda match: (match[1], int(match[2] or 1)))[:-KEPT_DAMAGED]:
-        say(f"{run / old[0]}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
-        shutil.rmtree(run / old[0])
-
-
-def _remove_unfinished(run: Path) -> None:
-    """Removes what a killed process was writing, also a card: the run may never save this step again."""
-    for path in run.glob(f"{STEP}*/{card.CARD}{TEMPORARY}"):
-        with suppress(OSError):
-            path.unlink()
-    for path in run.glob(".*.tmp"):
-        if re.fullmatch(rf"\.{STEP}\d{{8}}\.tmp", path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    renamed = damaged.rename(_free(damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))))
+    fsync_directory(renamed.parent)
+    return renamed
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints of a run, of which `target` stays, and milestones.
+    """Remove all but the newest `keep` checkpoints of a run, of which `target` stays, and milestones.
 
-    Raises the first OSError, after it has tried all.
+    Raises OSError if one cannot be removed.
     """
     others = [path for path in _checkpoints(target.parent) if path != target and not _stays(path)]
-    failures = []
     for old in others[keep - 1 :]:
-        try:
-            shutil.rmtree(old)
-        except OSError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
+        shutil.rmtree(old)
 
 
 def _stays(path: Path) -> bool:
-    """Whether a checkpoint is a milestone of --save-at, or may be one, as its state cannot be read."""
+    """Return whether a checkpoint is a milestone of --save-at, or may be one, as its state cannot be read."""
     try:
         return bool(state.read(path).milestones)
-    except FileNotFoundError:
-        return False
-    except (OSError, DatasetError):
-        return True
+    except (OSError, DatasetError) as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def find(path: Path, option: str = "checkpoint") -> Path:
-    """A directory with a model in it: the path itself, or the newest complete checkpoint of a run.
+    """Return a directory with a model in it: the path itself, or the newest complete checkpoint of a run.
 
     option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
     """
     if (path / "config.json").is_file():
-        if (path / INDEX).exists() and (fault := fault_of(path)):
-            sentence = f"checkpoint {path} is damaged: {fault}; give the run's directory to use another"
-            raise DatasetError(sentence, "damaged", option=option, given=str(path))
-        return path
-    checkpoint, warnings = newest(path)
-    if checkpoint is None:
-        if warnings:
-            sentence = f"{warnings[0]}, and {path} has no other that is complete; give another run, or a checkpoint"
-            raise DatasetError(sentence, "damaged", option=option, given=str(path))
-        if not path.exists():
-            sentence = f"{path} does not exist; give the directory of a run or of a checkpoint"
-            raise UsageError(sentence, "not-found", option=option, given=str(path))
-        sentence = f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights"
-        raise UsageError(sentence, "not-a-run", option=option, given=str(path))
-    return checkpoint
+        fault = fault_of(path) if (path / INDEX).exists() else None
+        found, warnings = (path, []) if fault is None else (None, [f"checkpoint {path} is damaged: {fault}"])
+    else:
+        found, warnings = newest(path)
+    if found:
+        return found
+    if warnings:
+        sentence = f"{warnings[0]}, and {path} has no complete one; give another run, or a checkpoint"
+        raise DatasetError(sentence, "damaged", option=option, given=str(path))
+    if not path.exists():
+        sentence = f"{path} does not exist; give the directory of a run or of a model"
+        raise UsageError(sentence, "not-found", option=option, given=str(path))
+    sentence = f"{path} holds no checkpoint; give the directory of a run or of a model"
+    raise UsageError(sentence, "not-a-run", option=option, given=str(path))
 
 
 def resolved(spec: str, option: str = "checkpoint") -> str:
-    """The directory of a model, and of a run that of its newest checkpoint; a name on the hub, or none, as it is.
+    """Return the directory of a model, for a run that of its newest checkpoint; any other name as it is.
 
     option: as `find` has it, which raises the same errors.
     """
     return str(find(Path(spec), option)) if spec and Path(spec).is_dir() else spec
 
 
-T = TypeVar("T")
-
-
-class Memory:
-    """Host memory for a copy of a state, kept from one copy to the next: new pages cost more time than the copy.
-
-    Takes as many bytes as the tensors of the state: with AdamW in float32, 12 for each parameter. Copies of tensors on
-    a GPU are in pinned memory.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[torch.Tensor] = []
-
-    def reserve(self, state: object) -> None:
-        """Gets the memory for a copy of a state, whose tensors are not read."""
-        for number, storage in enumerate(_storages(state)):
-            self._block(number, storage)
-
-    def copy(self, state: T) -> T:
-        """A deep copy. Tensors that share memory do so in the copy. The next `copy` overwrites its tensors."""
-        blocks, on_gpu = {}, False
-        for number, storage in enumerate(_storages(state)):
-            block = self._block(number, storage)
-            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            block.copy_(source, non_blocking=True)
-            blocks[storage.data_ptr()] = block.untyped_storage()
-            on_gpu = on_gpu or storage.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.synchronize()
-        memo: dict[int, Any] = {}
-        for tensor in _tensors(state):
-            if tensor.untyped_storage().nbytes():
-                storage = blocks[tensor.untyped_storage().data_ptr()]
-                view = torch.empty(0, dtype=tensor.dtype)
-                memo[id(tensor)] = view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return copy.deepcopy(state, memo)
-
-    def _block(self, number: int, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The memory of the storage with this number: uint8 [bytes]."""
-        size = storage.nbytes()
-        if number == len(self._blocks) or self._blocks[number].numel() != size:
-            pinned = storage.device.type == "cuda"
-            self._blocks[number : number + 1] = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()]
-        return self._blocks[number]
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _storages(state: object) -> list[torch.UntypedStorage]:
-    """The memory that the tensors of a state are in, each once: tied weights share theirs."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(state))
-    return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
-
-
 class Writer:
     """Writes the checkpoints of a run, one after the other. Enter it while the run trains; only rank 0 saves.
 
-    At the end it waits for the write that is under way, also after an error. After a KeyboardInterrupt it leaves the
-    write off, as soon as the file that is being written is complete, and nothing of it stays.
+    On leaving it waits for the write under way, also after an error. After a KeyboardInterrupt it abandons the write as
+    soon as the file under way is complete, and nothing of the checkpoint stays.
     """
 
     def __init__(
-        self,
-        run: Path,
-        *,
-        keep: int,
-        saved: Path | None,
-        warn: Callable[[str], None],
-        methods: Sequence[Method] = (),
+        self, *, keep: int, saved: Path | None, warn: Callable[[str], None], methods: Sequence[Method] = ()
     ) -> None:
-        """saved: the checkpoint that the run resumes from. warn: shows a line. methods: of the run."""
-        self.run, self.keep, self.warn, self._methods = run, keep, warn, methods
-        self.saved = saved
-        """The newest checkpoint to resume from that is on disk."""
+        """saved: the checkpoint that the run resumes from. warn: shows a line, in any thread. methods: of the run."""
+        self.keep, self.saved, self.warn, self._methods = keep, saved, warn, methods
         self.leaving = threading.Event()
-        self._memory = Memory()
+        self._stager = StateDictStager(pin_memory=torch.cuda.is_available())
         self._thread: threading.Thread | None = None
-        self._name = ""
         self._failure: Exception | None = None
-        self._not_removed: str | None = None
 
     @property
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint on disk."""
-        return int(self.saved.name.removeprefix(STEP)) if self.saved else None
+        return step_of(self.saved) if self.saved else None
 
     def describe(self) -> str:
         """Return a sentence about what a stopped run has saved."""
         saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
         return f"{saved}; run the same command to continue."
 
-    def reserve(self, content: Content) -> None:
-        """Gets memory for such content, beside training, so that the first save takes no longer than others."""
-
-        def reserve() -> None:
-            with contextlib.suppress(RuntimeError, MemoryError):  # then the first save says so
-                self._memory.reserve(content)
-
-        self._start(reserve)
-
     def save(self, target: Path, model: PreTrainedModel, content: Content, *, required: bool) -> None:
-        """Copies the content of a checkpoint, and begins to write it into the directory `target`.
+        """Copy the content of a checkpoint, and begin to write it into the directory `target`.
 
-        First waits for the write before. A write that fails leaves the earlier checkpoints unchanged; a warning says so
-        with the next call. required: waits for the end, and raises OSError or BertdataError if it fails.
+        First waits for the write before. A full disk leaves the earlier checkpoints unchanged and gives a warning;
+        required: waits for the end of the write, and raises OSError or BertdataError if it fails.
         """
         self.wait()
-        copied = self._memory.copy(content)
-        self._name = target.name
-
-        def save() -> None:
-            self._sync_log()
-            with naming(target):
-                write(target, model, copied, leaving=self.leaving, methods=self._methods)
-            self.saved = target
-            self.remove_others(target)
-
-        self._start(save)
+        copied = Content(*self._stager.stage([dict(content.weights), dict(content.objects), dict(content.files)]))
+        self._thread = threading.Thread(target=self._write, args=(target, model, copied, required), daemon=True)
+        self._thread.start()
         if required:
-            self.wait(required=True)
+            self.wait()
 
-    def remove_others(self, saved: Path) -> None:
-        """Removes the oldest checkpoints that are too many. `saved` stays. A warning follows if one stays."""
+    def _write(self, target: Path, model: PreTrainedModel, content: Content, required: bool) -> None:
         try:
+            log = target.with_name("log.jsonl")  # whose entries survive a loss of power before the checkpoint does
+            with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
+                os.fsync(file.fileno())
+            with naming(target):
+                write(target, model, content, leaving=self.leaving, methods=self._methods)
+            self.saved = target
+            self.clear(target)
+        except Exception as error:
+            if required or not isinstance(error, OSError | BertdataError):
+                self._failure = error
+            else:
+                self.warn(f"no checkpoint of step {step_of(target)} was written, and training continues: {error}")
+
+    def clear(self, saved: Path) -> None:
+        """Make `last` point to a checkpoint, and remove the oldest ones that are too many. Warn of what fails."""
+        try:
+            _point_to(saved)
             remove_others(saved, keep=self.keep)
         except OSError as error:
-            self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
+            self.warn(f"{error.filename} cannot be replaced or removed: {error.strerror}")
 
-    def _sync_log(self) -> None:
-        """Makes the entries of the log survive a loss of power before the checkpoint that follows them does."""
-        path = self.run / "log.jsonl"
-        with contextlib.suppress(FileNotFoundError), naming(path), open(path, "rb") as log:  # the next entry writes it
-            os.fsync(log.fileno())
-
-    def _start(self, job: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                job()
-            except Exception as error:
-                self._failure = error
-
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self, *, required: bool = False) -> None:
-        """Until nothing is being written. Warns if the write failed; required: raises the error."""
-        if self._thread is None:
-            return
-        self._thread.join()
+    def wait(self) -> None:
+        """Wait until nothing is being written. Raises the error of a write that must not fail."""
+        if self._thread:
+            self._thread.join()
         self._thread, failure, self._failure = None, self._failure, None
-        if self._not_removed:
-            self.warn(f"a checkpoint that is not needed any more stays: {self._not_removed}")
-            self._not_removed = None
-        if failure is None or self.leaving.is_set():
-            return
-        if required or not isinstance(failure, OSError | bertdata.BertdataError):
+        if failure and not self.leaving.is_set():
             raise failure
-        step = int(self._name.rpartition("-")[2])
-        self.warn(f"no checkpoint of step {step} was written, and training continues: {failure}")
-
-    def poll(self) -> None:
-        """Warns of a write that has failed, without waiting for one that is under way."""
-        if self._thread and not self._thread.is_alive():
-            self.wait()
 
     def __enter__(self) -> Writer:
         return self

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from bertrain.config import (
     SCHEDULE,
     Config,
     all_options,
-    default_out,
     replaced_by,
     without_removed,
 )
@@ -70,12 +69,8 @@ def command(
             given = {name: value for name, value in flags.items() if value not in (None, ())}
             config, line = _config(given, file, recipe)
             check(config)
-        if is_first:
-            if not config.out:
-                config = replace(config, out=default_out(config))
-                click.echo(f"--out {config.out}")
-            if line:
-                click.echo(line)
+        if is_first and line:
+            click.echo(line)
         run(config, **values)
 
     settings = {"help_option_names": ["-h", "--help"]}

@@ -19,7 +19,7 @@ from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
 from bertrain.objectives import num_targets, objectives_of
 from bertrain.plan import Phase, Plan, masking_of, paths
-from bertrain.state import TrainingError, TrainState, kept_options, require_resumable
+from bertrain.state import TrainingError, TrainState, kept_options, require_same
 
 
 def samples_of(config: Config) -> str:
@@ -196,7 +196,7 @@ class Stream:
         self._take_mask_rule(saved.loader["masking"])
         saved.made_with = made_with | saved.made_with
         now: dict[str, Any] = {"made_with": saved.made_with | made_with, "options": kept_options(self.config.flat())}
-        require_resumable(saved, TrainState(**now, phases=self.saved_phases()), path)
+        require_same(saved, TrainState(**now, phases=self.saved_phases()), path)
         self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)
         self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))
         self.loader.load_state_dict(saved.loader)

@@ -23,7 +23,9 @@ if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C ma
 
 import contextlib
 import gc
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,28 +35,31 @@ import click
 from bertdata.support import UsageError, one_sentence
 from bertrain import card, checkpoint, trackers
 from bertrain.cli import command
-from bertrain.config import Config, default_out
+from bertrain.config import Config
 from bertrain.data import Stream, open_datasets
 from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
 from bertrain.models.load import max_length
+from bertrain.models.tokenizer import tokenizer_files
 from bertrain.plan import Phase
 from bertrain.ranks import Signals, World, world
 from bertrain.report import Report
 from bertrain.speed import Clock
-from bertrain.state import TRAINER, TrainState, kept_options, read, require_resumable
+from bertrain.state import TRAINER, TrainState, kept_options, read, require_same
 from bertrain.trainer import Trainer, build_model, check_names, check_parts, made_with_of
 
 
 def pretrain(config: Config) -> None:
     """Pre-train a masked language model on the shards that bertdata build made. Runs alone or under torchrun."""
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
-        out = Path(ranks.from_first(lambda: config.out or default_out(config)))
+        out = ranks.from_first(lambda: checkpoint.directory_of(config))
+        if ranks.rank == 0 and not config.out:
+            click.echo(f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run")
         config = replace(config, out=str(out))
         lock = checkpoint.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
-        choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
-        run = ranks.together(lambda: Pretraining(config, ranks, choice))
+        resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
+        run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
         run.begin(lock)
         with run.report, Signals(ranks) as signals:
@@ -76,17 +81,18 @@ def pretrain(config: Config) -> None:
 class Pretraining:
     """The parts of a run, and its loop."""
 
-    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
-        """Build the parts, without a change of any file. It uses no collective. choice: the checkpoint to resume from.
+    def __init__(self, config: Config, ranks: World, resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
+        """Build the parts, without a change of any file. It uses no collective.
 
-        Raises UsageError, DatasetError or TrainingError for options, files or rows that cannot be trained on.
+        resumed_from: the checkpoint that rank 0 chose. warnings: about other checkpoints. Raises UsageError,
+        DatasetError or TrainingError for options, files or rows that cannot be trained on.
         """
-        choice.check()
+        self._index_sha256 = checkpoint.wait_until_seen(resumed_from) if resumed_from else None
         check_names(config)
         if ranks.rank == 0:
             trackers.require(config.log_to)
         on_gpu, methods = ranks.device.type == "cuda", methods_of(config)
-        self.config, self.ranks, self.resumed_from = config, ranks, choice.path
+        self.config, self.ranks, self.resumed_from = config, ranks, resumed_from
         self.stream = Stream(
             config, open_datasets(config), methods=methods, rank=ranks.rank, world_size=ranks.world_size, on_gpu=on_gpu
         )
@@ -94,21 +100,20 @@ class Pretraining:
         self.made_with = made_with_of(config)
         self.changes: list[str] = []  # since the checkpoint, as lines
         self.state = self._resume()
-        weights, warnings = build_model(config, shards, self.stream.phase, resume=choice.path, methods=methods)
+        weights, lines = build_model(config, shards, self.stream.phase, resume=resumed_from, methods=methods)
         self.stream.check()
         self.trainer = Trainer(config, shards, ranks, methods, self.stream.plan, weights)
         for method in methods:
             self.made_with |= method.identity(self.trainer.learner)
         later = self.stream.plan.phases[self.stream.phase.number - 1 :]
         check_parts(config, shards, self.trainer.learner, later, methods)
-        if choice.path:
-            require_resumable(self.state, TrainState(made_with=self.made_with), choice.path)
-            self.trainer.load(choice.path, self.state)
+        if resumed_from:
+            require_same(self.state, TrainState(made_with=self.made_with), resumed_from)
+            self.trainer.load(resumed_from, self.state)
         self.trainer.apply(self.stream.phase)
         self.clock = Clock(self.state.seconds, ranks.device, self.trainer.precision)
-        self.tokenizer = checkpoint.tokenizer_files(shards.tokenizer_file, weights, max_length(weights.config))
-        self.warnings = [*choice.warnings, *warnings]
-        self._first_step, self._read = self.state.step, self._amounts()
+        self.tokenizer = tokenizer_files(shards.tokenizer_file, weights, max_length(weights.config))
+        self.warnings, self._read = [*warnings, *lines], self._amounts()
         self._milestones: list[str] = []  # of --save-at, which no checkpoint on disk has yet
         self._tried = (-1, 0)  # the step of the last checkpoint that was to be written, and its number of milestones
 
@@ -124,12 +129,14 @@ class Pretraining:
         self.stream.resume(self.resumed_from, saved, self.made_with)
         with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
             self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
+        if saved.step >= self.stream.plan.steps:
+            self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or another --out")
         return saved
 
     def facts(self) -> dict[str, object]:
         """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
         datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
-        return self.config.flat() | self.made_with | datasets | card.versions()
+        return self.config.flat() | self.made_with | datasets | {"checkpoint": self._index_sha256} | card.versions()
 
     def begin(self, lock: checkpoint.Lock) -> None:
         """Open the log, and print the first lines. Call it on all ranks. lock: of the directory, held on rank 0."""
@@ -137,11 +144,9 @@ class Pretraining:
         self.report = Report(self.trainer, self.stream, self.clock, step=self.state.step, guard=lock.require)
         self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
         options: dict[str, Any] = {"keep": self.config.keep, "saved": self.resumed_from}
-        self.writer = checkpoint.Writer(
-            Path(self.config.out), warn=self.report.warn, methods=self.trainer.methods, **options
-        )
+        self.writer = checkpoint.Writer(warn=self.report.warn, methods=self.trainer.methods, **options)
         if self.ranks.rank == 0 and self.resumed_from:
-            self.writer.remove_others(self.resumed_from)  # that a killed run left
+            self.writer.clear(self.resumed_from)  # old checkpoints that a killed run left
         self.report.begin(self.resumed_from, self.warnings, self.changes)
 
     def train(self, signals: Signals) -> None:
@@ -197,8 +202,6 @@ class Pretraining:
             report.flush()  # an entry of the step before; a GPU has work now
             self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)
             signals.poll()
-            if state.step == self._first_step + 1 and self.ranks.rank == 0:
-                self.writer.reserve(self._content())
             is_saved = not (self._passes_milestone() or state.step % config.save_every == 0)
             is_saved = is_saved and not signals.stopped and state.step < phase.stop
             if not is_saved or state.step % config.log_every == 0:

@@ -79,36 +79,27 @@ def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(kept))
 
 
-def require_same(before: Mapping[str, Any], now: Mapping[str, Any], sentence: str) -> None:
-    """Raise UsageError that lists all settings with different values.
+def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
+    """Raise UsageError that lists what must not change between a checkpoint and a run that resumes from it.
 
-    before, now: by name of the option, which "phase N " may precede. A missing option has its default.
-    sentence: the error message, with {} for the list.
+    now: the `made_with`, `options` and `phases` of the run; empty ones are not compared. path: of the checkpoint.
     """
-    usual = json.loads(json.dumps({name: each.default for name, each in all_options().items()}))
-    names = dict.fromkeys([*before, *now])
-    pairs = {name: [each.get(name, usual.get(name.split()[-1])) for each in (before, now)] for name in names}
-    differing = [(name, old, new) for name, (old, new) in pairs.items() if old != new]
-    for name, _, given in differing[:1]:
-        listed = ", ".join(f"{name} {old} → {new}" for name, old, new in differing)
-        option = name.split()[-1].replace("-", "_")
-        raise UsageError(sentence.format(listed), "other-settings", option=option, given=given)
-
-
-def require_resumable(saved: TrainState, now: TrainState, path: Path) -> None:
-    """Raise UsageError unless a run can resume from the state in the checkpoint `path`.
-
-    now: what the run has of `made_with`, `options` and `phases`. Empty members are not compared.
-    """
-    names = [name for name in ("made_with", "options", "phases") if getattr(saved, name) and getattr(now, name)]
+    members = [name for name in ("made_with", "options", "phases") if getattr(saved, name) and getattr(now, name)]
     first = TrainState(phase=min(saved.phase, len(now.phases)))
-    before, after = (replace(first, **{name: getattr(each, name) for name in names}).kept() for each in (saved, now))
+    before, after = (replace(first, **{name: getattr(each, name) for name in members}).kept() for each in (saved, now))
     if now.phases:
         stop = now.phases[first.phase - 1]["stop"]
         before |= {"phase": saved.phase, "steps": max(stop, saved.step)}
         after |= {"phase": first.phase, "steps": stop}
-    sentence = f"{path} was trained with different options (old → new): {{}}; give the old values, or another --out"
-    require_same(before, after, sentence)
+    usual = json.loads(json.dumps({name: each.default for name, each in all_options().items()}))
+    names = dict.fromkeys([*before, *after])  # an option that is missing has its default
+    pairs = {name: [each.get(name, usual.get(name.split()[-1])) for each in (before, after)] for name in names}
+    differing = [(name, old, new) for name, (old, new) in pairs.items() if old != new]
+    if differing:
+        listed = ", ".join(f"{name} {old} → {new}" for name, old, new in differing)
+        sentence = f"{path} was trained with different options (old → new): {listed}; give the old ones or a new --out"
+        option = differing[0][0].split()[-1].replace("-", "_")
+        raise UsageError(sentence, "other-settings", option=option, given=differing[0][2])
 
 
 def read(path: Path) -> TrainState:

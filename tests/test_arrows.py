@@ -55,6 +55,7 @@ NOT_OF_METHODS = {
     "distilbert": "a family of models",
     "adapter_kwargs": "an argument of transformers",
     "TORCHELASTIC_RUN_ID": "a variable that torchrun sets",
+    "TORCHELASTIC_RESTART_COUNT": "a variable that torchrun sets",
 }
 
 ENGINE, TRAINER = (

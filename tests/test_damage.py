@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 from helpers import damages, invoke, json_of, members, refused, refuses, succeeds, tuning, with_member, write_labelled
-from training import QUIET, cannot_read, flags, seal, train, weights_in
+from training import QUIET, cannot_read, flags, refused_run, seal, train, weights_in
 
 from bertdata.format.records import read_record, write_record
 from bertrain import checkpoint, pretrain, state
@@ -35,7 +35,7 @@ def test_a_state_of_an_optimizer_that_is_none_ends_a_run(dataset, trained, tmp_p
     for value in ([1], 5, {}):
         torch.save(value, path)
         seal(path.parent)
-        refused(pretrain.main, *flags(dataset.path, out, steps=3, **QUIET), kind="damaged")
+        refused_run(dataset.path, out, steps=3, **QUIET, kind="other-settings", option="objective")
     assert path.parent.is_dir()
 
 

@@ -45,7 +45,7 @@ from bertrain.data import Stream, build_loader, open_datasets
 from bertrain.models.encoder import set_rotary_bases
 from bertrain.models.load import new_model
 from bertrain.plan import resolve
-from bertrain.state import TrainState, require_resumable
+from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config.of(data="x")
@@ -426,7 +426,7 @@ def test_a_run_without_a_rule_of_masks_continues_with_rule_1(dataset, tmp_path):
 def test_phases_that_have_begun_stay_as_they_were(now, option, named, tmp_path):
     before, after = TrainState(step=6, phase=2, phases=saved(FIRST)), TrainState(phases=saved(now))
     with refuses("other-settings", option, says=named) if option else nullcontext():
-        require_resumable(before, after, tmp_path)
+        state.require_same(before, after, tmp_path)
 
 
 def test_a_phase_of_longer_rows_than_the_model_has_positions_for_does_not_follow(dataset, tmp_path):

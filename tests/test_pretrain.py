@@ -2,9 +2,9 @@
 
 import errno
 import json
+import shlex
 import shutil
 from pathlib import Path
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -34,10 +34,12 @@ import bertdata
 from bertdata.tokenize.load import load
 from bertdata.write import build
 from bertrain import card, checkpoint, state
+from bertrain.__main__ import main
 from bertrain.cli import read_options
 from bertrain.commands.doctor import main as doctor_main
 from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import stream_of
+from bertrain.config import Config
 from bertrain.pretrain import main as pretrain_main
 from bertrain.trainer import Trainer
 
@@ -63,12 +65,13 @@ def test_a_run_writes_its_configuration_its_log_and_checkpoints(finished, datase
     assert all(0 <= e["data_wait"] <= 1 and e["tokens_per_s"] > 0 for e in log if "loss" in e)
     assert log[-2]["tokens"] == 6 * 6 * 32
     assert names(finished, "*step-*") == [f"step-{k:08d}" for k in range(1, 7)]
+    assert (finished / "last").readlink() == Path("step-00000006")
 
 
 def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(finished, dataset):
     directory = finished / "step-00000006"
-    model = AutoModelForMaskedLM.from_pretrained(directory).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForMaskedLM.from_pretrained(finished / "last").eval()
+    tokenizer = AutoTokenizer.from_pretrained(finished / "last")
     text = "the stone under the river"
     ids = load(str(dataset.path)).encode(text.encode() + b"\n", np.array([0, len(text) + 1]), sentences=False).ids
     assert tokenizer(text)["input_ids"][1:] == ids.tolist()  # [SEP] is stored after each document
@@ -124,19 +127,16 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
     assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
     assert checkpoint.newest(copied)[1] == []
-    out = capsys.readouterr().out
-    assert all(
-        f"warning: {copied / name}, a damaged checkpoint" in out for name in ("damaged-00000003", "damaged-00000004")
-    )
+    assert "damaged-00000006" in capsys.readouterr().out
     assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
-    assert names(copied, "damaged-*") == ["damaged-00000005", "damaged-00000006", "damaged-by-me"]
+    assert names(copied, "damaged-*") == [*(f"damaged-0000000{step}" for step in (3, 4, 5, 6)), "damaged-by-me"]
 
 
 def test_a_damaged_checkpoint_stays_aside_after_a_loss_of_power(copied):
     (copied / "step-00000006" / "optimizer.pt").unlink()
     with recorded(copied.parent) as disk:
-        choice = checkpoint.choose(copied, print)
-    assert (choice.path, names(copied, "damaged-*")) == (copied / "step-00000005", ["damaged-00000006"])
+        path, _ = checkpoint.choose(copied)
+    assert (path, names(copied, "damaged-*")) == (copied / "step-00000005", ["damaged-00000006"])
     assert not disk.pending
 
 
@@ -175,7 +175,7 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert contents(copied) == before
-    assert checkpoint.choose(copied, print) == (copied / "step-00000006", ANY, ())
+    assert checkpoint.choose(copied) == (copied / "step-00000006", [])
 
 
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
@@ -193,12 +193,11 @@ def test_old_checkpoints_that_a_kill_kept_from_removal_are_removed(dataset, copi
 
 def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
     """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
-    (copied / "step-00000006" / "README.md.tmp").touch()
-    for name in (".step-00000004.tmp", ".step-00000009.tmp", ".step-4.tmp"):
+    for name in (".step-00000004.tmp", ".step-100000009.tmp"):
         write(copied / name / "model.safetensors", "unfinished")
+    (copied / ".last.tmp").symlink_to("nowhere")
     train(dataset.path, copied, steps=6)
-    assert names(copied, ".*.tmp") == [".step-4.tmp"]
-    assert not names(copied, "step-*/*.tmp")
+    assert names(copied, ".*.tmp") == []
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):
@@ -378,6 +377,27 @@ def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp
     with checkpoint.Lock(tmp_path / "run"):
         refused(pretrain_main, *flags(dataset.path, tmp_path / "run"), kind="busy")
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
+    for name in ("notes.txt", "slurm-1.out", ".hidden", "mine.toml"):
+        (tmp_path / "run" / name).touch()
+    refused_run(dataset.path, tmp_path / "run", kind="out-exists", option="out", says="(notes.txt)")
+    (tmp_path / "run" / "notes.txt").unlink()
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET)
+
+
+def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--data", dataset.path, "--model", TINY, "--length", 32, "--global-batch-size", 6]
+    first, *_ = succeeds(pretrain_main, *given, "--steps", 1).stdout.splitlines()
+    resuming = shlex.split(first.partition("; ")[2].removesuffix(" resumes this run"))
+    assert "the run is complete" in succeeds(main, *resuming[1:]).stdout
+    config = Config.of(data=str(dataset.path), model=TINY)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    made = [checkpoint.directory_of(config) for _ in range(2)]
+    assert [path.name.partition("-")[2][10:] for path in made] == ["-2", "-3"]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert checkpoint.directory_of(config) in made
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    assert checkpoint.directory_of(config) not in made
 
 
 def test_a_checkpoint_that_is_none_is_one_sentence(finished, tmp_path):

@@ -108,20 +108,19 @@ def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
 
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
     monkeypatch.setattr(checkpoint, "STALE_S", 0)
-    choice = checkpoint.choose(bert_run, print)
-    choice.check()
-    for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=bert_run / "step-00000003")):
-        with refuses("other-stream", "out"):
-            other.check()
+    path, _ = checkpoint.newest(bert_run)
+    assert len(checkpoint.wait_until_seen(path)) == 64  # which ranks compare
+    with refuses("other-stream", "out"):
+        checkpoint.wait_until_seen(bert_run / "step-00000003")
 
 
 def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
-    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
-    choice.path.rename(tmp_path / "later")
-    appear = lambda seconds: (tmp_path / "later").rename(choice.path)  # noqa: E731
+    path, _ = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"))
+    path.rename(tmp_path / "later")
+    appear = lambda seconds: (tmp_path / "later").rename(path)  # noqa: E731
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
-    choice.check()
+    checkpoint.wait_until_seen(path)
 
 
 @pytest.mark.slow
@@ -230,7 +229,9 @@ def test_a_signal_whose_checkpoint_cannot_be_written_ends_in_an_error(dataset, t
 def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "other", OPTIMIZERS["adamw"])
     options = {"model": "bert-tiny", "optimizer": "other"}
-    refused_run(dataset.path, bert_run, kind="other-settings", option="optimizer", **options, says="--optimizer adamw")
+    refused_run(
+        dataset.path, bert_run, kind="other-settings", option="optimizer", **options, says="optimizer adamw → other"
+    )
 
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):

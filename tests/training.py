@@ -107,7 +107,7 @@ def changing(*begins, **options):
 def run_of(config):
     """The parts of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Pretraining(config, ALONE, checkpoint.choose(out, print))
+    return Pretraining(config, ALONE, *checkpoint.newest(out))
 
 
 def save(run):

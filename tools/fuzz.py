@@ -219,7 +219,7 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     yield "trainer.json", Target(made / "trainer.json", lambda: state.read(made))
 
     def chosen() -> None:
-        checkpoint.choose(run, lambda line: None).check()
+        checkpoint.choose(run)
 
     def planned() -> None:
         config = Config.of(**read_options(scratch / "run.toml"))

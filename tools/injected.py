@@ -117,7 +117,8 @@ bertrain/checkpoint.py
 
 states pretrain: sync of the log
 bertrain/checkpoint.py
--            self._sync_log()
+-            with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
+-                os.fsync(file.fileno())
 
 states augment: sync of augmented rows
 bertrain/lab/tables.py

@@ -11,7 +11,6 @@ file.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -44,10 +43,8 @@ WARMUP_STEPS, TIMED_STEPS = 5, 20
 
 def build(config: Config, nproc: int) -> Pretraining:
     """Return what rank 0 of a run would build. It changes no file. Raises what would end the run."""
-    newest, _ = checkpoint.newest(Path(config.out))
-    index = hashlib.sha256((newest / checkpoint.INDEX).read_bytes()).hexdigest() if newest else ""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Pretraining(config, World(0, nproc, device), checkpoint.Choice(newest, index, ()))
+    return Pretraining(config, World(0, nproc, device), checkpoint.newest(Path(config.out))[0])
 
 
 def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
@@ -192,6 +189,7 @@ def _seconds(
 def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
     """Yield all checks on rank 0. A failed one is the last, or is followed by others that take no step."""
     plan, failed = None, False
+    config = config if config.out else replace(config, out="runs")  # in which a run makes a new directory
     if os.environ.get("RANK", "0") == "0":
         try:
             run = build(config, nproc)

@@ -12,13 +12,13 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 from bertdata.support import UsageError, is_out_of_memory
-from bertrain import checkpoint
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
 from bertrain.models.load import HARMLESS, check_length, max_length, may_be_on_hub, needed_weights
+from bertrain.models.tokenizer import plain_tokenizer
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
@@ -195,7 +195,7 @@ def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
     for name in {*tokenizer.vocab_files_names.values(), *more}:
         if path := cached_file(directory, name, _raise_exceptions_for_missing_entries=False):
             files[name] = Path(path).read_bytes()
-    return checkpoint.plain_tokenizer(files)
+    return plain_tokenizer(files)
 
 
 def ends_warning(directory: Path | str) -> list[str]:

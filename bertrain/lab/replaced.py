@@ -23,11 +23,11 @@ from transformers.activations import ACT2FN
 import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.support import UsageError
-from bertrain import checkpoint
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.encoder import Encoder, MicroBatch, inputs_of, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model
+from bertrain.models.tokenizer import tokenizer_files
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.options import ABOVE_0, Excludes, Needs, Options, option
 from bertrain.plan import Phase, longest
@@ -167,7 +167,7 @@ class ReplacedTokens(Method):
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
         length = max_length(self._config)
-        self._files = checkpoint.tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
+        self._files = tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
         """The encoder of the discriminator, with random weights."""

@@ -23,6 +23,7 @@ from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, 
 from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
 from bertrain.models.load import load_complete, max_length, new_model
+from bertrain.models.tokenizer import tokenizer_files
 from bertrain.options import Output
 
 
@@ -151,7 +152,7 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     model = transplanted(directory, new, made_of, seed=seed)
     counts = f"{made_of.copied:,} tokens copied, {made_of.means:,} means of tokens, {made_of.random:,} at random"
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
-    files = checkpoint.tokenizer_files(new.files.__getitem__, model, max_length(model.config))
+    files = tokenizer_files(new.files.__getitem__, model, max_length(model.config))
     files |= {card.CARD: card.content(target.name, about, config=model.config)}
     with naming(target):
         checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))

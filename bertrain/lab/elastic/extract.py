@@ -18,6 +18,7 @@ from bertrain import card, checkpoint, state
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
 from bertrain.models.load import load_complete
+from bertrain.models.tokenizer import plain_tokenizer
 from bertrain.options import Output
 
 
@@ -34,7 +35,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         f"{after}. The card of that checkpoint has the data and the training.",
         config=small.config,
     )
-    files = checkpoint.plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
+    files = plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
     with naming(out):
         checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files))
 
