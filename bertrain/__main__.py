@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,7 +23,7 @@ from bertdata.support import install, one_sentence
 
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
-    "pretrain": ("pretrain", "Pre-train a masked language model on shards."),
+    "pretrain": ("cli:pretrain", "Pre-train a masked language model on shards."),
     "evaluate": ("commands.evaluate", "Measure a checkpoint on held-out text, or on minimal pairs."),
     "finetune": ("lab.finetune", "Fine-tune a checkpoint on labelled text, over several seeds."),
     "augment": ("lab.augment", "Add copies with replaced words to labelled text."),
@@ -33,11 +33,11 @@ COMMANDS = {
     "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),
     "transplant": ("lab.transplant", "Give a trained model another vocabulary."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
-    "doctor": ("commands.doctor", "Print the phases of a run, and check it before it starts."),
+    "doctor": ("cli:doctor", "Print the phases of a run, and check it before it starts."),
     "trace": ("commands.trace", "Print the documents of a batch of a past run."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
-"""By name: the module whose `main` is the command, and what it is for."""
+"""By name: the module whose `main` is the command, or module:command, and what it is for."""
 
 
 @contextlib.contextmanager
@@ -63,6 +63,18 @@ def leaving_at_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def imported(module: str) -> ModuleType:
+    """Import a module of this package. A package that is not installed ends the program in one line."""
+    try:
+        with one_sentence(), leaving_at_interrupt():  # importing torch takes seconds, in which Ctrl-C may come
+            return importlib.import_module(f"bertrain.{module}")
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "bertrain":
+            raise
+        sys.exit(f"Error: this command needs {package}, which is not installed; {install('train')}")
+
+
 class _Commands(click.Group):
     """The main of each module in COMMANDS, imported when it is asked for."""
 
@@ -72,16 +84,13 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        module, _, command = COMMANDS[name][0].partition(":")
         try:
-            with one_sentence(), leaving_at_interrupt():  # importing torch takes seconds, in which Ctrl-C may come
-                return importlib.import_module(f"bertrain.{COMMANDS[name][0]}").main
-        except ModuleNotFoundError as error:
-            package = str(error.name).partition(".")[0]
-            if package == "bertrain":
-                raise
+            return getattr(imported(module), command or "main")
+        except SystemExit:
             if ctx.resilient_parsing:  # a shell completes a line
                 return None
-            sys.exit(f"Error: bertrain {name} needs {package}, which is not installed; {install('train')}")
+            raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, for which nothing need be imported, and options."""

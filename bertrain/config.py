@@ -1,37 +1,41 @@
-"""The options of a run: one dataclass, and what they amount to. Methods bring further ones (methods.py)."""
+"""The options of a run: one dataclass, and the kinds of their values. Methods bring further ones (methods.py)."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from datetime import date
-from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import click
-
-from bertdata.support import MASKING_POLICIES, SHUFFLES, MaskingPolicy, UsageError, counted, require_local_output
-from bertrain.methods import known_methods
+from bertdata.support import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy, UsageError, require_local_output
+from bertrain.methods import options_of_methods
 from bertrain.options import (
     ABOVE_0,
+    BELOW_1,
     COUNT,
-    DECAY,
+    COUNT_OR_0,
+    FLAG,
     FROM_0,
+    INTEGER,
     SHARE,
-    WARMUP,
+    TEXT,
     WEIGHT,
-    Excludes,
+    Check,
+    Either,
+    Kind,
     Needs,
     Options,
-    Ramp,
+    Rule,
     amount,
+    choice,
     flag,
+    is_empty,
     option,
-    ramp,
+    several,
 )
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -41,21 +45,58 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
+HEADINGS = (DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS)  # of --help; those of methods are before the last two
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
-LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
-TOTALS = ("steps", "epochs", "tokens")
-
-WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
-MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
-
-EXCLUDES = (Excludes("mix_temperature", "weights", "both say how datasets are mixed"),)
-"""What does not go together, for any values. Methods have their own."""
+TOTALS = ("steps", "epochs", "tokens")  # the duration of a run, in one of these
 
 
-def _option(group: str, default: Any, **more: Any) -> Any:
-    """An option in a group of --help."""
-    return option(default, group=group, **more)
+def rate_scale(given: str) -> tuple[re.Pattern[str], float]:
+    """Return the pattern and the factor of PATTERN=FACTOR. Raises ValueError or re.error for anything else."""
+    pattern, _, factor = given.rpartition("=")
+    if not pattern:
+        raise ValueError
+    return re.compile(pattern), FROM_0.parse(factor)
+
+
+def milestone(given: str) -> tuple[str, list[int]]:
+    """Return the unit and the amounts of tokens=1B,2B or words=1M,10M. Raises ValueError for anything else."""
+    unit, _, numbers = given.partition("=")
+    if unit not in ("tokens", "words"):
+        raise ValueError
+    return unit, [*map(amount, numbers.split(","))]
+
+
+def _rows(given: int | str) -> int | str:
+    """Return 64 for 64 and "64", and "16..64" for itself."""
+    sizes = [COUNT.parse(part) for part in str(given).split("..")]
+    if len(sizes) > 2 or max(sizes) > MOST_ROWS:
+        raise ValueError("out-of-range")
+    return sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]}..{sizes[1]}"
+
+
+def _checked(expected: str, check: Callable[[Any], Any], kind: type = str) -> Kind:
+    """Return the kind of a value that `check` takes, and that stays as it is."""
+
+    def parse(given: Any) -> Any:
+        if not isinstance(given, kind):
+            raise TypeError
+        check(given)
+        return given
+
+    return Kind(expected, parse)
+
+
+TEXTS = several(TEXT, "a text, or a list of texts")
+NUMBERS = several(ABOVE_0, "numbers above 0 with commas between", separator=",")
+ROWS = Kind("a number of rows to 2**24, such as 64 or 16..64", _rows)
+AMOUNT = Kind("a number of tokens, such as 40M", amount)
+DIRECTORY = _checked("a directory of this machine", require_local_output)
+PATTERN = _checked("a regular expression, such as layers.[6-9]|head", re.compile)
+SCALES = several(_checked("", rate_scale), "a regular expression, = and a factor of 0 or more, such as embeddings=0.1")
+MILESTONES = several(_checked("", milestone), "tokens=1B,2B or words=1M,10M")
+TABLES = several(_checked("", dict, Mapping), "tables; write [[phase]] above each")
+OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,174 +107,189 @@ class Config(Options):
     models are checked where they are looked up, so that other programs can add their own.
     """
 
-    data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True, resume="content")
+    data: tuple[str, ...] = option((), TEXTS, DATA, phase=True, resume="content")
     """Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.
     [required]
     """
-    weights: str | tuple[float, ...] = _option(DATA, (), form="numbers", bounds=ABOVE_0, phase=True)
+    weights: tuple[float, ...] = option((), NUMBERS, DATA, phase=True, of="data")
     """Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3."""
-    mix_temperature: float | None = _option(DATA, None, type=float, bounds=FROM_0, phase=True)
+    mix_temperature: float | None = option(None, FROM_0, DATA, phase=True)
     """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
     0.7. 1 is the ratio of their tokens.
     """
-    out: str = _option(CHECKPOINTS, "", resume="free")
+    out: str = option("", DIRECTORY, CHECKPOINTS, resume="free")
     """Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today."""
-    model: str = _option(MODEL, "modernbert-tiny", resume="content")
+    model: str = option("modernbert-tiny", TEXT, MODEL, resume="content")
     """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
     -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
     hub. Vocabulary size and positions are fitted to the data.
     """
-    init: str = _option(MODEL, "", resume="content")
+    init: str = option("", TEXT, MODEL, resume="content")
     """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
-    objective: str = _option(MODEL, "mlm")
+    objective: str = option("mlm", TEXT, MODEL)
     """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
     uniform (docs/methods.md).
     """
-    trains: str = _option(MODEL, "", phase=True, in_files=True)
+    trains: str = option("", PATTERN, MODEL, phase=True, in_files=True)
     """Regular expression: only parameters of the model whose name contains a match are trained."""
-    rope_base: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    rope_base: float | None = option(None, ABOVE_0, MODEL, phase=True)
     """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
-    rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    rope_base_local: float | None = option(None, ABOVE_0, MODEL, phase=True)
     """Base of the rotary positions of local layers. Default: that of --model."""
-    length: int = _option(DATA, 128, bounds=COUNT, phase=True)
+    length: int = option(128, COUNT, DATA, phase=True)
     """Row length in tokens, special tokens included."""
-    isolate_documents: bool = _option(DATA, False)
+    isolate_documents: bool = option(False, FLAG, DATA)
     """Pack several documents into a row; no token attends to another document."""
-    steps: int | None = _option(SCHEDULE, None, type=int, bounds=ABOVE_0, resume="told")
+    steps: int | None = option(None, COUNT, SCHEDULE, resume="told")
     """Number of optimizer steps. Default: one epoch."""
-    epochs: float | None = _option(SCHEDULE, None, type=float, bounds=ABOVE_0, resume="told")
+    epochs: float | None = option(None, ABOVE_0, SCHEDULE, resume="told")
     """Number of epochs, instead of --steps."""
-    tokens: str = _option(SCHEDULE, "", form="amount", resume="told")
+    tokens: int | None = option(None, AMOUNT, SCHEDULE, resume="told")
     """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
-    global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
+    global_batch_size: int | str = option(256, ROWS, SCHEDULE, phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
-    micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0, resume="free")
+    micro_batch_size: int | None = option(None, COUNT, HARDWARE, resume="free")
     """Rows in one forward pass of a rank. Default: its share of a step, but at most 64 on CPUs, and at most 32,768
     tokens on GPUs.
     """
-    lr: float = _option(SCHEDULE, 1e-3, bounds=ABOVE_0, phase=True)
+    lr: float = option(5e-4, ABOVE_0, SCHEDULE, phase=True, of="optimizer")
     """Peak learning rate."""
-    lr_end: float = _option(SCHEDULE, 0.0, bounds=WEIGHT, phase=True)
+    lr_end: float = option(0.0, WEIGHT, SCHEDULE, phase=True)
     """Learning rate at the end of the schedule, as a share of --lr."""
-    warmup: float = _option(SCHEDULE, 0.06, bounds=WARMUP, phase=True)
+    warmup: float = option(0.06, BELOW_1, SCHEDULE, phase=True)
     """Length of the linear warm-up, as a share of the run."""
-    warmup_steps: int | None = _option(SCHEDULE, None, type=int, bounds=FROM_0, phase=True)
+    warmup_steps: int | None = option(None, COUNT_OR_0, SCHEDULE, phase=True)
     """Length of the linear warm-up in steps, instead of --warmup."""
-    schedule: str = _option(SCHEDULE, "linear", phase=True, resume="told")
+    schedule: str = option("linear", TEXT, SCHEDULE, phase=True, resume="told")
     """Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the peak
     and falls at the end as 1-sqrt.
     """
-    decay_share: float = _option(SCHEDULE, 0.2, bounds=SHARE, needs=WSD, phase=True, resume="told")
+    decay_share: float = option(0.2, SHARE, SCHEDULE, phase=True, of="schedule", resume="told")
     """Share of the run, at its end, in which the learning rate of --schedule wsd falls."""
-    optimizer: str = _option(SCHEDULE, "adamw")
+    optimizer: str = option("adamw", TEXT, SCHEDULE)
     """Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others;
     stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps in
     proportion to the norm of each matrix.
     """
-    muon_rate: float = _option(SCHEDULE, 4.0, bounds=ABOVE_0, needs=MUON)
+    muon_rate: float = option(4.0, ABOVE_0, SCHEDULE, of="optimizer")
     """Learning rate of Muon's matrices, as a multiple of --lr."""
-    muon_momentum: float = _option(SCHEDULE, 0.95, bounds=DECAY, needs=MUON)
+    muon_momentum: float = option(0.95, BELOW_1, SCHEDULE, of="optimizer")
     """Decay rate of Muon's mean of gradients."""
-    lr_scale: tuple[str, ...] = _option(SCHEDULE, (), form="many")
+    lr_scale: tuple[str, ...] = option((), SCALES, SCHEDULE)
     """PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular
     expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.
     """
-    weight_decay: float = _option(SCHEDULE, 0.01, bounds=FROM_0, phase=True)
+    weight_decay: float = option(0.01, FROM_0, SCHEDULE, phase=True)
     """Weight decay of matrices; norms and biases have none."""
-    beta1: float = _option(SCHEDULE, 0.9, bounds=DECAY)
+    beta1: float = option(0.9, BELOW_1, SCHEDULE)
     """Decay rate of the optimizer's mean of gradients."""
-    beta2: float = _option(SCHEDULE, 0.98, bounds=DECAY)
+    beta2: float = option(0.98, BELOW_1, SCHEDULE)
     """Decay rate of the optimizer's mean of squared gradients."""
-    epsilon: float = _option(SCHEDULE, 1e-6, bounds=ABOVE_0)
+    epsilon: float = option(1e-6, ABOVE_0, SCHEDULE)
     """Number that the optimizer adds to its denominator."""
-    clip_norm: float = _option(SCHEDULE, 1.0, bounds=ABOVE_0)
+    clip_norm: float = option(1.0, ABOVE_0, SCHEDULE)
     """Largest norm of the gradient; larger gradients are scaled down."""
-    mlm_probability: float = _option(DATA, 0.15, bounds=SHARE, phase=True)
+    mlm_probability: float = option(0.15, SHARE, DATA, phase=True)
     """Share of a row's tokens to mask and predict."""
-    mask_fraction: float = _option(DATA, 0.8, bounds=WEIGHT, phase=True)
+    mask_fraction: float = option(0.8, WEIGHT, DATA, phase=True)
     """Share of the chosen tokens that becomes [MASK]."""
-    random_fraction: float = _option(DATA, 0.1, bounds=WEIGHT, phase=True)
+    random_fraction: float = option(0.1, WEIGHT, DATA, phase=True)
     """Share of the chosen tokens that becomes a random token. The others stay as they are."""
-    masking: MaskingPolicy = _option(DATA, "exact", type=click.Choice(MASKING_POLICIES), phase=True)
+    masking: MaskingPolicy = option("exact", choice(*MASKING_POLICIES), DATA, phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
     tokens of a word; span, one to ten neighbouring words; uniform, a share drawn anew for each row, for --objective
     diffusion.
     """
-    shuffle: str = _option(DATA, "full", type=click.Choice(SHUFFLES))
+    shuffle: str = option("full", choice(*SHUFFLES), DATA)
     """Order of an epoch: full, or blocks of 64 MiB for data larger than memory."""
-    seed: int = _option(SCHEDULE, 0)
+    seed: int = option(0, INTEGER, SCHEDULE)
     """Random seed for initial weights and dropout, and for the data without --data-seed."""
-    data_seed: int | None = _option(DATA, None, type=int)
+    data_seed: int | None = option(None, INTEGER, DATA)
     """Random seed for data order and masks. Default: the same as --seed."""
-    precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
+    precision: str = option("auto", choice(*PRECISIONS), HARDWARE)
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
-    attention: str = _option(HARDWARE, "auto", type=click.Choice(ATTENTION), resume="free")
+    attention: str = option("auto", choice(*ATTENTION), HARDWARE, resume="free")
     """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. On
     GPUs flash leaves rows with padding to efficient, and flash and cudnn take no fp32; CPUs have flash and math.
     """
-    compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]), resume="free")
+    compile: str = option("auto", choice("auto", "on", "off"), HARDWARE, resume="free")
     """Use torch.compile. auto: on GPUs."""
-    gradient_checkpointing: bool = _option(HARDWARE, False, resume="free")
+    gradient_checkpointing: bool = option(False, FLAG, HARDWARE, resume="free")
     """Save memory: recompute activations in the backward pass."""
-    save_every: int = _option(CHECKPOINTS, 1000, bounds=COUNT, resume="free")
+    save_every: int = option(1000, COUNT, CHECKPOINTS, resume="free")
     """Steps between checkpoints; the last step always has one."""
-    save_at: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", resume="free")
+    save_at: tuple[str, ...] = option((), MILESTONES, CHECKPOINTS, resume="free")
     """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
     be repeated.
     """
-    keep: int = _option(CHECKPOINTS, 3, bounds=COUNT, resume="free")
+    keep: int = option(3, COUNT, CHECKPOINTS, resume="free")
     """Number of checkpoints to keep."""
-    resume: str = _option(CHECKPOINTS, "auto", type=click.Choice(["auto", "no"]), resume="free")
+    resume: str = option("auto", choice("auto", "no"), CHECKPOINTS, resume="free")
     """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
-    eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
+    eval_masking: float = option(0.15, SHARE, CHECKPOINTS)
     """Share of the tokens of the validation split to mask and predict."""
-    eval_precision: str = _option(CHECKPOINTS, "auto", type=click.Choice(PRECISIONS))
+    eval_precision: str = option("auto", choice(*PRECISIONS), CHECKPOINTS)
     """Number format of matrix products in evaluations. auto: that of training on GPUs, fp32 on CPUs."""
-    eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0, resume="free")
+    eval_every: int = option(500, COUNT_OR_0, CHECKPOINTS, resume="free")
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
-    log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT, resume="free")
+    log_every: int = option(10, COUNT, CHECKPOINTS, resume="free")
     """Steps between entries of log.jsonl."""
-    log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS), resume="free")
+    log_to: tuple[str, ...] = option((), several(choice(*TRACKERS), f"of {TRACKERS}"), CHECKPOINTS, resume="free")
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
     (docs/records.md). May be repeated.
     """
-
-    phase: tuple[Mapping[str, Any], ...] = _option(DATA, (), form="tables", in_files=True, resume="told")
+    phase: tuple[Mapping[str, Any], ...] = option((), TABLES, DATA, in_files=True, resume="told")
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
-    methods: tuple[Options, ...] = _option(MODEL, (), form="options", in_files=True)
+    methods: tuple[Options, ...] = option((), OPTIONS, MODEL, in_files=True)
     """The options of methods: an object of each whose options are given."""
 
+    rules = (
+        Either(TOTALS),
+        Either(("weights", "mix_temperature")),
+        Either(("warmup", "warmup_steps")),
+        Either(("model", "init")),
+        Needs(("decay_share",), lambda c: c.schedule == "wsd", "--schedule wsd"),
+        Needs(
+            ("muon_rate", "muon_momentum"),
+            lambda c: c.optimizer not in ("adamw", "stableadamw", "lamb"),
+            "--optimizer muon",
+        ),
+        Check("data", lambda c: c.data or c.phase, "the directory of a dataset"),
+        Check(
+            "weights",
+            lambda c: not c.data or c.mix_temperature is not None or len(c.weights) == len(c.data) * (len(c.data) > 1),
+            "a number for each of several --data, such as --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature",
+        ),
+        Check(
+            "random_fraction",
+            lambda c: c.mask_fraction + c.random_fraction <= 1 + 1e-9,
+            "at most 1 - --mask-fraction {mask_fraction}",
+        ),
+    )
+
     def __post_init__(self) -> None:
+        """Raises UsageError for a value that is none of its kind, and for options that do not go together."""
         super().__post_init__()
-        if not self.data and not self.phase:
-            raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
-        if self.data:
-            self._check_weights()
-        if self.out:
-            require_local_output(self.out)
-        total = self.mask_fraction + self.random_fraction
-        self.require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
-        self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
-        self.milestones  # noqa: B018  (refuses what is none)
-        self._check_trains()
-        for pair in EXCLUDES:
-            self.check_excludes(pair, all(is_set(self, name) for name in pair[:2]))
-        self._check_duration()
+        options, flat = all_options(), self.flat()
+        values = {name: flat.get(name, option.default) for name, option in options.items()}
+        given = {name for name, value in values.items() if not is_empty(value) and value != options[name].default}
+        for rule in _rules():
+            rule.require(SimpleNamespace(**values), given)
 
     @classmethod
     def of(cls, **given: Any) -> Config:
-        """The options of a run and of its methods, by name. Raises UsageError for a name that is unknown."""
+        """Return the options of a run and of its methods, by name. Raises UsageError for an unknown name."""
         found = []
-        for method in known_methods().values():
-            own = {name: given.pop(name) for name in method.options_type.names() & given.keys()}
-            if own and (options := method.options_type(**own)) != method.options_type():
+        for kind in options_of_methods().values():
+            own = {name: given.pop(name) for name in kind.names() & given.keys()}
+            if own and (options := kind(**own)) != kind():
                 found.append(options)
         if unknown := sorted(given.keys() - all_options().keys() - {"methods"}):
             raise UsageError(f"{unknown[0]} is no option of a run; leave it out", "unknown", option=unknown[0])
         return cls(**given | ({"methods": (*given.get("methods", ()), *found)} if found else {}))
 
     def flat(self) -> dict[str, Any]:
-        """All options by name, with those of its methods. `Config.of` makes the same options of them."""
+        """Return all options by name, with those of its methods. `Config.of` makes the same options of them."""
         found = {
             each.name: getattr(options, each.name) for options in (self, *self.methods) for each in fields(options)
         }
@@ -241,52 +297,16 @@ class Config(Options):
         return found
 
     def differing(self) -> dict[str, Any]:
-        """Options, as the command line has them, that have another value than the default.
+        """Return options, as the command line has them, that have another value than the default.
 
-        Without those of records, and with the last name alone of what is a path here: the directories are nobody
-        else's business.
+        Without those of records, and with the last name alone of a value that is a path here.
         """
-        flat, options = self.flat(), all_options()
-        found = {name: value for name, value in flat.items() if value != options[name].default}
-        return {
-            flag(name): _without_directories(value)
-            for name, value in found.items()
-            if options[name].metadata.get("group") != CHECKPOINTS and name not in ("data", "phase")
-        }
-
-    def check_excludes(self, pair: Excludes, both_given: bool) -> None:
-        if both_given:
-            in_files = [all_options()[name].metadata.get("in_files") for name in pair[:2]]
-            names = [f"{name} in phases" if only else flag(name) for name, only in zip(pair, in_files, strict=False)]
-            sentence = f"{' and '.join(names)} were given: {pair.why}; give one of them"
-            given = self.flat().get(pair.option)
-            raise UsageError(sentence, "conflict", option=pair.option, given=given)
-
-    def _check_weights(self) -> None:
-        number = len(self.data)
-        if self.mix_temperature is None and len(self.weights) != (number if number > 1 else 0):
-            sentence = (
-                f"{counted(number, 'dataset')} and {counted(len(self.weights), 'weight')} were given; give --weights a "
-                "number for each --data: --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature"
-                if number > 1
-                else "--weights was given, and there is one --data; give several, or leave --weights out"
-            )
-            raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
-
-    def _check_trains(self) -> None:
-        try:
-            re.compile(self.trains)
-        except re.error as error:
-            sentence = f"trains {self.trains!r} is not a regular expression ({error}); write it like layers.[6-9]|head"
-            raise UsageError(sentence, "malformed", option="trains", given=self.trains) from None
-
-    def _check_duration(self) -> None:
-        if self.warmup_steps is not None and self.warmup != Config.warmup:
-            sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
-            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
-        given = [f"{flag(name)} {getattr(self, name)}" for name in TOTALS if getattr(self, name)]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
+        found, options = dict[str, Any](), all_options()
+        for name, value in self.flat().items():
+            if value != options[name].default and options[name].metadata["group"] != CHECKPOINTS:
+                is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
+                found[flag(name)] = Path(value).name or value if is_path else value
+        return {name: value for name, value in found.items() if name not in ("--data", "--phase")}
 
     @property
     def start(self) -> str:
@@ -294,57 +314,53 @@ class Config(Options):
         return self.init or self.model
 
     @property
-    def num_tokens(self) -> int:
-        """--tokens; 0 without it."""
-        return amount(self.tokens) if self.tokens else 0
-
-    @cached_property
-    def milestones(self) -> dict[str, list[int]]:
-        """--save-at: numbers of tokens and of words, ascending. Raises UsageError for anything else."""
-        found: dict[str, list[int]] = {"tokens": [], "words": []}
-        for given in self.save_at:
-            unit, _, numbers = given.partition("=")
-            try:
-                found[unit] += map(amount, numbers.split(","))
-            except (KeyError, ValueError):
-                sentence = f"--save-at {given} names no milestones; write it like tokens=1B,2B or words=1M,10M"
-                raise UsageError(sentence, "malformed", option="save_at", given=given) from None
-        return {unit: sorted(numbers) for unit, numbers in found.items()}
+    def rate_scales(self) -> list[tuple[re.Pattern[str], float]]:
+        """--lr-scale as (pattern, factor), in their order."""
+        return [*map(rate_scale, self.lr_scale)]
 
     @property
-    def rows(self) -> Ramp:
-        """--global-batch-size."""
-        return ramp(self.global_batch_size)
+    def milestones(self) -> dict[str, list[int]]:
+        """--save-at: numbers of tokens and of words, ascending."""
+        given = [*map(milestone, self.save_at)]
+        return {unit: sorted(n for each, ns in given for n in ns if each == unit) for unit in ("tokens", "words")}
 
-    @cached_property
-    def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
-        """--lr-scale as (pattern, factor), in their order."""
-        scales = []
-        for given in self.lr_scale:
-            pattern, _, factor = given.rpartition("=")
-            try:
-                scales.append((re.compile(pattern), float(factor)))
-                if not pattern or not 0 <= scales[-1][1] < math.inf:
-                    raise ValueError("a part is missing, or out of range")
-            except (ValueError, re.error) as error:
-                sentence = (
-                    f"--lr-scale {given} is not a regular expression, = and a factor of 0 or more ({error}); write it "
-                    "like embeddings=0.1"
-                )
-                raise UsageError(sentence, "malformed", option="lr_scale", given=given) from None
-        return tuple(scales)
+
+def _rules() -> Iterator[Rule]:
+    """Return what is checked of the options of a run and of every method."""
+    kinds: list[type[Options]] = [Config, *options_of_methods().values()]
+    return (rule for kind in kinds for rule in kind.rules)
 
 
 def all_options() -> dict[str, Field[Any]]:
-    """The options of a run and of every method, by name. Raises UsageError for a name that two of them have."""
+    """Return the options of a run and of every method by name. Raises UsageError for a name that two of them have."""
     found: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
-    for name, method in known_methods().items():
-        for each in fields(method.options_type):
+    for name, kind in options_of_methods().items():
+        for each in fields(kind):
             if each.name in found or each.name in RESERVED:
                 sentence = f"the method {name} has the option {flag(each.name)}, and there is one already; rename it"
                 raise UsageError(sentence, "bad-entry", option=each.name, given=name)
             found[each.name] = each
     return found
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of several layers, such as a file and the command line; later ones replace earlier ones."""
+    found: dict[str, Any] = {}
+    for layer in layers:
+        found = {name: found[name] for name in found.keys() - replaced(found, layer)} | dict(layer)
+    return found
+
+
+def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
+    """Return the options that do not hold any more with those of a later layer.
+
+    An option replaces the others of its `Either`. If it has another value than before, it also replaces those that are
+    `of` it.
+    """
+    options = all_options()
+    changed = {name for name in options.keys() & layer.keys() if before.get(name, options[name].default) != layer[name]}
+    same = [rule.names for rule in _rules() if isinstance(rule, Either) and not rule.why and layer.keys() & rule.names]
+    return {name for name, option in options.items() if option.metadata["of"] in changed}.union(layer, *same)
 
 
 REMOVED: dict[str, tuple[Any, str]] = {
@@ -368,18 +384,6 @@ def without_removed(options: Mapping[str, Any], source: object) -> dict[str, Any
     return kept
 
 
-def _without_directories(value: Any) -> Any:
-    """The last name of a path: of one that is there, or begins at the root. Any other value as it is."""
-    is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
-    return Path(value).name or value if is_path else value
-
-
-def is_set(config: Config, name: str) -> bool:
-    """Whether an option is not at its default; one of a method that the options do not have is."""
-    option = all_options().get(name)
-    return option is not None and config.flat().get(name, option.default) != option.default
-
-
 def default_out(config: Config) -> str:
     """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
     path = Path(config.start)
@@ -396,26 +400,3 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
         )
         raise UsageError(sentence, "unknown", option=flag[2:].replace("-", "_"), given=name)
     return registry[name]
-
-
-_INSTEAD = {
-    "model": ["init"],
-    "data": ["weights"],
-    "weights": ["mix_temperature"],
-    "mix_temperature": ["weights"],
-    "warmup": ["warmup_steps"],
-    "warmup_steps": ["warmup"],
-    "steps": ["epochs", "tokens"],
-    "epochs": ["steps", "tokens"],
-    "tokens": ["steps", "epochs"],
-}
-"""An option → options that say the same in another way: it replaces them where it is given later."""
-OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
-"""An option → options that go with its value: another value, given later, leaves them out."""
-
-
-def replaced_by(given: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
-    """Which options of `before` do not hold any more beside those that are given after them."""
-    changed = [name for name, value in given.items() if before.get(name) != value]
-    replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
-    return replaced.union(*(OF_VALUE.get(name, ()) for name in changed))

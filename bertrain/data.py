@@ -18,7 +18,7 @@ from bertrain.config import Config
 from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
 from bertrain.objectives import num_targets, objectives_of
-from bertrain.plan import Phase, Plan, masking_of, paths
+from bertrain.plan import Phase, Plan, masking_of, paths, ramp
 from bertrain.state import TrainingError, TrainState, kept_options, require_same
 
 
@@ -69,7 +69,7 @@ def build_loader(
     return make(
         shards,
         length=length or config.length,
-        global_batch_size=config.rows.first,
+        global_batch_size=ramp(config.global_batch_size).first,
         seed=config.seed if config.data_seed is None else config.data_seed,
         rank=rank,
         world_size=world_size,

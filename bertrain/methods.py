@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import click
 
 from bertrain import lab
-from bertrain.options import Excludes, Options
+from bertrain.options import Options
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,6 @@ class Method:
 
     options_type: ClassVar[type[Options]] = Options
     """Its options: a frozen dataclass. A run has the method if one of them is not at its default."""
-    excludes: ClassVar[Sequence[Excludes]] = ()
-    """What does not go together with its options, for the run or in a phase."""
     frozen_by: ClassVar[str] = ""
     """The name of the option that freezes the weights of the model: others beside them are trained."""
     name = ""
@@ -66,7 +65,7 @@ class Method:
     # ---------------------------------------------------------------------------------------- before anything is built
 
     def check(self, config: Config) -> None:
-        """Raises UsageError for options that do not go together. `excludes` has been checked."""
+        """Raises UsageError for options that do not go together. The rules of the options have been checked."""
 
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
         """Return what makes the loader of the rows to train on. It is called as `make`, by default bertdata.Loader."""
@@ -164,14 +163,10 @@ METHODS: dict[str, type[Method]] = {}
 """Methods that a program adds, by name: docs/extending.md."""
 
 
-def known_methods() -> dict[str, type[Method]]:
-    """Return our methods and those of installed packages by name, then METHODS. A run calls them in this order."""
-    return _installed() | METHODS
-
-
 @cache
 def _installed() -> dict[str, type[Method]]:
-    methods = {name: EntryPoint(name, value, GROUP).load() for name, value in lab.METHODS.items()}
+    """Return the methods of other packages by name. One whose import fails is a warning, once."""
+    methods = {}
     for entry in entry_points(group=GROUP):
         if entry.value.startswith("bertrain."):  # of an older installation of this package
             continue
@@ -180,17 +175,28 @@ def _installed() -> dict[str, type[Method]]:
         except Exception as error:  # a package of somebody else must not stop every command
             sentence = f"the method {entry.name}, {entry.value}, cannot be imported ({error}); correct its package"
             click.echo(f"warning: {sentence}", err=True)
-    return dict(sorted(methods.items()))
+    return methods
+
+
+def options_of_methods() -> dict[str, type[Options]]:
+    """Return the options of our methods and of those of installed packages by name, then of METHODS.
+
+    A run calls its methods in this order. Imports no module of our methods.
+    """
+    ours = {name: resolve_name(options) for name, (options, _) in lab.METHODS.items()}
+    installed = {name: method.options_type for name, method in _installed().items()}
+    return dict(sorted((ours | installed).items())) | {name: method.options_type for name, method in METHODS.items()}
 
 
 def methods_of(config: Config) -> list[Method]:
     """Return the methods of a run as new objects: those of which it or a phase gives an option."""
     given, methods = {type(options): options for options in config.methods}, []
     of_phases = [option for table in config.phase for option in table.items()]
-    for name, kind in known_methods().items():
-        usual = kind.options_type()
-        if kind.options_type in given or any(getattr(usual, key, value) != value for key, value in of_phases):
-            method = kind(given.get(kind.options_type, usual))
+    for name, options_type in options_of_methods().items():
+        usual = options_type()
+        if options_type in given or any(getattr(usual, key, value) != value for key, value in of_phases):
+            kind = METHODS.get(name) or _installed().get(name) or resolve_name(lab.METHODS[name][1])
+            method: Method = kind(given.get(options_type, usual))
             method.name = name
             methods.append(method)
     return methods

@@ -1,26 +1,24 @@
-"""How options are declared: kinds of values, bounds, what an option needs, and help."""
+"""How options are declared: kinds of values, rules between options, and layers that replace each other."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import click
 
-from bertdata.support import MOST_ROWS, UsageError, require_local_output
+from bertdata.support import UsageError, require_local_output
 
-_THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
+LONGEST = 1 << 62  # duration of a run, in any unit, and its rows
 
 
 class Output(click.ParamType):
@@ -33,224 +31,204 @@ class Output(click.ParamType):
         return str(value)
 
 
-class Ramp(NamedTuple):
-    """The rows of a step along a phase: from `first` to `last`, in multiples of their greatest common divisor.
-
-    Each of these numbers of rows has as many steps as the others, but for rounding.
-    """
-
-    first: int
-    last: int
-
-    @property
-    def mean(self) -> Fraction:
-        return Fraction(self.first + self.last, 2)
-
-    def at(self, step: int, steps: int) -> int:
-        """The rows of step number `step` of `steps`."""
-        unit, sizes = self._parts()
-        return self.first + unit * (step * sizes // steps)
-
-    def total(self, steps: int) -> int:
-        """The rows of all steps: of (step · sizes) // steps, the sum over `steps` steps has a closed form."""
-        unit, sizes = self._parts()
-        return self.first * steps + unit * (((sizes - 1) * (steps - 1) + math.gcd(sizes, steps) - 1) // 2)
-
-    def _parts(self) -> tuple[int, int]:
-        """What each number of rows adds to the one before it, below 0 for a ramp that falls; how many there are."""
-        unit = math.gcd(self.first, self.last)
-        sizes = abs(self.last - self.first) // unit + 1
-        return unit if self.last > self.first else -unit, sizes
-
-    def __str__(self) -> str:
-        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
-
-
-def ramp(given: int | str) -> Ramp:
-    """64 and "64" are the same rows in every step, "16..64" a ramp. Raises ValueError for anything else."""
-    parts = [int(part) for part in str(given).split("..")]
-    if not 1 <= len(parts) <= 2 or min(parts) < 1 or max(parts) > MOST_ROWS:
-        raise ValueError(f"rows are numbers from 1 to {MOST_ROWS}")
-    return Ramp(parts[0], parts[-1])
-
-
 def exact(number: float) -> Fraction:
-    """The decimal that Python prints for a number."""
+    """Return the decimal that Python prints for a number."""
     return Fraction(str(number))
 
 
 def amount(given: int | str) -> int:
-    """40000000 and "40M" are the same. K, M, B and T stand for 10³, 10⁶, 10⁹ and 10¹². Raises ValueError for others."""
+    """Return 40000000 for 40000000 and for "40M": K, M, B and T stand for 10³, 10⁶, 10⁹ and 10¹². Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(given))
-    number = Decimal(match[1]).scaleb(3 * _THOUSANDS[match[2]]) if match else Decimal(0)
+    number = Decimal(match[1]).scaleb(3 * " KMBT".find(match[2] or " ")) if match else Decimal(0)
     if number < 1 or number != number.to_integral_value():
-        raise ValueError("not an amount")
+        raise ValueError
+    if number > LONGEST:
+        raise ValueError("out-of-range")
     return int(number)
 
 
-class Bounds(NamedTuple):
+# --------------------------------------------------------------------------------------------------------------- kinds
+
+
+class Kind(NamedTuple):
     """Which values an option may have."""
 
-    expected: str  # what to give, for errors
-    hold: Callable[[Any], bool]
+    expected: str  # for errors, after "give"
+    parse: Callable[[Any], Any]
+    """From Python, a file or the command line. Raises ValueError, TypeError or re.error; ValueError("out-of-range") and
+    ValueError("unknown") name another kind of error than "malformed".
+    """
+    metavar: str = "TEXT"
+    choices: tuple[str, ...] = ()
+    many: bool = False  # whether the command line may repeat the option
+
+
+_GIVEN: dict[type, Any] = {str: str, bool: bool, int: (int, str), float: (int, float, str)}
+"""Type of an option → the types of a value from Python, a file or the command line."""
+
+
+def _kind(expected: str, of: type, holds: Callable[[Any], bool] = lambda value: True) -> Kind:
+    def parse(given: Any) -> Any:
+        if not isinstance(given, _GIVEN[of]) or (isinstance(given, bool) and of is not bool):
+            raise TypeError
+        value = of(given)
+        if not holds(value):
+            raise ValueError("unknown" if of is str else "out-of-range")
+        return value
+
+    return Kind(expected, parse, {int: "INTEGER", float: "FLOAT"}.get(of, "TEXT"))
+
+
+def choice(*choices: str) -> Kind:
+    """Return the kind of one of several texts."""
+    kind = _kind(f"one of {', '.join(choices)}", str, choices.__contains__)
+    return kind._replace(metavar=f"[{'|'.join(choices)}]", choices=choices)
+
+
+def several(kind: Kind, expected: str, *, separator: str = "") -> Kind:
+    """Return the kind of a tuple of values: a list, a single value, or a text with a separator between them."""
+
+    def parse(given: Any) -> tuple[Any, ...]:
+        if isinstance(given, str):
+            given = given.split(separator) if separator else [given]
+        if not isinstance(given, list | tuple):
+            raise TypeError
+        return tuple(map(kind.parse, given))
+
+    return Kind(expected, parse, "TEXT" if separator else kind.metavar, kind.choices, many=not separator)
+
+
+TEXT = _kind("a text", str)
+FLAG = _kind("true or false", bool)
+INTEGER = _kind("a whole number", int)
+COUNT = _kind("a whole number of at least 1", int, lambda value: 1 <= value <= LONGEST)
+COUNT_OR_0 = _kind("0 or a whole number above it", int, lambda value: value >= 0)
+ABOVE_0 = _kind("a number above 0", float, lambda value: 0 < value < math.inf)
+FROM_0 = _kind("0 or a number above it", float, lambda value: 0 <= value < math.inf)
+BELOW_1 = _kind("a number from 0 to below 1, such as 0.9", float, lambda value: 0 <= value < 1)
+SHARE = _kind("a share above 0 and at most 1, such as 0.2", float, lambda value: 0 < value <= 1)
+WEIGHT = _kind("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+class Either(NamedTuple):
+    """At most one of these options is given.
+
+    Without `why` they say the same in several ways, and one in a later layer replaces the others.
+    """
+
+    names: tuple[str, ...]
+    why: str = ""
+
+    def require(self, values: Any, given: Collection[str]) -> None:
+        if len(found := [name for name in self.names if name in given]) > 1:
+            shown = " and ".join(flag(name) for name in found)
+            sentence = f"{shown} were given{self.why and ': '}{self.why}; give one of them"
+            raise UsageError(sentence, "conflict", option=found[0], given=getattr(values, found[0]))
 
 
 class Needs(NamedTuple):
-    """What an option means nothing without."""
+    """These options mean nothing unless others have certain values."""
 
-    expected: str  # what to give, for errors
-    is_given: Callable[[Any], bool]  # called with the options that the field is one of
+    names: tuple[str, ...]
+    holds: Callable[[Any], Any]  # called with the values of all options, as attributes
+    expected: str
 
-
-class Excludes(NamedTuple):
-    """Two options that do not go together, for any values."""
-
-    option: str
-    other: str
-    why: str
-
-
-COUNT = Bounds("at least 1", lambda value: value >= 1)
-ABOVE_0 = Bounds("a number above 0", lambda value: 0 < value < math.inf)
-FROM_0 = Bounds("0 or a number above it", lambda value: 0 <= value < math.inf)
-DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= value < 1)
-WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", lambda value: 0 <= value < 1)
-SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
-WEIGHT = Bounds("a number from 0 to 1", lambda value: 0 <= value <= 1)
+    def require(self, values: Any, given: Collection[str]) -> None:
+        for name in self.names:
+            if name in given and not self.holds(values):
+                shown = f"{flag(name)} {getattr(values, name)}"
+                sentence = f"{shown} needs {self.expected}; give that too, or leave {flag(name)} out"
+                raise UsageError(sentence, "needs-option", option=name, given=getattr(values, name))
 
 
-def option(default: Any, *, resume: str = "never", **more: Any) -> Any:
-    """A field of Options; its help is the docstring below it.
+class Check(NamedTuple):
+    """A value that others allow. `expected` may have the names of options in braces."""
 
+    name: str
+    holds: Callable[[Any], Any]
+    expected: str
+
+    def require(self, values: Any, given: Collection[str]) -> None:
+        if not self.holds(values):
+            value, name = getattr(values, self.name), flag(self.name)
+            shown = f"{name} is missing" if is_empty(value) else f"{name} is {_shown(value)}"
+            sentence = f"{shown}; give {self.expected.format_map(vars(values))}"
+            raise UsageError(sentence, "missing" if is_empty(value) else "conflict", option=self.name, given=value)
+
+
+Rule = Either | Needs | Check
+
+
+# --------------------------------------------------------------------------------------------------------- declarations
+
+
+def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
+    """Return a field of Options; its help is the docstring below it.
+
+    group: heading in --help.
+    phase: whether a [[phase]] may set it.
+    in_files: whether only files have it, and not the command line.
+    of: the option for one of whose values this one is; another value, given later, leaves this one out.
     resume: whether a resumed run may have another value. "never": no. "content": what the value names is compared, not
     the value, as a dataset may have moved. "told": yes, and the run says what changes. "free": yes.
-    more: `bounds` of its value; what it `needs`; whether a `phase` may set it; whether it is `in_files` alone, and not
-    on the command line; its `form`, if it is more than one plain value; and its `type` for click, if it is not that of
-    the default.
     """
-    return field(default=default, metadata={"resume": resume, **more})
+    usual = {"phase": False, "in_files": False, "of": "", "resume": "never"}
+    return field(default=default, metadata={"kind": kind, "group": group, **usual, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options that belong together. Values are checked, and have their type afterwards."""
+    """Options that belong together. Their values are parsed once, when an object is made."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value of another type, an unknown choice, and what is out of bounds."""
+        """Raises UsageError for a value that is none of its kind."""
         for each in fields(self):
             object.__setattr__(self, each.name, _parsed(each, getattr(self, each.name)))
-            self._check_choice(each)
-        for each in fields(self):
-            bounds, value = each.metadata.get("bounds"), getattr(self, each.name)
-            if bounds is not None and value is not None:
-                is_right = all(map(bounds.hold, value if isinstance(value, tuple) else [value]))
-                self.require(each.name, is_right, bounds.expected)
-        for each in fields(self):
-            self._check_needs(each)
-
-    def require(self, name: str, is_right: bool, expected: str) -> None:
-        """Raises UsageError for an option out of its range. expected: what to give instead."""
-        value = getattr(self, name)
-        if not is_right:
-            raise UsageError(f"{flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
-
-    def _check_choice(self, each: Field[Any]) -> None:
-        choices, value = getattr(each.metadata.get("type"), "choices", ()), getattr(self, each.name)
-        for given in (value if isinstance(value, tuple) else (value,)) if choices else ():
-            if given not in choices:
-                sentence = f"{flag(each.name)} {given} is unknown; give one of {', '.join(choices)}"
-                raise UsageError(sentence, "unknown", option=each.name, given=given)
-
-    def _check_needs(self, each: Field[Any]) -> None:
-        """Raises UsageError for an option that is given and means nothing."""
-        needs, value = each.metadata.get("needs"), getattr(self, each.name)
-        if needs and value != each.default and not needs.is_given(self):
-            given = flag(each.name)
-            sentence = f"{given} {value} needs {needs.expected}; give that too, or leave {given} out"
-            raise UsageError(sentence, "needs-option", option=each.name, given=value)
 
     @classmethod
     def names(cls, *, of_phases: bool = False) -> set[str]:
-        """The names of the options; of_phases: of those that a phase may set."""
-        return {each.name for each in fields(cls) if each.metadata.get("phase") or not of_phases}
+        """Return the names of the options; of_phases: of those that a phase may set."""
+        return {each.name for each in fields(cls) if each.metadata["phase"] or not of_phases}
 
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+def is_empty(value: Any) -> bool:
+    """Return whether a value says that an option was not given."""
+    return value is None or value in ("", (), [])
 
 
-def _kind(each: Field[Any]) -> type:
-    """bool, int, float or str."""
-    kind = each.metadata.get("type", type(each.default))
-    return kind if kind in _KINDS else str  # a click.Choice
+def _shown(value: Any) -> str:
+    return " ".join(map(repr, value if isinstance(value, list | tuple) else [value]))
 
 
-def _parsed(each: Field[Any], value: Any) -> Any:
-    """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
-    kind, form = _kind(each), each.metadata.get("form")
-    if value is None and each.default is None:
-        return value
-    if form == "options":
-        if isinstance(value, list | tuple) and all(isinstance(options, Options) for options in value):
-            return tuple(value)
-        expected = "a list of options of methods"
-    elif form == "numbers":
-        numbers = _numbers(value) if isinstance(value, str) and value else value or ()
-        is_right = isinstance(numbers, list | tuple) and all(isinstance(number, int | float) for number in numbers)
-        if is_right and (numbers or not value):
-            return tuple(numbers)
-        expected = "numbers with commas between"
-    elif form == "many":
-        texts = [value] * bool(value) if each.name == "data" and isinstance(value, str) else value
-        if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
-            return tuple(texts)
-        expected = "a list of texts"
-    elif form == "tables":
-        if isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
-            return tuple(value)
-        expected = "a list of tables; write [[phase]] above each"
-    elif form in ("rows", "amount") and value != "":
-        with contextlib.suppress(ValueError, TypeError):
-            if form == "amount":
-                return str(value) if amount(value) else ""
-            rows = ramp(value)
-            return rows.first if rows.first == rows.last else str(rows)
-        expected = "a number of tokens, such as 40M"
-        if form == "rows":
-            expected = "a number of rows to 2**24, such as 64 or 16..64"
-    else:
-        is_kind = isinstance(value, (int, float) if kind is float else kind)
-        if is_kind and isinstance(value, bool) == (kind is bool):
-            with contextlib.suppress(OverflowError):
-                return float(value) if kind is float else value
-        expected = _KINDS[kind]
-    sentence = f"{flag(each.name)} is {value!r}; give {expected}"
-    raise UsageError(sentence, "malformed", option=each.name, given=value)
-
-
-def _numbers(given: str) -> list[float]:
-    """Numbers with commas between; nothing for any other text."""
+def _parsed(option: Field[Any], given: Any) -> Any:
+    if is_empty(given) and is_empty(option.default):
+        return option.default
+    kind = option.metadata["kind"]
     try:
-        return [float(part) for part in given.split(",")]
-    except ValueError:
-        return []
+        return kind.parse(given)
+    except UsageError:
+        raise
+    except (ValueError, TypeError, OverflowError, re.error) as error:
+        sentence, fault = f"{flag(option.name)} is {_shown(given)}; give {kind.expected}", str(error)
+        fault = fault if fault in ("out-of-range", "unknown") else "malformed"
+        raise UsageError(sentence, fault, option=option.name, given=given) from None
 
 
 def flag(name: str) -> str:
-    """An option as the command line has it."""
+    """Return an option as the command line has it."""
     return "--" + name.replace("_", "-")
 
 
-@cache
-def helps(kind: type) -> dict[str, str]:
-    """The help of each option of a class: the docstring below its field. Empty where the source is not in a file."""
+def helps(options: type) -> dict[str, str]:
+    """Return the help of each option of a class: the docstring below its field. {} if its source is not in a file."""
     try:
-        source = textwrap.dedent(inspect.getsource(kind))
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(options)))
     except (OSError, TypeError):
         return {}
-    body = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)).body
-    found = {}
-    for each, below in pairwise(body):
-        match each, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
+    pairs: Any = pairwise(tree.body[0].body)
+    return {each.target.id: " ".join(text.value.value.split()) for each, text in pairs if hasattr(each, "annotation")}

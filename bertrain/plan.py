@@ -19,24 +19,61 @@ from typing import Any, NamedTuple, Protocol
 import bertdata
 from bertdata.support import UsageError, counted
 from bertrain.config import (
-    LONGEST,
     MICRO_BATCH_SIZE,
     MICRO_BATCH_TOKENS,
     TOTALS,
     Config,
     all_options,
-    is_set,
-    replaced_by,
+    layered,
     without_removed,
 )
 from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
-from bertrain.options import Ramp, amount, exact, flag
+from bertrain.options import LONGEST, amount, exact, flag
 
 DURATIONS = ("steps", "tokens", "epochs", "share")  # of a phase, which has one of them
 _WARMUP = {"warmup", "warmup_steps"}
 _RATE = {"lr", "lr_end", "schedule", "decay_share"} | _WARMUP  # options, one of which begins another curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
+
+
+class Ramp(NamedTuple):
+    """The rows of a step along a phase: from `first` to `last`, in multiples of their greatest common divisor.
+
+    Each of these numbers of rows has as many steps as the others, but for rounding.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def mean(self) -> Fraction:
+        return Fraction(self.first + self.last, 2)
+
+    def at(self, step: int, steps: int) -> int:
+        """Return the rows of step number `step` of `steps`."""
+        unit, sizes = self._parts()
+        return self.first + unit * (step * sizes // steps)
+
+    def total(self, steps: int) -> int:
+        """Return the rows of all steps. The sum of (step · sizes) // steps over `steps` steps has a closed form."""
+        unit, sizes = self._parts()
+        return self.first * steps + unit * (((sizes - 1) * (steps - 1) + math.gcd(sizes, steps) - 1) // 2)
+
+    def _parts(self) -> tuple[int, int]:
+        """Return the difference of consecutive numbers of rows, below 0 for a ramp that falls, and how many numbers."""
+        unit = math.gcd(self.first, self.last)
+        sizes = abs(self.last - self.first) // unit + 1
+        return unit if self.last > self.first else -unit, sizes
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+
+
+def ramp(rows: int | str) -> Ramp:
+    """Return "16..64" as a ramp, and 64 as the same rows in every step."""
+    first, _, last = str(rows).partition("..")
+    return Ramp(int(first), int(last or first))
 
 
 class Part(NamedTuple):
@@ -82,7 +119,7 @@ def parts_of(config: Config) -> tuple[Part, ...]:
 def _part(config: Config, table: Mapping[str, Any], rest: Fraction) -> Part:
     """Return a phase. rest: the share of a run that is left to it, if it has no duration."""
     table = without_removed(table, "the phase")
-    allowed = {name for name, each in all_options().items() if each.metadata.get("phase")}
+    allowed = {name for name, each in all_options().items() if each.metadata["phase"]}
     if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
         is_known = wrong[0] in all_options()
         reason = "is an option of the whole run, so set it above the phases" if is_known else "is unknown"
@@ -94,8 +131,8 @@ def _part(config: Config, table: Mapping[str, Any], rest: Fraction) -> Part:
         raise UsageError(sentence, "conflict", option=given[1])
     unit = given[0] if given else "share"
     sets, above = {name: value for name, value in table.items() if name not in DURATIONS}, config.flat()
-    kept = above.keys() - {"phase", *TOTALS} - replaced_by(sets, above)
-    options = Config.of(**{name: above[name] for name in kept} | sets)
+    kept = {name: value for name, value in above.items() if name not in ("phase", *TOTALS)}
+    options = Config.of(**layered(kept, sets))
     return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
 
 
@@ -114,7 +151,7 @@ def _duration(unit: str, given: Any) -> Fraction:
     try:
         text = str(amount(given) if unit == "tokens" else given)
         number = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # which had as many digits
-        if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
+        if isinstance(given, bool) or not 0 < number <= LONGEST or (unit == "steps" and number.denominator > 1):
             raise ValueError
     except (ValueError, TypeError, ZeroDivisionError):
         examples = {"tokens": "40M or 1.7T", "steps": "1000"}
@@ -138,17 +175,10 @@ def longest(config: Config) -> int:
     return max(options.length for options in options_of(config))
 
 
-def is_given(config: Config, name: str) -> bool:
-    """Return whether an option of the run or of a method is not at its default, for the run or in a phase."""
-    return any(is_set(options, name) for options in (config, *options_of(config)))
-
-
 def check(config: Config) -> None:
     """Raises UsageError for phases that do not fit together, and options that do not go with those of methods."""
-    used, phases = methods_of(config), [config, *options_of(config)]
-    for pair in (pair for method in used for pair in method.excludes):
-        config.check_excludes(pair, all(any(is_set(options, name) for options in phases) for name in pair[:2]))
-    for method in used:
+    options_of(config)
+    for method in methods_of(config):
         method.check(config)
 
 
@@ -243,7 +273,7 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
             stop=borders[number],
             sources=sources[number - 1],
             length=part.options.length,
-            rows=part.options.rows,
+            rows=ramp(part.options.global_batch_size),
             masking=masking_of(part.options),
             rate=curves[number - 1],
             weight_decay=part.options.weight_decay,
@@ -303,12 +333,12 @@ def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], 
         if parts[number].unit == "steps":
             return int(amount)
         if parts[number].unit == "epochs":
-            return math.ceil(amount * epoch(number) / options.rows.mean)
-        tokens = amount * config.num_tokens if parts[number].unit == "share" else amount
-        return math.ceil(tokens / (options.length * options.rows.mean))
+            return math.ceil(amount * epoch(number) / ramp(options.global_batch_size).mean)
+        tokens = amount * (config.tokens or 0) if parts[number].unit == "share" else amount
+        return math.ceil(tokens / (options.length * ramp(options.global_batch_size).mean))
 
     if parts[0].unit == "share" and not config.tokens:
-        mean = sum(part.amount * part.options.rows.mean for part in parts)
+        mean = sum(part.amount * ramp(part.options.global_batch_size).mean for part in parts)
         steps = config.steps or math.ceil(exact(config.epochs or 1) * epoch(0) / mean)
         return [round(steps * done) for done in accumulate(amounts)]
     return list(accumulate(map(steps_of, range(len(parts)))))

@@ -11,15 +11,12 @@ nothing had happened; on CPUs bitwise identical.
 
 from __future__ import annotations
 
-import importlib
 import sys
 
-if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
-    from bertrain.__main__ import leaving_at_interrupt
+if __name__ == "__main__":  # which imports this module again, after the options were parsed
+    from bertrain.cli import pretrain as main
 
-    with leaving_at_interrupt():
-        imported = importlib.import_module("bertrain.pretrain")
-    sys.exit(imported.main())
+    sys.exit(main())
 
 import contextlib
 import gc
@@ -34,7 +31,7 @@ import click
 
 from bertdata.support import UsageError, one_sentence
 from bertrain import card, checkpoint, trackers
-from bertrain.cli import command
+from bertrain.cli import pretrain as main  # noqa: F401  (public)
 from bertrain.config import Config
 from bertrain.data import Stream, open_datasets
 from bertrain.evaluate import Evaluator
@@ -272,6 +269,3 @@ class Pretraining:
             objects[checkpoint.BESIDE] = beside
         files = self.tokenizer | {TRAINER: state.content(), card.CARD: self.report.card(state)}
         return checkpoint.Content(trainer.learner.model.state_dict(), objects, files)
-
-
-main = command(pretrain, example="bertrain pretrain --data shards/ --out run/ --steps 10000")

@@ -74,7 +74,7 @@ _OPTIONS = {
 def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that must not change, without those that a phase may set, from all options by name."""
     known = {name: each.metadata for name, each in all_options().items()}
-    names = [name for name in options if name in known and not known[name].get("phase")]
+    names = [name for name in options if name in known and not known[name]["phase"]]
     kept: dict[str, Any] = {name: options[name] for name in names if known[name]["resume"] == "never"}
     return json.loads(json.dumps(kept))
 

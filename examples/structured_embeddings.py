@@ -20,12 +20,12 @@ from bertdata.errors import UsageError
 from bertrain import pretrain
 from bertrain.commands import reading
 from bertrain.methods import METHODS, Method
-from bertrain.options import Options, option
+from bertrain.options import TEXT, Options, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructureOptions(Options):
-    structures: str = option("")
+    structures: str = option("", TEXT)
     """Table of tokens and the names of their structures, with tabs between them."""
 
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 from helpers import python
 
 import bertdata
-from bertrain.methods import known_methods
+from bertrain.methods import options_of_methods
 
 # Modules that any package may import.
 COMMON = {"choices", "errors", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
@@ -188,7 +188,7 @@ def test_the_core_knows_no_method(module):
         return
     words = {word for word in words_of(TRAINER[module]) if OF_METHODS.search(word)}
     assert words <= set(NOT_OF_METHODS)
-    options = set().union(*(method.options_type.names() for method in known_methods().values())) - {"layers", "alpha"}
+    options = set().union(*(kind.names() for kind in options_of_methods().values())) - {"layers", "alpha"}
     assert not options & {*words_of(TRAINER[module])}
 
 
@@ -261,8 +261,10 @@ def loaded_after(statement):
 def test_importing_the_package_and_help_load_nothing_heavy():
     heavy = {"torch", "transformers", "numba", "numpy", "tokenizers", "pyarrow", "matplotlib"}
     assert not {*heavy, "click"} & loaded_after("import bertdata")
-    for module in ("bertdata.cli", "bertrain.__main__"):
-        assert not heavy & loaded_after(f"from {module} import main\nmain(['--help'], standalone_mode=False)")
+    bertrain = (["--help"], ["pretrain", "--help"], ["doctor", "--help"], ["pretrain", "--lrr"], ["doctor", "--lr=-1"])
+    for module, words in [("bertdata.cli", ["--help"]), *(("bertrain.__main__", words) for words in bertrain)]:
+        call = f"try:\n    main({words}, standalone_mode=False)\nexcept (click.UsageError, SystemExit):\n    pass"
+        assert not heavy & loaded_after(f"import click\nfrom {module} import main\n{call}")
 
 
 def test_a_loader_needs_neither_torch_nor_a_tokenizer(dataset):

@@ -49,7 +49,7 @@ def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_p
     assert after("the stone")["input_ids"] == before("the stone")["input_ids"]
     assert after.model_max_length == before.model_max_length
     loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
-    log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET | {"model": ""}, steps=1)
+    log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET, steps=1)
     assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
 
 
@@ -75,7 +75,7 @@ def test_a_head_for_next_sentences_is_averaged_too(dataset, tmp_path):
 
 def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, dataset, tmp_path):
     for seed in (0, 1):
-        options = QUIET | {"model": "", "init": str(runs[0]), "lora": "r=2,alpha=4", "seed": seed}
+        options = QUIET | {"init": str(runs[0]), "lora": "r=2,alpha=4", "seed": seed}
         train(dataset.path, tmp_path / f"{seed}", **options, steps=1)
     succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
     assert not (tmp_path / "merged" / "adapter").exists()

@@ -206,23 +206,6 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
         assert [line for line in lines if line.startswith("PASS  shards ")][number].split()[2] == f"{path}:"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ("--data A --data B", "conflict"),
-        ("--data A --data B --weights 1", "conflict"),
-        ("--data A --weights 0.7", "conflict"),
-        ("--data A --data B --weights 1,2,3", "conflict"),
-        ("--data A --data B --weights 0,1", "out-of-range"),
-        ("--data A --data B --weights nan,1", "out-of-range"),
-        ("--data A --data B --weights x,1", "malformed"),
-        ("--data A --data B --weights ,", "malformed"),
-    ],
-)
-def test_what_is_no_mix_is_refused(arguments, kind):
-    refused(pretraining.main, *arguments.split(), "--out", "nowhere", kind=kind, option="weights")
-
-
 def test_a_word_behind_a_dataset_is_refused():
     result = invoke(pretraining.main, "--data", "A", "0.7", "--out", "nowhere")
     assert result.exit_code == 2

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from helpers import refuses, succeeds
+from helpers import succeeds
 from training import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
 from bertrain import trackers
-from bertrain.config import TRACKERS, Config
+from bertrain.config import TRACKERS
 from bertrain.pretrain import main as pretrain_command
 
 OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
@@ -65,8 +65,6 @@ def expected(out):
 
 def test_the_names_of_the_option_are_those_of_the_table():
     assert tuple(trackers.TRACKERS) == TRACKERS
-    with refuses("unknown", "log_to"):
-        Config.of(data="x", log_to=("mlflow",))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -139,7 +139,7 @@ def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordin
     moved(tmp_path / "run", new, tmp_path / "moved")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "moved")) == len(SPECIALS + tokens) + 1
     shards = bertdata.build([corpus], tmp_path / "shards", tokenizer=tmp_path / "moved", validation=0.2).dataset
-    log = train(shards.path, tmp_path / "further", **QUIET | {"model": ""}, init=str(tmp_path / "moved"), steps=2)
+    log = train(shards.path, tmp_path / "further", **QUIET, init=str(tmp_path / "moved"), steps=2)
     assert log[-1]["step"] == 2
     config = json.loads((last_checkpoint(tmp_path / "further") / "config.json").read_bytes())
     assert config["vocab_size"] == len(SPECIALS + tokens) + 1

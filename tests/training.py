@@ -56,8 +56,13 @@ def train(data, out, *, ranks=None, **options):
     if ranks:
         on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
     else:
-        pretrain(Config.of(**mixing(data), out=str(out), **SMALL | options))
+        pretrain(Config.of(**mixing(data), out=str(out), **chosen(options)))
     return entries(out)
+
+
+def chosen(options):
+    """Options of a small run with others in their place; no model beside weights to start from."""
+    return {name: value for name, value in (SMALL | options).items() if name != "model" or not options.get("init")}
 
 
 def leave_out_kernels(monkeypatch):
@@ -137,7 +142,7 @@ def flags(data, out, **options):
 
     With phases all options are in a file: beside the run, unless that is a file.
     """
-    pairs = mixing(data) | {"out": out} | SMALL | options
+    pairs = mixing(data) | {"out": out} | chosen(options)
     if "phase" in pairs:
         return ["--config", toml(Path(out).with_name(f"{Path(out).name}.toml"), **pairs)]
     lists = {name: value if isinstance(value, list) else [value] for name, value in pairs.items()}

@@ -29,10 +29,10 @@ import torch
 from bertdata import BertdataError
 from bertdata.support import counted, verify
 from bertrain import checkpoint
-from bertrain.cli import command
+from bertrain.cli import doctor as main
 from bertrain.config import Config
 from bertrain.data import samples_of
-from bertrain.plan import DURATIONS, Part, Plan, parts_of
+from bertrain.plan import DURATIONS, Part, Plan, parts_of, ramp
 from bertrain.pretrain import Pretraining, pretrain
 from bertrain.ranks import World
 
@@ -107,7 +107,8 @@ def _existing(path: Path) -> Path:
 
 def _shape(part: Part, ranks: int) -> tuple[int, int, int | None]:
     """Return what the time of a step depends on: the row length, the rows of one of `ranks`, the number of layers."""
-    return part.options.length, math.ceil(part.options.rows.mean / ranks), part.options.flat().get("layers")
+    rows = ramp(part.options.global_batch_size).mean
+    return part.options.length, math.ceil(rows / ranks), part.options.flat().get("layers")
 
 
 def _trial(config: Config, out: str, ranks: int) -> Config:
@@ -217,16 +218,6 @@ def doctor(config: Config, nproc: int, hours: float | None) -> None:
     if failed:
         sys.exit(1)
 
-
-RANKS = click.Option(
-    ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
-)
-HOURS = click.Option(
-    ["--hours"],
-    help="Print the number of steps that fits into 95 % of so many hours.",
-    type=click.FloatRange(0, min_open=True),
-)
-main = command(doctor, example="bertrain doctor --data shards/ --model bert-base --nproc 8", own=[RANKS, HOURS])
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,10 @@
 """Methods and applications, built on what the trainer documents as public. The core imports METHODS alone from here."""
 
 METHODS = {
-    "adapters": "bertrain.lab.adapters:Adapters",
-    "distillation": "bertrain.lab.distillation.method:Distillation",
-    "elastic": "bertrain.lab.elastic.training:SubNetworks",
-    "growth": "bertrain.lab.growth:Growth",
-    "replaced": "bertrain.lab.replaced:ReplacedTokens",
+    "adapters": ("bertrain.lab.options:AdapterOptions", "bertrain.lab.adapters:Adapters"),
+    "distillation": ("bertrain.lab.options:DistillationOptions", "bertrain.lab.distillation.method:Distillation"),
+    "elastic": ("bertrain.lab.options:ElasticOptions", "bertrain.lab.elastic.training:SubNetworks"),
+    "growth": ("bertrain.lab.options:GrowthOptions", "bertrain.lab.growth:Growth"),
+    "replaced": ("bertrain.lab.options:ReplacedOptions", "bertrain.lab.replaced:ReplacedTokens"),
 }
-"""Our methods by name, each as module:class, which bertrain/methods.py imports."""
+"""Our methods by name: where their options are, which need no torch, and where they are."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,10 +25,10 @@ from bertdata import key
 from bertdata.support import DatasetError, UsageError, install
 from bertrain.config import Config
 from bertrain.lab.fingerprint import fingerprint
+from bertrain.lab.options import AdapterOptions, Lora, parse_lora
 from bertrain.methods import Method
 from bertrain.models.families import add_names_of_4, layers_of
 from bertrain.objectives import Learner
-from bertrain.options import Excludes, Options, option
 
 ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
 _NAME = "default"  # peft's own for a model's first adapter
@@ -42,28 +41,11 @@ _TASK_TYPES = {
 """The head of a class → what peft calls its task; its AutoPeftModel classes need it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdapterOptions(Options):
-    lora: str = option("")
-    """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
-    bits=4 and target=PATTERN may follow (docs/methods.md).
-    """
-
-
 class Adapters(Method):
     """An adapter is trained on the weights of --init, which are frozen."""
 
     options_type = AdapterOptions
     frozen_by = "lora"
-    excludes = (Excludes("lora", "layers", "a model that grows trains all its weights"),)
-
-    def check(self, config: Config) -> None:
-        if not config.init:
-            sentence = (
-                f"--lora {self.options.lora} needs --init: the weights to freeze; give that too, or leave --lora out"
-            )
-            raise UsageError(sentence, "needs-option", option="lora", given=self.options.lora)
-        parse(self.options.lora)
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"lora": self.options.lora, "init": base_of(learner.model)}
@@ -72,7 +54,7 @@ class Adapters(Method):
         return start_of(resume, config.init) if resume else None
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
-        add(model, parse(self.options.lora), seed=config.seed)
+        add(model, parse_lora(self.options.lora), seed=config.seed)
         if resume and (resume / ADAPTER).is_dir():  # else `Run` says that it was trained without
             read(model, resume)
 
@@ -84,32 +66,6 @@ class Adapters(Method):
 
     def lines(self, learner: Learner) -> Sequence[str]:
         return facts(learner.model)
-
-
-class Lora(NamedTuple):
-    """--lora as its parts."""
-
-    rank: int
-    alpha: int
-    four_bits: bool
-    target: str  # a regular expression; "" for all linear maps of the layers
-
-
-def parse(given: str) -> Lora:
-    """Raises UsageError for a --lora that is not written like r=8,alpha=16,bits=4,target=query|value."""
-    match = re.fullmatch(r"r=(\d+),alpha=(\d+)(,bits=4)?(?:,target=(.+))?", given)
-    if not match or not int(match[1]) or not int(match[2]):
-        sentence = (
-            f"--lora is {given}; write it like r=8,alpha=16, with integers above 0, and behind them bits=4 or "
-            "target=query|value if you need them, in this order"
-        )
-        raise UsageError(sentence, "malformed", option="lora", given=given)
-    try:
-        re.compile(match[4] or "")
-    except re.error as error:
-        sentence = f"--lora {given}: target is no regular expression ({error}); correct it"
-        raise UsageError(sentence, "malformed", option="lora", given=given) from None
-    return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
 
 
 def _peft() -> Any:

@@ -35,6 +35,7 @@ from bertrain import card, checkpoint, optim
 from bertrain.config import pick
 from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import LENGTH, Reader
+from bertrain.lab.options import parse_lora
 from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import TASKS, Columns, Data, Task
 from bertrain.models.encoder import choose_attention
@@ -105,7 +106,7 @@ def _check_settings(settings: Settings) -> None:
         sentence = "--lora trains an adapter on frozen weights of a checkpoint; leave out --from-scratch and --freeze"
         raise UsageError(sentence, "conflict", option="lora")
     if settings.lora:
-        adapters.parse(settings.lora)  # refuses what is none
+        parse_lora(settings.lora)  # refuses what is none
 
 
 def _check_task(job: Job) -> None:
@@ -226,7 +227,7 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     if settings.lora:
-        adapters.add(model, adapters.parse(settings.lora), seed=seed, whole=adapters.heads_of(model))
+        adapters.add(model, parse_lora(settings.lora), seed=seed, whole=adapters.heads_of(model))
     if settings.freeze:
         model.requires_grad_(False)
         for name in adapters.heads_of(model):

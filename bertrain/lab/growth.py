@@ -16,50 +16,34 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import click
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.support import UsageError
 from bertrain.config import Config
+from bertrain.lab.options import GrowthOptions
 from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
-from bertrain.options import COUNT, Excludes, Options, option
-from bertrain.plan import Phase, is_given, options_of
-
-WAYS = ("stack", "fresh")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrowthOptions(Options):
-    layers: int | None = option(None, type=int, bounds=COUNT, phase=True, in_files=True)
-    """Number of layers: the model has its first ones alone, and grows at the next phase that has more."""
-    grow_by: str = option("stack", type=click.Choice(WAYS))
-    """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
-    weights.
-    """
+from bertrain.plan import Phase, options_of
 
 
 class Growth(Method):
     """The model of a phase has its first layers alone, and gets more with a later phase."""
 
     options_type = GrowthOptions
-    excludes = (Excludes("init", "layers", "a model that grows begins with random weights, so give --model"),)
 
     def __init__(self, options: GrowthOptions) -> None:
         super().__init__(options)
         self._all_layers = 0  # of the complete model
 
     def check(self, config: Config) -> None:
-        if not is_given(config, "layers"):
-            given = f"--grow-by {self.options.grow_by}"
-            sentence = f"{given} needs a [[phase]] with layers; give that too, or leave --grow-by out"
-            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
         layers = [options.flat().get("layers") or math.inf for options in options_of(config)]
+        if layers == [math.inf] * len(layers):
+            sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
+            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
         if layers != sorted(layers):
             shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
             sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"

@@ -9,11 +9,9 @@ checkpoint has the discriminator in `discriminator/`, which is the model to fine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from torch.nn import Linear, Module, Parameter
 from torch.nn import functional as F
@@ -23,33 +21,17 @@ from transformers.activations import ACT2FN
 import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.support import UsageError
+from bertrain.lab.options import ReplacedOptions
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.encoder import Encoder, MicroBatch, inputs_of, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model
 from bertrain.models.tokenizer import tokenizer_files
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
-from bertrain.options import ABOVE_0, Excludes, Needs, Options, option
 from bertrain.plan import Phase, longest
 
 NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
-SHARING = ("difference", "tied", "none")
-GIVEN = Needs("--discriminator", lambda options: bool(options.discriminator))
 PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sample has a number of its own
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplacedOptions(Options):
-    discriminator: str = option("", resume="content")
-    """Model to train to find the tokens that --model, a smaller one, has replaced (ELECTRA): a preset, a configuration
-    or its directory, as for --model. It is saved in discriminator/ of each checkpoint.
-    """
-    discriminator_weight: float = option(50.0, bounds=ABOVE_0, needs=GIVEN)
-    """Weight of the discriminator's loss; the loss of the masked tokens has the weight 1."""
-    share_embeddings: str = option("difference", type=click.Choice(SHARING), needs=GIVEN)
-    """Token embeddings of the discriminator. difference: those of --model, which its loss does not change, plus its own
-    (DeBERTaV3). tied: those of --model, which both losses change (ELECTRA). none: its own.
-    """
 
 
 class Head(Module):
@@ -144,14 +126,6 @@ class ReplacedTokens(Method):
     """Trains a discriminator beside the model."""
 
     options_type = ReplacedOptions
-    excludes = tuple(
-        Excludes(name, "discriminator", why)
-        for name, why in (
-            ("elastic", "sub-networks of a generator have no discriminator"),
-            ("lora", "an adapter freezes the embeddings that a discriminator shares"),
-            ("layers", "a discriminator does not grow"),
-        )
-    )
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
         """Raises UsageError for a discriminator that cannot be built, or cannot share embeddings."""

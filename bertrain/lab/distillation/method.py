@@ -19,14 +19,13 @@ from bertrain.config import Config
 from bertrain.data import Stream
 from bertrain.lab.distillation.answers import TaughtLoader, TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
-from bertrain.lab.distillation.options import OF_ROWS, DistillationOptions
 from bertrain.lab.fingerprint import fingerprint
+from bertrain.lab.options import DistillationOptions
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, load_model, max_length
 from bertrain.objectives import Learner, Objective
-from bertrain.options import Excludes
-from bertrain.plan import is_given, longest, options_of, paths
+from bertrain.plan import longest
 from bertrain.trainer import autocast_of
 
 
@@ -34,58 +33,11 @@ class Distillation(Method):
     """Learns from a teacher beside the text."""
 
     options_type = DistillationOptions
-    excludes = (Excludes("teacher_cache", "teacher", "both teach"),)
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
         self._teacher = ""
         """The name of the teacher, and what it teaches, once it is known."""
-
-    def check(self, config: Config) -> None:
-        options = self.options
-        if options.teacher_cache:
-            self._check_cache(config)
-        if options.kind == "logits":
-            return
-        if is_given(config, "layers"):
-            sentence = (
-                f"--distil {options.kind} compares layers by their number, which phases with layers change; give "
-                "--distil logits, or leave layers out"
-            )
-            raise UsageError(sentence, "conflict", option="distil", given=options.distil)
-        if is_given(config, "elastic") and options.kind == "hidden" and options.distil_layers == "uniform":
-            sentence = (
-                "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
-                "--distil-layers last"
-            )
-            raise UsageError(sentence, "conflict", option="distil_layers", given=options.distil_layers)
-        if config.compile == "on" and not self.can_compile(config):
-            sentence = (
-                f"--compile on does not go with --gradient-checkpointing and --distil {options.kind}, which reads the "
-                "layers that are computed again; leave one of them out"
-            )
-            raise UsageError(sentence, "conflict", option="compile", given=config.compile)
-
-    def _check_cache(self, config: Config) -> None:
-        if (number := len(paths(config))) > 1:
-            sentence = (
-                f"--teacher-cache holds answers to the rows of one dataset, and --data names {number}; give "
-                "one, or --teacher, which answers during training"
-            )
-            raise UsageError(sentence, "conflict", option="teacher_cache")
-        if self.options.kind != "logits":
-            sentence = (
-                f"--distil {self.options.distil} needs a --teacher: a --teacher-cache holds logits; give --distil "
-                "logits"
-            )
-            raise UsageError(sentence, "needs-option", option="distil", given=self.options.distil)
-        for name in OF_ROWS:
-            if len({getattr(options, name) for options in options_of(config)}) > 1:
-                sentence = (
-                    f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
-                    "one length, masked by one rule, so leave one of them out"
-                )
-                raise UsageError(sentence, "conflict", option="teacher_cache")
 
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing

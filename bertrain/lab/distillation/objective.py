@@ -28,8 +28,8 @@ from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.support import UsageError
 from bertrain.config import Config
 from bertrain.lab.distillation import taps
-from bertrain.lab.distillation.options import DistillationOptions
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
+from bertrain.lab.options import DistillationOptions
 from bertrain.models.encoder import Encoder, MicroBatch, inputs_of
 from bertrain.objectives import LossSum, Objective, Outputs, num_targets
 

@@ -30,8 +30,8 @@ from bertrain.cli import read_options
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
 from bertrain.lab.distillation import answers
-from bertrain.lab.distillation.options import OF_ROWS
 from bertrain.lab.fingerprint import fingerprint
+from bertrain.lab.options import OF_ROWS
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, check_length, load_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +15,16 @@ from bertrain import state
 from bertrain.config import Config
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
+from bertrain.lab.options import ElasticOptions
 from bertrain.methods import LearnerSetting, Method
 from bertrain.objectives import Learner, LossSum, Objective
-from bertrain.options import COUNT, Excludes, Needs, Options, option
 from bertrain.plan import Phase
-
-ELASTIC = Needs("--elastic", lambda options: bool(options.elastic))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ElasticOptions(Options):
-    elastic: str = option("")
-    """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
-    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/methods.md).
-    """
-    sub_networks: int = option(2, bounds=COUNT, needs=ELASTIC)
-    """Number of sub-networks in a step with --elastic."""
 
 
 class SubNetworks(Method):
     """Sub-networks that share the weights of the model are trained together."""
 
     options_type = ElasticOptions
-    excludes = (
-        Excludes("elastic", "lora", "sub-networks train all their weights"),
-        Excludes("trains", "elastic", "sub-networks train all their weights"),
-        Excludes("gradient_checkpointing", "elastic", "the weights of a sub-network exist only in the forward pass"),
-        Excludes("elastic", "layers", "sub-networks have numbers of layers of their own"),
-    )
-
-    def check(self, config: Config) -> None:
-        if config.compile == "on":
-            sentence = "--compile on would compile each sub-network of --elastic; leave it out"
-            raise UsageError(sentence, "conflict", option="compile", given=config.compile)
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"elastic": self.options.elastic}
