@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from datetime import date
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from bertdata.support import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy, UsageError, require_local_output
 from bertrain.methods import options_of_methods
@@ -38,6 +39,7 @@ from bertrain.options import (
     several,
 )
 
+T = TypeVar("T", bound=Options)
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
@@ -49,6 +51,7 @@ HEADINGS = (DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS)  # of --help; those of
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 TOTALS = ("steps", "epochs", "tokens")  # the duration of a run, in one of these
+DURATIONS = (*TOTALS, "share")  # of a phase
 
 
 def rate_scale(given: str) -> tuple[re.Pattern[str], float]:
@@ -65,6 +68,15 @@ def milestone(given: str) -> tuple[str, list[int]]:
     if unit not in ("tokens", "words"):
         raise ValueError
     return unit, [*map(amount, numbers.split(","))]
+
+
+def _part(given: float | str) -> Fraction:
+    """Return a decimal or a fraction, above 0 and at most 1. Raises ValueError or TypeError for anything else."""
+    text = "" if isinstance(given, bool) else str(given)
+    part = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # which would have so many digits
+    if not 0 < part <= 1:
+        raise ValueError("out-of-range")
+    return part
 
 
 def _rows(given: int | str) -> int | str:
@@ -91,6 +103,7 @@ TEXTS = several(TEXT, "a text, or a list of texts")
 NUMBERS = several(ABOVE_0, "numbers above 0 with commas between", separator=",")
 ROWS = Kind("a number of rows to 2**24, such as 64 or 16..64", _rows)
 AMOUNT = Kind("a number of tokens, such as 40M", amount)
+PART = Kind('a part of the run, such as 0.9 or "1/3"', _part)
 DIRECTORY = _checked("a directory of this machine", require_local_output)
 PATTERN = _checked("a regular expression, such as layers.[6-9]|head", re.compile)
 SCALES = several(_checked("", rate_scale), "a regular expression, = and a factor of 0 or more, such as embeddings=0.1")
@@ -140,11 +153,11 @@ class Config(Options):
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = option(False, FLAG, DATA)
     """Pack several documents into a row; no token attends to another document."""
-    steps: int | None = option(None, COUNT, SCHEDULE, resume="told")
+    steps: int | None = option(None, COUNT, SCHEDULE, phase=True, resume="told")
     """Number of optimizer steps. Default: one epoch."""
-    epochs: float | None = option(None, ABOVE_0, SCHEDULE, resume="told")
+    epochs: float | None = option(None, ABOVE_0, SCHEDULE, phase=True, resume="told")
     """Number of epochs, instead of --steps."""
-    tokens: int | None = option(None, AMOUNT, SCHEDULE, resume="told")
+    tokens: int | None = option(None, AMOUNT, SCHEDULE, phase=True, resume="told")
     """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
     global_batch_size: int | str = option(256, ROWS, SCHEDULE, phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
@@ -238,6 +251,8 @@ class Config(Options):
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
     (docs/records.md). May be repeated.
     """
+    share: Fraction | None = option(None, PART, SCHEDULE, phase=True, in_files=True, resume="told")
+    """Part of the run that a phase lasts, instead of its own steps, epochs or tokens."""
     phase: tuple[Mapping[str, Any], ...] = option((), TABLES, DATA, in_files=True, resume="told")
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
     methods: tuple[Options, ...] = option((), OPTIONS, MODEL, in_files=True)
@@ -245,6 +260,8 @@ class Config(Options):
 
     rules = (
         Either(TOTALS),
+        Either(DURATIONS, "a phase has one duration"),
+        Either(("phase", "share"), "a share is that of a phase"),
         Either(("weights", "mix_temperature")),
         Either(("warmup", "warmup_steps")),
         Either(("model", "init")),
@@ -295,6 +312,10 @@ class Config(Options):
         }
         del found["methods"]
         return found
+
+    def of_method(self, kind: type[T]) -> T:
+        """Return the options of a method; its default options if none is given."""
+        return next((options for options in self.methods if isinstance(options, kind)), kind())
 
     def differing(self) -> dict[str, Any]:
         """Return options, as the command line has them, that have another value than the default.

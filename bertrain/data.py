@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ class Stream:
         self.phase = self.plan.phases[0]
         self._before: dict[str, int] = {}  # samples read of each stream before the loader of this phase
         self.step = 0  # of the next batch
-        for phase in {(each.sources, each.length, each.masking): each for each in self.plan.phases}.values():
+        for phase in {(each.sources, each.masking.policy): each for each in self.plan.phases}.values():
             self._loader(phase)  # an invalid mix ends a run here
         self.loader = self._loader(self.phase)
         self._take_mask_rule(self.loader.state_dict()["masking"])  # the cache of a teacher decides it
@@ -179,7 +178,7 @@ class Stream:
         """Continue with the rows of a phase."""
         before, loader = self.phase, self.loader
         self._before, self.phase = self.positions, phase
-        if (before.sources, before.length) == (phase.sources, phase.length):
+        if (before.sources, before.options.length) == (phase.sources, phase.options.length):
             self.loader = self._loader(phase, starts=loader.starts)
             self.loader.position = loader.position
             return
@@ -205,7 +204,7 @@ class Stream:
         loader = build_loader(
             self.config,
             [(self.datasets[path], weight) for path, weight in phase.sources],
-            length=phase.length,
+            length=phase.options.length,
             masking=phase.masking,
             methods=self._methods,
             starts=starts,
@@ -218,7 +217,7 @@ class Stream:
         return f"{self.datasets[path].dataset_id} {length}"
 
     def _streams(self, phase: Phase) -> list[str]:
-        return [self._stream(path, phase.length) for path, _ in phase.sources]
+        return [self._stream(path, phase.options.length) for path, _ in phase.sources]
 
     # ---------------------------------------------------------------------------------------------------- what was read
 
@@ -229,7 +228,7 @@ class Stream:
 
     def saved_phases(self) -> list[dict[str, Any]]:
         """Return the phases as a checkpoint has them: with the ids of datasets instead of their paths."""
-        saved = json.loads(json.dumps([asdict(phase) for phase in self.plan.phases]))
+        saved = [phase.saved() for phase in self.plan.phases]
         for phase in saved:
             phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
         return saved
@@ -257,7 +256,7 @@ class Stream:
         read: dict[str, dict[str, float]] = {path: {"tokens": 0, "epochs": 0.0} for path in self.datasets}
         for path, length, count in self._counts():
             read[path]["tokens"] += count * length
-            if length == self.phase.length:
+            if length == self.phase.options.length:
                 read[path]["epochs"] = round(count / self.samples([path], length), 4)
         return read
 
@@ -300,7 +299,7 @@ class Stream:
         for method in self._methods:
             method.check_batches(self)
         for phase in self.plan.phases[1:]:
-            if phase.masking.num_slots(phase.length) == 0:
+            if phase.masking.num_slots(phase.options.length) == 0:
                 raise self._too_few_targets(f"[[phase]] {phase.number}", phase, "it masks less than one token of a row")
         most = min(self.loader.num_samples, self.plan.samples(), 1024)
         batch = self.loader.read(np.arange(most))
@@ -321,7 +320,8 @@ class Stream:
     def _too_few_targets(where: str, phase: Phase, reason: str) -> TrainingError:
         sentence = (
             f"{where} of {' and '.join(path for path, _ in phase.sources)} cannot be trained on: {reason} (--masking "
-            f"{phase.masking.policy}, --mlm-probability {phase.masking.probability}, rows of {phase.length} tokens); "
-            "raise --mlm-probability or --length, give --masking exact, or build with a tokenizer for this text"
+            f"{phase.masking.policy}, --mlm-probability {phase.masking.probability}, rows of {phase.options.length} "
+            "tokens); raise --mlm-probability or --length, give --masking exact, or build with a tokenizer for such "
+            "text"
         )
         return TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=phase.masking.probability)

@@ -213,7 +213,7 @@ def _parsed(option: Field[Any], given: Any) -> Any:
         return kind.parse(given)
     except UsageError:
         raise
-    except (ValueError, TypeError, OverflowError, re.error) as error:
+    except (ValueError, TypeError, ArithmeticError, re.error) as error:
         sentence, fault = f"{flag(option.name)} is {_shown(given)}; give {kind.expected}", str(error)
         fault = fault if fault in ("out-of-range", "unknown") else "malformed"
         raise UsageError(sentence, fault, option=option.name, given=given) from None

@@ -194,7 +194,7 @@ class Pretraining:
             waited = time.perf_counter() - started
             rows = loader.global_batch_size
             trainer.step(module, batch, state.step, phase, rows)
-            state.step, state.tokens = state.step + 1, state.tokens + rows * phase.length
+            state.step, state.tokens = state.step + 1, state.tokens + rows * phase.options.length
             report.advance()
             report.flush()  # an entry of the step before; a GPU has work now
             self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +208,12 @@ class Report(contextlib.ExitStack):
             "dataset_id": ids if len(ids) > 1 else ids[0],
             "world_size": self.ranks.world_size,
             "device": str(self.ranks.device),
-            **asdict(plan),
+            "steps": plan.steps,
+            "micro_batch_size": plan.micro_batch_size,
+            "phases": [phase.saved() for phase in plan.phases],
             "reference_loss": self.reference,
             "versions": card.versions(),
         }
-        facts.pop("warnings")
         self._run_json = {"config": config.flat(), "resolved": facts}
         self._write_run_json()
         for warning in [*warnings, *self._warnings(), *plan.warnings]:

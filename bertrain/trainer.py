@@ -162,12 +162,12 @@ def check_parts(
     for before, phase in zip((phases[0], *phases), phases, strict=False):
         if any(method.remake(before, phase) for method in methods):
             trained = [name for name, parameter in built(phase).named_parameters() if parameter.requires_grad]
-        if not any(re.search(phase.trains, name) for name in trained):
+        if not any(re.search(phase.options.trains, name) for name in trained):
             sentence = (
-                f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(trained)} trainable "
-                f"parameters, such as {trained[0]} and {trained[-1]}; correct the pattern, or leave it out"
+                f"[[phase]] {phase.number}: trains {phase.options.trains!r} matches none of the {len(trained)} "
+                f"trainable parameters, such as {trained[0]} and {trained[-1]}; correct the pattern, or leave it out"
             )
-            raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
+            raise UsageError(sentence, "no-match", option="trains", given=phase.options.trains)
 
 
 def check_names(config: Config) -> None:
@@ -300,10 +300,10 @@ class Trainer:
 
     def apply(self, phase: Phase) -> None:
         """Give the model and the optimizer what a phase sets, but for methods."""
-        set_rotary_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
+        set_rotary_bases(self.learner.model, phase.options.rope_base, phase.options.rope_base_local)
         for name, parameter in self.trained.items():
-            parameter.requires_grad_(re.search(phase.trains, name) is not None)
-        optimizers.set_weight_decay(self.optimizer, phase.weight_decay)
+            parameter.requires_grad_(re.search(phase.options.trains, name) is not None)
+        optimizers.set_weight_decay(self.optimizer, phase.options.weight_decay)
 
     def enter(self, phase: Phase) -> torch.nn.Module:
         """Apply what a phase sets, and return the module that its steps call. All ranks call it at the same time.
@@ -325,7 +325,7 @@ class Trainer:
         """
         learner, optimizer = self.learner, self.optimizer
         self._build(build_model(self.config, self.shards, phase, methods=self.methods)[0])
-        set_rotary_bases(self.learner.model, before.rope_base, before.rope_base_local)
+        set_rotary_bases(self.learner.model, before.options.rope_base, before.options.rope_base_local)
         return carry(learner, self.learner, optimizer, self.optimizer)
 
     # -------------------------------------------------------------------------------------------------------- a step
@@ -335,7 +335,7 @@ class Trainer:
 
         module: of `enter`. rows: of the step, over all ranks.
         """
-        device, (size, number) = self.ranks.device, self.plan.micro_batches(phase.length, rows)
+        device, (size, number) = self.ranks.device, self.plan.micro_batches(phase.options.length, rows)
         counts = to_device(torch.tensor([*self.learner.counts(batch).values()], dtype=torch.float64), device)
         self.sums.begin_step(counts)
         scale = (1 / self.ranks.sum(counts).clamp(min=1)).float()  # gradients of ranks are summed, not averaged
@@ -346,7 +346,7 @@ class Trainer:
             if not self._has_buckets:
                 self._lay_buckets(module, piece, scale, step)
             self.sums.add(self.add_gradients(module, piece, scale, is_last=place == number))
-        self.update(phase.rate.at(step))
+        self.update(phase.curve.at(step))
         self.sums.end_step(self.skipped, self.ranks)
 
     def _seed(self, step: int) -> None:

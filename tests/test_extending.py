@@ -143,7 +143,7 @@ class Noisy(Method):
     asked = []
 
     def begin_step(self, step, phase, learner):
-        self.asked.append(phase.methods["noise_scale"])
+        self.asked.append(phase.options.of_method(NoisyOptions).noise_scale)
         draw = torch.randn((), generator=torch.Generator().manual_seed(step)) * self.options.noise * self.asked[-1]
         with torch.no_grad():
             next(weight for weight in learner.model.parameters() if weight.ndim == 1).add_(draw)

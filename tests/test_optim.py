@@ -14,13 +14,13 @@ from training import QUIET, assert_near, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.config import Config
-from bertrain.optim import SCHEDULES, learning_rate, muon, optimizers
+from bertrain.optim import SCHEDULES, Curve, muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
 
 
 def rates(schedule, steps, warmup_steps):
     options = {"peak": 2.0, "steps": steps, "warmup_steps": warmup_steps, "schedule": schedule}
-    return [learning_rate(step, **options) for step in range(steps)]
+    return [*map(Curve(**options).at, range(steps))]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

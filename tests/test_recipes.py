@@ -129,7 +129,7 @@ def test_the_plan_of_a_recipe_is_what_was_published(name):
             assert getattr(config, option) == value, option
     phases = resolve(config, SIZES)
     for phase, options, there in zip(phases, plan.options_of(config), stated["phases"], strict=True):
-        require_published(phase, options, there, config.optimizer, phases[0].rate.peak)
+        require_published(phase, options, there, config.optimizer, phases[0].curve.peak)
 
 
 def require_published(phase, options, there, optimizer, highest):
@@ -137,11 +137,11 @@ def require_published(phase, options, there, optimizer, highest):
     mean_places = there.get("row_tokens", there["length"]) / there["length"]  # of theirs, which do not count padding
     rows = [rows * mean_places / there.get("rows_divided_by", 1) for rows in there["rows"]]
     assert [*phase.rows] == pytest.approx(rows, rel=max(within, 1e-9))
-    assert (phase.length, phase.rate.peak, phase.rate.schedule) == (there["length"], there["lr"], there["schedule"])
-    assert phase.rate.end == there.get("lr_end", 0.0)
+    assert (options.length, phase.curve.peak, phase.curve.schedule) == (there["length"], there["lr"], there["schedule"])
+    assert phase.curve.end == there.get("lr_end", 0.0)
     share = there["mlm_probability"]
     assert phase.masking.probability == pytest.approx(sum(share) / 2 if isinstance(share, list) else share, abs=1e-4)
-    decay = phase.weight_decay * (highest if optimizer == "stableadamw" else 1)  # theirs is that at the highest rate
+    decay = options.weight_decay * (highest if optimizer == "stableadamw" else 1)  # theirs is that at the highest rate
     assert decay == pytest.approx(there["weight_decay"])
     for option in ("rope_base", "rope_base_local", "mix_temperature"):
         assert getattr(options, option) == there.get(option)
@@ -149,12 +149,12 @@ def require_published(phase, options, there, optimizer, highest):
     if "steps" in there:
         assert phase.steps == pytest.approx(there["steps"] / shorter, rel=within)
     if "tokens" in there:
-        assert phase.samples() * phase.length == pytest.approx(there["tokens"], rel=1e-3)
-    warmup = phase.rate.warmup_steps if phase.start == phase.rate.start else 0
+        assert phase.samples() * options.length == pytest.approx(there["tokens"], rel=1e-3)
+    warmup = phase.curve.warmup_steps if phase.start == phase.curve.start else 0
     if steps := there.get("warmup_steps"):
         assert warmup == steps / shorter
     if tokens := there.get("warmup_tokens"):
-        read = sum(phase.rows_at(step) * phase.length for step in range(warmup))
+        read = sum(phase.rows_at(step) * options.length for step in range(warmup))
         assert read == pytest.approx(tokens, rel=0.002)
     if not (there.get("warmup_steps") or there.get("warmup_tokens")):
         assert warmup == 0

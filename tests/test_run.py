@@ -52,7 +52,7 @@ from bertrain.config import Config
 from bertrain.data import Stream, micro_batches
 from bertrain.models.load import load_model, new_model, start_from
 from bertrain.objectives import num_targets
-from bertrain.plan import Plan, check
+from bertrain.plan import Plan
 from bertrain.ranks import world
 from bertrain.report import Report
 from bertrain.speed import Clock, flops_of_row, peak_flops
@@ -183,38 +183,9 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, caps
     assert [entry["trained_s"] for entry in more[6:]] == [6, 7]
 
 
-GROW, ELASTIC = {"phase": changing(0.5, layers=[1, None])}, {"elastic": "layers=1:3"}
-HALVES = [{"share": 0.5}, {"share": 0.5}]
-REFUSED = [
-    *(("malformed", name, {"phase": [{name: 10**400}]}) for name in ("steps", "tokens", "share")),
-    ("malformed", "epochs", {"phase": [{"epochs": "1e-999999999"}]}),
-    ("unknown", "optimizer", {"phase": [{"steps": 3, "optimizer": "muon"}]}),
-    ("unknown", "lenght", {"phase": [{"steps": 3, "lenght": 8}]}),
-    ("missing", "phase", {"phase": [{}, {"share": 0.5}]}, {"phase": [{"steps": 3}, {}]}),
-    ("conflict", "share", {"phase": [{"steps": 3, "share": 0.5}]}),
-    ("conflict", "phase", {"phase": [{"steps": 3}], "steps": 5}, {"phase": [{"steps": 3}, {"share": 0.5}]}),
-    ("out-of-range", "share", {"phase": [{"share": 0.5}, {"share": 0.4}]}, {"phase": [{"share": 1.0}, {"share": 0.5}]}),
-    ("malformed", "steps", *({"phase": [{"steps": steps}]} for steps in (0, 1.5, True, "many"))),
-    ("other-version", "time", {"phase": [{"time": "9s"}]}),
-    ("out-of-range", "lr", {"phase": [{"steps": 3, "lr": -1}]}),
-    ("needs-option", "decay_share", {"phase": [{"steps": 3, "decay_share": 0.5}]}),
-    ("conflict", "rope_base", {"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}),
-    ("malformed", "layers", {"phase": [{"steps": 3, "layers": 4}, {"steps": 3, "layers": 2}]}),
-    ("needs-option", "grow_by", {"grow_by": "fresh", "phase": HALVES}),
-    ("conflict", "elastic", ELASTIC | GROW, ELASTIC | {"phase": [{"steps": 3, "trains": "layer"}]}),
-    ("conflict", "distil", GROW | {"teacher": "x"}),
-    ("unknown", "objective", {"objective": "half"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "option", "given"), [(kind, option, given) for kind, option, *each in REFUSED for given in each], ids=str
-)
-def test_phases_that_cannot_be_are_named(kind, option, given):
-    config = Config.of(**{"data": "x", "length": 32} | given)
-    with refuses(kind, option, error=UsageError):
-        check(config)
-        check_names(config)
+def test_a_name_that_nothing_has_is_refused():
+    with refuses("unknown", "objective", error=UsageError):
+        check_names(Config.of(data="x", objective="half"))
 
 
 def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):

@@ -30,9 +30,9 @@ from bertdata import BertdataError
 from bertdata.support import counted, verify
 from bertrain import checkpoint
 from bertrain.cli import doctor as main
-from bertrain.config import Config
+from bertrain.config import DURATIONS, Config
 from bertrain.data import samples_of
-from bertrain.plan import DURATIONS, Part, Plan, parts_of, ramp
+from bertrain.plan import Plan, options_of, ramp
 from bertrain.pretrain import Pretraining, pretrain
 from bertrain.ranks import World
 
@@ -57,7 +57,7 @@ def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, f"{path}: {documents}")
         if "validation" not in shards.splits:
             yield "shards", (WARN, f"{path} has no validation split for evaluations; build with --validation 0.01")
-    tokens = sum(phase.samples() * phase.length for phase in plan.phases)
+    tokens = sum(phase.samples() * phase.options.length for phase in plan.phases)
     sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, "
     sizes += f"{counted(plan.steps, 'step')}, {counted(tokens, 'token')}"
     sizes += f", {plan.samples() / loader.num_samples:.2g} epochs" * (len(plan.phases) == 1)
@@ -105,16 +105,15 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _shape(part: Part, ranks: int) -> tuple[int, int, int | None]:
+def _shape(options: Config, ranks: int) -> tuple[int, int, int | None]:
     """Return what the time of a step depends on: the row length, the rows of one of `ranks`, the number of layers."""
-    rows = ramp(part.options.global_batch_size).mean
-    return part.options.length, math.ceil(rows / ranks), part.options.flat().get("layers")
+    return options.length, math.ceil(ramp(options.global_batch_size).mean / ranks), options.flat().get("layers")
 
 
 def _trial(config: Config, out: str, ranks: int) -> Config:
     """Return the options of a short run, with one phase for each shape of the phases of `config`."""
     steps = WARMUP_STEPS + TIMED_STEPS
-    tables = {_shape(part, ranks): table for part, table in zip(parts_of(config), config.phase or ({},), strict=True)}
+    tables = {_shape(each, ranks): table for each, table in zip(options_of(config), config.phase or ({},), strict=True)}
     phases = tuple(
         {name: value for name, value in table.items() if name not in DURATIONS}
         | {"global_batch_size": rows, "steps": steps}
@@ -164,7 +163,7 @@ def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None)
     if hours:
         factor = max(0, (0.95 * 3600 * hours - compiling) / growing)
         what = f"--steps {int(plan.steps * factor)}"
-        if parts_of(config)[0].unit != "share":
+        if config.phase and not options_of(config)[0].share:
             what = f"durations of the phases times {factor:.3g}"
         yield "hours", (PASS, f"{what} fit into 95 % of {hours:g} hours")
 
@@ -176,11 +175,11 @@ def _seconds(
     trained, evaluated = (
         {entry["step"]: entry[name] for entry in log if name in entry} for name in ("trained_s", "validation_s")
     )
-    shapes = list(dict.fromkeys(_shape(part, ranks) for part in parts_of(config)))
+    shapes = list(dict.fromkeys(_shape(phase.options, ranks) for phase in plan.phases))
     evaluations = max(1, plan.steps / config.eval_every) if config.eval_every else 1
     training = evaluating = 0.0
-    for phase, part in zip(plan.phases, parts_of(config), strict=True):
-        last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(part, ranks)))
+    for phase in plan.phases:
+        last = (WARMUP_STEPS + TIMED_STEPS) * (1 + shapes.index(_shape(phase.options, ranks)))
         training += phase.steps * (trained[last] - trained[last - TIMED_STEPS]) / TIMED_STEPS
         evaluating += phase.steps / plan.steps * evaluations * evaluated.get(last, 0.0)
     saving = clock["waited_s"] / len(shapes) * max(1, plan.steps / config.save_every)

@@ -245,7 +245,7 @@ def _trained(
     autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=bf16)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     steps = settings.epochs * -(-len(data.rows) // settings.batch_size)
-    warmup_steps = round(WARMUP * steps)
+    rates = optim.Curve(peak=settings.lr, steps=steps, warmup_steps=round(WARMUP * steps), schedule="linear")
     curve: Curve = []
     weights: dict[str, torch.Tensor] = {}
     hidden = None if work.ranks.rank == 0 else True
@@ -258,10 +258,7 @@ def _trained(
             loss = task.loss(logits, data.labels[chosen].to(model.device))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            rate = optim.learning_rate(
-                step, peak=settings.lr, steps=steps, warmup_steps=warmup_steps, schedule="linear"
-            )
-            optim.set_learning_rate(optimizer, rate)
+            optim.set_learning_rate(optimizer, rates.at(step))
             optimizer.step()
             bar.update()
             optimizer.zero_grad()

@@ -50,7 +50,7 @@ class Growth(Method):
             raise UsageError(sentence, "malformed", option="layers", given=layers)
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        if layers := phase.methods["layers"]:
+        if layers := phase.options.of_method(GrowthOptions).layers:
             shorten(config, layers)
 
     def check_model(
@@ -61,13 +61,13 @@ class Growth(Method):
         build_model: Callable[[Phase | None], PreTrainedModel],
     ) -> Sequence[str]:
         deepest = build_model(None)
-        check_depths(deepest, [phase.methods["layers"] for phase in phases])
+        check_depths(deepest, [phase.options.of_method(GrowthOptions).layers for phase in phases])
         check_outside(deepest, build_model(phases[0]))
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        numbers = {phase.methods["layers"] or self._all_layers for phase in (before, after)}
+        numbers = {phase.options.of_method(GrowthOptions).layers or self._all_layers for phase in (before, after)}
         return self._carry if len(numbers) > 1 else None
 
     def _carry(

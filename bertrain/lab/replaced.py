@@ -180,7 +180,7 @@ class ReplacedTokens(Method):
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
         objective: Any = learner.objectives[NAME]
         objective.key = bertdata.key(self._seed, "replace", step)
-        if self._bases != (bases := (phase.rope_base, phase.rope_base_local)):
+        if self._bases != (bases := (phase.options.rope_base, phase.options.rope_base_local)):
             self._bases = bases
             set_rotary_bases(objective.encoder.model, *bases, strict=False)  # --model may have other kinds
 

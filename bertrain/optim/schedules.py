@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Real
 
 from bertdata.support import UsageError
 from bertrain.options import exact
 
 
-def learning_rate(
-    step: int, *, peak: float, steps: int, warmup_steps: int, schedule: str, decay_share: float = 0.2, end: float = 0.0
-) -> float:
-    """Return the learning rate of a step, 0 ≤ step < steps. Step `warmup_steps` has `peak`.
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The learning rate of the steps from `start` on, of which there are `steps`."""
 
-    end: the share of the peak at which a schedule ends. decay_share: the share of the steps in which `wsd` decays.
-    Raises UsageError if a schedule does not return a number of 0 or more.
-    """
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    options = {"decay_share": decay_share} if schedule == "wsd" else {}
-    factor = SCHEDULES[schedule](step, steps, warmup_steps, **options)
-    if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-        sentence = f"--schedule {schedule} returned {factor!r} at step {step} of {steps}; return a number of 0 or more"
-        raise UsageError(sentence, "bad-entry", option="schedule", given=schedule)
-    return peak * (end + (1 - end) * factor)
+    start: int = 0
+    steps: int
+    peak: float
+    end: float = 0.0  # the share of the peak at which a schedule ends
+    schedule: str
+    decay_share: float = 0.2  # the share of the steps in which `wsd` decays
+    warmup_steps: int  # this step has the peak
+    asked: int = 0  # steps of the warm-up that was requested; `warmup_steps` is less where it is too long
+    warmup: str = ""  # the same as it was given: "50 steps", or a share of the steps
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of a step. Raises UsageError if a schedule does not return a number of 0 or more."""
+        step -= self.start
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / (self.warmup_steps + 1)
+        options = {"decay_share": self.decay_share} if self.schedule == "wsd" else {}
+        factor = SCHEDULES[self.schedule](step, self.steps, self.warmup_steps, **options)
+        if not (isinstance(factor, Real) and 0 <= factor < math.inf):
+            returned = f"--schedule {self.schedule} returned {factor!r} at step {step} of {self.steps}"
+            sentence = f"{returned}; return a number of 0 or more"
+            raise UsageError(sentence, "bad-entry", option="schedule", given=self.schedule)
+        return self.peak * (self.end + (1 - self.end) * factor)
 
 
 def constant(step: int, steps: int, warmup_steps: int) -> float:

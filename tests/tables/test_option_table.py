@@ -29,6 +29,7 @@ KINDS = {
     config.NUMBERS: ([0.25, 2], [["x"], "1;2", ",", "0,1", "nan,1"]),
     config.ROWS: ("16..64", ["x", 0, "", "1..2..3", "16..", 1.5, True, 2**24 + 1]),
     config.AMOUNT: ("4K", ["x", 0, -1, 0.5, "1.5", "4k", True, "9999999T"]),
+    config.PART: ("1/3", ["x", "1/0", 0, 1.5, True, "1e-99999"]),
     config.DIRECTORY: ("out", [5, "s3://bucket/run"]),
     config.PATTERN: ("layer", [5, "("]),
     config.SCALES: (["a=0.5"], [5, ["a"], ["=1"], ["(=1"], ["a=x"], ["a=-1"]]),
