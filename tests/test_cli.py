@@ -1,6 +1,5 @@
 """The commands as a user meets them: what they print, how they fail, what they exit with."""
 
-import dataclasses
 import errno
 import functools
 import json
@@ -234,20 +233,6 @@ def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, cor
     stored = Tokenizer.from_file(str(dataset.path / "tokenizer.json"))
     assert stored.get_vocab() == library.get_vocab()
     assert dataset.special_tokens.vocab_size == max(library.get_vocab().values()) + 1
-
-
-def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
-    out = write_dataset(tmp_path / "shards", [([5, 3], [2], None)], tokenizer="{}")
-    manifest = bertdata.open(out).manifest
-    dataclasses.replace(
-        manifest,
-        counts=dict.fromkeys(
-            ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "text_bytes"), 0
-        )
-        | {"special_literals": {}},
-    ).write(out)
-    assert inspected(out)["tokenizer"]["engine"] is None
-    succeeds(main, "inspect", out)
 
 
 @pytest.mark.parametrize("name", TRAINER)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import struct
 import tempfile
 from itertools import pairwise
@@ -466,23 +465,6 @@ def test_an_input_that_changes_is_noticed(tmp_path, vocab):
     with refuses("changed", "inputs", given=f"{prefix}.bin"):
         import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", progress=touch)
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("format", "names", "pipe"),
-    [
-        ("nanogpt", [], "a.bin"),
-        ("megatron", [], "a.idx"),
-        ("megatron", ["a.idx"], "a.bin"),
-        ("rows", [], "a.parquet"),
-    ],
-)
-def test_a_pipe_of_ids_is_refused_before_it_is_opened(tmp_path, take, format, names, pipe):
-    for name in names:
-        shutil.copyfile(of_megatron(tmp_path / "in", []).with_suffix(".idx"), tmp_path / name)
-    os.mkfifo(tmp_path / pipe)
-    with refuses("read-once", "inputs", given=str(tmp_path / pipe)):
-        take(tmp_path / pipe, format=format)
 
 
 def test_an_input_of_ids_holds_no_file_open(tmp_path):

@@ -103,20 +103,6 @@ def test_a_shell_completes_a_line_without_torch(hiding, words, expected):
     assert completed(*words, hide=heavy, before=hiding) == expected
 
 
-def test_a_shell_completes_the_options_of_a_command_that_needs_torch(hiding):
-    """In this process, which has imported torch."""
-    for words, expected in (
-        (["pretrain", "--masking", "w"], "plain,whole_word"),
-        (["pretrain", "--init", "r"], "file,r"),
-        (["evaluate", "--pai"], "plain,--pairs"),
-        (["finetune", "--train", "t"], "file,t"),
-    ):
-        variables = {"COMP_WORDS": " ".join(["bertrain", *words]), "COMP_CWORD": str(len(words))}
-        environment = variables | {"_BERTRAIN_COMPLETE": "bash_complete"}
-        assert invoke(main, prog_name="bertrain", env=environment).output == f"{expected}\n"
-    assert completed("bertrain", "evaluate", "--pai", hide="torch", before=hiding) == []
-
-
 @pytest.mark.parametrize("hide", ["torch transformers", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_without_libraries_a_command_says_one_sentence(hiding, hide):
     result = python("-m", "bertrain", "pretrain", "--help", hide=hide, before=hiding)
@@ -278,11 +264,6 @@ def test_workflows_name_actions_by_the_digest_of_a_commit():
     assert "actions/checkout" in pinned
 
 
-def test_contributing_names_every_target_for_contributors(targets):
-    named = set(re.findall(r"^    make ([a-z-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
-    assert named == targets - {"help", "demo", "golden"}
-
-
 def sources():
     """The files of the project: what git tracks, or, where there is no git, what .gitignore does not name."""
     if (ROOT / ".git").exists() and shutil.which("git"):
@@ -349,26 +330,3 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     assert about["License-Expression"] == PROJECT["license"]
     assert about["Author"] == PROJECT["authors"][0]["name"]
     assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
-
-
-@pytest.fixture(scope="module")
-def texts():
-    """Every Python file and page of the project, and the Makefile → its text."""
-    named = [name for name in sources() if name.endswith((".py", ".md", "Makefile"))]
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in named}
-
-
-def test_every_extra_that_is_named_exists(texts):
-    text = "\n".join(texts.values())
-    calls = set(re.findall(r"""\binstall\(["'](\w+)["']\)""", text))
-    lines = re.findall(r"pip install .*'(?:\.|bertrain)\[([\w,]+)\]'", text)
-    commands = {extra for line in lines for extra in line.split(",")}
-    assert calls == {"lora", "ray", "remote", "train"}
-    assert calls <= commands <= set(PROJECT["optional-dependencies"])
-
-
-def test_nothing_asks_a_package_index_for_bertdata(texts):
-    """An index has a bertdata of another project; ours comes with bertrain."""
-    asks = re.compile(r"pip install (-\S+ )*['\"]?bertdata\b|\bbertdata\[[a-z]+\]'")
-    assert not [name for name, text in texts.items() if asks.search(text)]
-    assert asks.search("pip install -U " + "bertdata")

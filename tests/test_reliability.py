@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
-from helpers import invoke, recorded, refuses
+from helpers import recorded, refuses
 from sources import counting_reads, stopped
 from training import entries, losses, train
 
 import bertdata
-from bertdata.cli import main
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
@@ -95,17 +94,6 @@ def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(datase
 
 
 # ------------------------------------------------------------------------------------------------------ disks that fail
-
-
-def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab):
-    def refused(directory, *mode):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), directory)
-
-    with patch.object(os, "mkdir", refused):
-        done = invoke(main, "build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"Error: {tmp_path / 'out'}: {os.strerror(errno.EROFS)}; ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_more_shards_than_open_files(tmp_path, vocab):

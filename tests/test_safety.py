@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from conftest import make_text
-from helpers import invoke, published, refused, refuses, succeeds
+from helpers import published, refused, refuses
 from sources import stopped
 
 import bertdata
@@ -114,29 +114,6 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
     assert bertdata.open(out).splits.keys() == {"train"}
     assert published(out) == before
     assert not (out / ".build").exists()
-
-
-@pytest.mark.parametrize("number", [4, 6])
-def test_an_export_that_failed_can_be_made_again(dataset, tmp_path, number, monkeypatch):
-    """The disk is full when the second file is written, or later. Directories come before."""
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    arguments = ["export", dataset.path, "--out"]
-    succeeds(main, *arguments, whole / "train")
-    syncs, real = [], os.fsync
-
-    def full(fd):
-        syncs.append(fd)
-        if len(syncs) == number:
-            raise OSError(28, "No space left on device")
-        return real(fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert invoke(main, *arguments, out / "train").exit_code == 1
-    assert [path for path in out.rglob("*") if path.is_file()] == []
-    succeeds(main, *arguments, out / "train")
-    contents = [{str(p.relative_to(d)): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (whole, out)]
-    assert contents[0] == contents[1]
 
 
 def test_added_special_tokens_keep_the_names_of_the_inputs(tmp_path, vocab):

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,21 +60,6 @@ def test_what_comes_back_is_what_went_and_a_second_pull_writes_nothing(bucket, d
     with patch.object(pulling, "_copy", None):
         assert pull(url, tmp_path / "copy") == dataset.dataset_id
         assert bertdata.open(f"{url}/").path == opened.path
-
-
-def test_several_that_open_a_url_copy_it_once(pushed, dataset):
-    copied, real = [], pulling._copy
-
-    def copy(find, path, *more):
-        copied.append(path.name)
-        time.sleep(0.05)
-        return real(find, path, *more)
-
-    with patch.object(pulling, "_copy", copy), ThreadPoolExecutor(4) as pool:
-        opened = list(pool.map(bertdata.open, [pushed] * 4))
-    assert [each.dataset_id for each in opened] == [dataset.dataset_id] * 4
-    records = ("manifest.json", "origins/origins.json")
-    assert sorted(copied) == sorted(os.path.basename(name) for name in published(dataset.path) if name not in records)
 
 
 def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, pushed, dataset, tmp_path):

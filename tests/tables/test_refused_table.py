@@ -50,6 +50,10 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "unsupported inputs": [f"import z.bin.gz --format {name}" for name in ("auto", "nanogpt")],
     "unknown end_token": ["import a.bin --end-token </s>"],
     "empty inputs": ["import /"],
+    "read-once inputs": [
+        *(f"import {name}" for name in ("p.bin --format nanogpt", "q.idx --format megatron", "p.parquet")),
+        "import o.bin --format megatron",  # the other file of two is none
+    ],
     "not-found": ["import nowhere.bin", *(f"{command} nowhere" for command in ("inspect", "show", "verify"))],
     "not-a-dataset": [f"{command} ." for command in ("inspect", "show", "verify")],
     "out-of-range length": ["inspect shards --length 2"],
@@ -155,11 +159,13 @@ def _place(tmp_path, monkeypatch, dataset):
     monkeypatch.chdir(tmp_path)
     data, index = ids.megatron([[document] for document in IDS], "uint16")
     contents = {"t.txt": b"the stone", "empty": b"", "d/t.txt": b"a", "hidden/.x": b"a", "m.bin": data, "m.idx": index}
+    contents |= {"o.idx": index}
     contents |= {"a.bin": ids.packed(sum(IDS, []), "uint16"), "odd.bin": bytes(6), "z.bin.gz": gzip.compress(bytes(40))}
     write_all(tmp_path, contents | {"l.bin": ids.llm_c([10] * 600, 20240520, 1, "uint16")})
     pq.write_table(pa.table({"input_ids": IDS}), "r.parquet")
     os.symlink(dataset.path, "shards")
-    os.mkfifo("pipe")
+    for name in ("pipe", "p.bin", "p.parquet", "q.idx", "o.bin"):
+        os.mkfifo(name)
 
 
 LINES = [(line, *kind.split(), None)[:3] for kind, lines in COMMANDS.items() for line in lines]
