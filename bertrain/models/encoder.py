@@ -101,8 +101,7 @@ def require_kernel(
         piece["position_ids"] = positions
         piece |= {"cu_seqlens": cu_seqlens_of(positions)} if has_kernel(device) else {}
     try:
-        own = attention_kernels(choice, encoder, device)[0]
-        if own != choice:
+        if (own := attention_kernels(choice, encoder, device)[0]) != choice:
             raise RuntimeError(f"its attention is {own}")
         with autocast(), limit_kernels((choice,))():  # without a second kernel: a full row has no mask
             encoder.logits(**{name: tensor.to(device) for name, tensor in piece.items()})
