@@ -84,11 +84,9 @@ def write(
     with whole(target, leaving=leaving) as temporary:
         weights = content.weights
         for method in methods:
-            weights = method.plain_weights(model, weights)
+            weights = method.export(model, weights, content.objects.get(BESIDE, {}), temporary)
         add_names_of_4(model.config)
         model.save_pretrained(temporary, state_dict=dict(weights))
-        for method in methods:
-            method.export(model, {**content.weights, **content.objects.get(BESIDE, {})}, temporary)
         for name, saved in content.objects.items():
             _raise_if(leaving)
             torch.save(saved, temporary / name)

@@ -290,14 +290,12 @@ class Stream:
     def check(self) -> int:
         """Return the number of targets in the first rows. `phase` must be the phase of the first step.
 
-        Raises TrainingError for rows with too few targets, and UsageError for rows that a method cannot follow.
+        Raises TrainingError for rows with too few targets.
         """
         for path, dataset in self.datasets.items():
             if self.config.milestones["words"] and "train" not in dataset.manifest.counts.get("words", {}):
                 sentence = f"--save-at words: {path} has no count of words; build it again, or give tokens"
                 raise UsageError(sentence, "missing", option="save_at", given=path)
-        for method in self._methods:
-            method.check_batches(self)
         for phase in self.plan.phases[1:]:
             if phase.masking.num_slots(phase.options.length) == 0:
                 raise self._too_few_targets(f"[[phase]] {phase.number}", phase, "it masks less than one token of a row")

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 GROUP = "bertrain.methods"
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
-"""Called with the learner before and after, and the optimizer before and after.
+"""A function of the learners and the optimizers before and after, which copies what was learned into those after.
 
-Gives those after what those before have learned. Returns what has changed, by name: the values before and after, for
-the log.
+It returns what has changed, by name: the values before and after, for the log.
 """
 
 
@@ -47,9 +46,9 @@ class LearnerSetting(NamedTuple):
 
 
 class Method:
-    """One method of a run. Each hook does nothing unless a subclass has it.
+    """A method of a run. A subclass overrides some of these hooks. All ranks call them, if not stated otherwise.
 
-    A hook is called on every rank unless it says otherwise. What it returns is not checked: a method is trusted code.
+    What a hook returns is not checked: a method is trusted code.
     """
 
     options_type: ClassVar[type[Options]] = Options
@@ -62,101 +61,85 @@ class Method:
     def __init__(self, options: Any) -> None:
         self.options = options
 
-    # ---------------------------------------------------------------------------------------- before anything is built
+    # ------------------------------------------------------------------------------------------- options and rows
 
     def check(self, config: Config) -> None:
-        """Raises UsageError for options that do not go together. The rules of the options have been checked."""
+        """Raise UsageError for options that do not go together. The rules of the options have been checked."""
 
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
-        """Return what makes the loader of the rows to train on. It is called as `make`, by default bertdata.Loader."""
+        """Return what makes the loader of the training rows. It is called as `make`, by default bertdata.Loader."""
         return make
 
-    def check_batches(self, batches: Stream) -> None:
-        """Raises UsageError for a stream of rows that it cannot follow to the end of the run."""
+    # ------------------------------------------------------------------------------------------------------ the model
 
-    def identity(self, learner: Learner) -> Mapping[str, str]:
-        """What a resumed run must have again, by option."""
-        return {}
-
-    # ------------------------------------------------------------------------------------------------------- the model
-
-    def source(self, config: Config, resume: Path | None) -> str | None:
-        """The weights to begin with, if not those of --init or of the checkpoint to resume from."""
+    def base_model(self, config: Config, resume: Path | None) -> str | None:
+        """Return where the weights come from, if not from --init or from the checkpoint `resume`."""
         return None
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        """Changes a configuration before the model of a phase is built from it, with random weights."""
+        """Change a configuration before the model of a phase is built from it, with random weights."""
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
-        """Changes a model in place; with what a checkpoint to resume from has of it."""
+        """Change a model in place. resume: a checkpoint with more of it than the weights."""
 
-    def check_model(
-        self,
-        config: Config,
-        learner: Learner,
-        phases: Sequence[Phase],
-        build_model: Callable[[Phase | None], PreTrainedModel],
+    def check_run(
+        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
-        """Raises UsageError for a model that cannot follow the phases. Returns names of parameters that it gets later.
+        """Raise UsageError for rows or a model that cannot follow the phases.
 
-        phases: the one under way and those ahead.
-        build_model: makes the model of a phase, or without one the complete one.
+        build_model: builds the model of a phase, or the complete one for None. Returns the names of parameters that the
+        model has in a later phase.
         """
         return ()
 
-    # ----------------------------------------------------------------------------------------------------- the learner
+    # ---------------------------------------------------------------------------------------------------- the learner
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
-        """Adds objectives to those of --objective, or changes the weights of these.
-
-        objectives: by name, those of --objective first.
-        """
+        """Add objectives, by name, to those of --objective, or change their weights."""
 
     def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
-        """The learner with what the method adds, or another one for the same model and objectives.
-
-        Another one has nothing that earlier methods added, so only the first method of a run should make one.
-        """
+        """Return a learner with the same model and objectives. Only one method of a run may return a different one."""
         return learner
 
     def optimizer(self, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
-        """Changes how the optimizer steps, such as by a hook."""
+        """Change how the optimizer steps, such as by a hook of torch."""
 
     def can_compile(self, config: Config) -> bool:
-        """Whether --compile auto may compile the learner."""
+        """Return whether --compile auto may compile the learner."""
         return True
 
-    # ------------------------------------------------------------------------------------------------------------ a run
+    # --------------------------------------------------------------------------------------------------------- a step
 
     def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
-        """Once before the micro-batches of a step. `step` is how many were taken."""
+        """Prepare a step, before its micro-batches. step: the number of steps before it."""
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        """If the model is built anew between two phases: the function that carries over what was learned; else None."""
+        """Return how to fill the model of the phase `after`, if it differs from that of `before`; else None."""
         return None
 
-    # -------------------------------------------------------------------------------------------------- what it writes
+    # --------------------------------------------------------------------------------------------------- a checkpoint
 
-    def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The state dict of an ordinary model, from that of the model in training.
-
-        Called on rank 0 in a thread, while the model trains on: use `state`, not the weights in `model`.
-        """
-        return state
-
-    def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Writes further files into the directory of a checkpoint. Called after `plain_weights`, as that is.
-
-        state: also has the tensors of objectives, by their names in beside.pt.
-        """
-
-    def facts(self, learner: Learner) -> Mapping[str, Any]:
-        """For run.json, where they are under the method's name: values of JSON. Called on rank 0."""
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        """Return what a resumed run must have again, by option."""
         return {}
 
-    def lines(self, learner: Learner) -> Sequence[str]:
-        """For people, as the run begins. Called on rank 0."""
-        return ()
+    def facts(self, learner: Learner) -> Mapping[str, Any]:
+        """Return values for run.json and for the first lines of the run. Called on rank 0."""
+        return {}
+
+    def export(
+        self,
+        model: PreTrainedModel,
+        weights: Mapping[str, torch.Tensor],
+        beside: Mapping[str, torch.Tensor],
+        directory: Path,
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the state dict of an ordinary model, and write further files into the directory of a checkpoint.
+
+        weights: the state dict of the model. beside: the tensors of objectives. Use them, not the tensors in `model`:
+        it is called on rank 0 in a thread, while the model trains.
+        """
+        return weights
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -43,7 +43,7 @@ from bertrain.ranks import Signals, World, world
 from bertrain.report import Report
 from bertrain.speed import Clock
 from bertrain.state import TRAINER, TrainState, kept_options, read, require_same
-from bertrain.trainer import Trainer, build_model, check_names, check_parts, made_with_of
+from bertrain.trainer import Trainer, build_model, check_names, check_run, made_with_of
 
 
 def pretrain(config: Config) -> None:
@@ -98,12 +98,11 @@ class Pretraining:
         self.changes: list[str] = []  # since the checkpoint, as lines
         self.state = self._resume()
         weights, lines = build_model(config, shards, self.stream.phase, resume=resumed_from, methods=methods)
-        self.stream.check()
         self.trainer = Trainer(config, shards, ranks, methods, self.stream.plan, weights)
         for method in methods:
             self.made_with |= method.identity(self.trainer.learner)
-        later = self.stream.plan.phases[self.stream.phase.number - 1 :]
-        check_parts(config, shards, self.trainer.learner, later, methods)
+        check_run(self.stream, self.trainer.learner, methods)
+        self.stream.check()
         if resumed_from:
             require_same(self.state, TrainState(made_with=self.made_with), resumed_from)
             self.trainer.load(resumed_from, self.state)

@@ -200,9 +200,9 @@ class Report(contextlib.ExitStack):
         if resumed_from and self._first_step >= plan.steps:
             lines.append(f"the run is complete, with step {plan.steps:,}; give more --steps, or another --out")
         for method in trainer.methods:
-            lines += method.lines(trainer.learner)
             if of_method := method.facts(trainer.learner):
                 facts[method.name] = of_method
+                lines.append(f"{method.name}: {', '.join(f'{key} {value}' for key, value in of_method.items())}")
         ids = [shards.dataset_id for shards, _ in stream.sources]
         facts |= {
             "dataset_id": ids if len(ids) > 1 else ids[0],

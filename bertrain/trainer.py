@@ -18,7 +18,7 @@ import bertdata
 from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.config import Config, pick
-from bertrain.data import micro_batches, to_device
+from bertrain.data import Stream, micro_batches, to_device
 from bertrain.methods import Carry, LearnerSetting, Method
 from bertrain.models.encoder import (
     MicroBatch,
@@ -57,7 +57,7 @@ def build_model(
     """
     nsp, length = "nsp" in objectives_of(config), longest(config)
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
-    source = next((given for method in methods if (given := method.source(config, resume))), None)
+    source = next((given for method in methods if (given := method.base_model(config, resume))), None)
     if source or (config.init and not resume):
         frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         path = checkpoint.resolved(source or config.init, "init")
@@ -145,21 +145,21 @@ def autocast_of(device: torch.device, precision: str) -> Callable[[], contextlib
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
-def check_parts(
-    config: Config, shards: bertdata.Dataset, learner: Learner, phases: Sequence[Phase], methods: Sequence[Method]
-) -> None:
+def check_run(stream: Stream, learner: Learner, methods: Sequence[Method]) -> None:
     """Raise UsageError for a model that cannot follow the phases, and for patterns that match no parameter.
 
-    phases: the present one and later ones. Call `build_optimizer` first: --lr-scale may freeze parameters.
+    Build the optimizer first: --lr-scale may freeze parameters.
     """
+    config, shards = stream.config, next(iter(stream.datasets.values()))
 
     def built(phase: Phase | None) -> PreTrainedModel:
         return build_model(config, shards, phase, methods=methods)[0]
 
-    later = [name for method in methods for name in method.check_model(config, learner, phases, built)]
+    later = [name for method in methods for name in method.check_run(stream, learner, built)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
     optimizers.check_scales([*learner.sizes, *later], config)
-    for before, phase in zip((phases[0], *phases), phases, strict=False):
+    before = stream.phase
+    for phase in stream.plan.phases[stream.phase.number - 1 :]:
         if any(method.remake(before, phase) for method in methods):
             trained = [name for name, parameter in built(phase).named_parameters() if parameter.requires_grad]
         if not any(re.search(phase.options.trains, name) for name in trained):
@@ -168,6 +168,7 @@ def check_parts(
                 f"trainable parameters, such as {trained[0]} and {trained[-1]}; correct the pattern, or leave it out"
             )
             raise UsageError(sentence, "no-match", option="trains", given=phase.options.trains)
+        before = phase
 
 
 def check_names(config: Config) -> None:

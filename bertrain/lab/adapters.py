@@ -50,7 +50,7 @@ class Adapters(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"lora": self.options.lora, "init": base_of(learner.model)}
 
-    def source(self, config: Config, resume: Path | None) -> str | None:
+    def base_model(self, config: Config, resume: Path | None) -> str | None:
         return start_of(resume, config.init) if resume else None
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
@@ -58,14 +58,18 @@ class Adapters(Method):
         if resume and (resume / ADAPTER).is_dir():  # else `Run` says that it was trained without
             read(model, resume)
 
-    def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return plain(model, state)
+    def facts(self, learner: Learner) -> Mapping[str, Any]:
+        return sizes(learner.model)
 
-    def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-        write(model, state, directory)
-
-    def lines(self, learner: Learner) -> Sequence[str]:
-        return facts(learner.model)
+    def export(
+        self,
+        model: PreTrainedModel,
+        weights: Mapping[str, torch.Tensor],
+        beside: Mapping[str, torch.Tensor],
+        directory: Path,
+    ) -> Mapping[str, torch.Tensor]:
+        write(model, weights, directory)
+        return plain(model, weights)
 
 
 def _peft() -> Any:
@@ -222,11 +226,13 @@ def base_of(model: PreTrainedModel) -> str:
     return f"weights of SHA-256 {fingerprint(model, without=trained)[:16]} below the adapter"
 
 
-def facts(model: PreTrainedModel) -> list[str]:
-    """A line that says how much of a model with an adapter is trained."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    trained, frozen = (sum(size for size, is_trained in sizes if is_trained == wanted) for wanted in (True, False))
-    return [f"an adapter of {trained:,} parameters is trained; {frozen:,} are frozen"]
+def sizes(model: PreTrainedModel) -> dict[str, int]:
+    """Return how many parameters of a model with an adapter are trained, and how many are frozen."""
+    parts = {"trained parameters": True, "frozen parameters": False}
+    return {
+        name: sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad == is_trained)
+        for name, is_trained in parts.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ 4 bits

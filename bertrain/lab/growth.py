@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.support import UsageError
 from bertrain.config import Config
+from bertrain.data import Stream
 from bertrain.lab.options import GrowthOptions
 from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
@@ -53,14 +54,10 @@ class Growth(Method):
         if layers := phase.options.of_method(GrowthOptions).layers:
             shorten(config, layers)
 
-    def check_model(
-        self,
-        config: Config,
-        learner: Learner,
-        phases: Sequence[Phase],
-        build_model: Callable[[Phase | None], PreTrainedModel],
+    def check_run(
+        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
-        deepest = build_model(None)
+        deepest, phases = build_model(None), stream.plan.phases[stream.phase.number - 1 :]
         check_depths(deepest, [phase.options.of_method(GrowthOptions).layers for phase in phases])
         check_outside(deepest, build_model(phases[0]))
         self._all_layers = len(layers_of(deepest))

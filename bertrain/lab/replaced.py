@@ -187,21 +187,26 @@ class ReplacedTokens(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
 
-    def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Writes the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
+    def export(
+        self,
+        model: PreTrainedModel,
+        weights: Mapping[str, torch.Tensor],
+        beside: Mapping[str, torch.Tensor],
+        directory: Path,
+    ) -> Mapping[str, torch.Tensor]:
+        """Write the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
         encoder, head = f"objectives.{NAME}.encoder.model.", f"objectives.{NAME}.head."
-        weights = {name.removeprefix(encoder): each for name, each in state.items() if name.startswith(encoder)}
-        if not weights:
-            return  # a mean of weights, which is of the generator's
+        state = {name.removeprefix(encoder): each for name, each in beside.items() if name.startswith(encoder)}
         if self.options.share_embeddings == "difference":
-            weights[self._embeddings] = weights[self._embeddings] + state[self._others]
+            state[self._embeddings] = state[self._embeddings] + weights[self._others]
         if self._kind is ElectraForPreTraining:
-            of_head = {name.removeprefix(head): each for name, each in state.items() if name.startswith(head)}
-            weights = {f"electra.{name}": each for name, each in weights.items()}
-            weights |= {f"discriminator_predictions.{name}": each for name, each in of_head.items()}
+            state = {f"electra.{name}": each for name, each in state.items()}
+            of_head = {name.removeprefix(head): each for name, each in beside.items() if name.startswith(head)}
+            state |= {f"discriminator_predictions.{name}": each for name, each in of_head.items()}
         with torch.device("meta"):
             plain = self._kind(self._config)
         add_names_of_4(plain.config)
-        plain.save_pretrained(directory / NAME, state_dict=weights)
+        plain.save_pretrained(directory / NAME, state_dict=state)
         for name, content in self._files.items():
             (directory / NAME / name).write_bytes(content)
+        return weights

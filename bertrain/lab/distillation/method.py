@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bertrain.methods import LearnerSetting, Method
 from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, load_model, max_length
 from bertrain.objectives import Learner, Objective
-from bertrain.plan import longest
+from bertrain.plan import Phase, longest
 from bertrain.trainer import autocast_of
 
 
@@ -48,14 +48,17 @@ class Distillation(Method):
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
         return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
 
-    def check_batches(self, batches: Stream) -> None:
+    def check_run(
+        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
+    ) -> Sequence[str]:
         """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
         if not self.options.teacher_cache:
-            return
-        loader, num_samples = batches.loader, batches.plan.samples()
+            return ()
+        loader, num_samples = stream.loader, stream.plan.samples()
         if loader.variants is not None:
             num_samples = min(num_samples, loader.variants * loader.num_samples)
         loader.read(np.array([num_samples - 1]))
+        return ()
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
         """Raises UsageError for a teacher that does not fit, or that is another one than before."""

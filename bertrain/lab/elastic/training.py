@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from bertdata.support import UsageError
 from bertrain import state
 from bertrain.config import Config
+from bertrain.data import Stream
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.options import ElasticOptions
@@ -34,14 +35,10 @@ class SubNetworks(Method):
         options: dict[str, Any] = {"isolate": learner.isolate, "seed": setting.config.seed}
         return Elastic(learner.model, learner.objectives, space=space, number=number, **options)
 
-    def check_model(
-        self,
-        config: Config,
-        learner: Learner,
-        phases: Sequence[Phase],
-        build_model: Callable[[Phase | None], PreTrainedModel],
+    def check_run(
+        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
-        _elastic(learner).check_trained(config.lr_scale)
+        _elastic(learner).check_trained(stream.config.lr_scale)
         return ()
 
     def can_compile(self, config: Config) -> bool:
@@ -52,11 +49,6 @@ class SubNetworks(Method):
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
         return _elastic(learner).facts()
-
-    def lines(self, learner: Learner) -> Sequence[str]:
-        facts = self.facts(learner)
-        ends = f"of {facts['least_parameters']:,} to {facts['most_parameters']:,} parameters"
-        return [f"trains {facts['number']:,} sub-networks {ends}, {facts['in_a_step']} in a step"]
 
 
 def _elastic(learner: Learner) -> Elastic:
