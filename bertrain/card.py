@@ -1,16 +1,14 @@
-"""README.md of a checkpoint: a model card as the Hugging Face hub reads it, of facts that a run knows.
+"""README.md of a checkpoint: a model card as the Hugging Face hub reads it, with the facts that a run knows.
 
-The license and the language of the texts are the user's to say. A card ends with a digest of its text, so that one that
-somebody has changed, or written, is known and never replaced. checkpoint.json does not list it: it may be edited.
+The user adds the license and the language of the texts. A card is written once, with its checkpoint, and
+checkpoint.json does not list it, so it may be edited.
 """
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -19,7 +17,6 @@ import transformers
 from transformers import PreTrainedConfig
 
 import bertdata
-from bertdata.support import write_file
 from bertrain.models.families import add_names_of_4
 
 CARD = "README.md"
@@ -29,8 +26,7 @@ PIPELINES = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-"""The class of transformers that loads a model → what the hub calls its use. Other classes have no name there."""
-_MARK = "\n<!-- bertrain wrote the text above, and replaces it only while its digest is "
+"""The class of transformers that loads a model → its pipeline on the hub. Other classes have none."""
 _TEXT = """\
 ---
 library_name: transformers
@@ -44,8 +40,7 @@ license: other
 
 {about}
 
-The license is `other` until you name one above, and the language is not stated. Both depend on the texts, which this \
-card does not know.
+The license is `other` until you name one above, and the language is not stated: both depend on the texts.
 
 ## Use
 
@@ -64,21 +59,6 @@ transformers {version} and newer versions read it.
 """
 
 
-def is_changed(directory: Path) -> bool:
-    """Whether a directory has a README.md that is not as bertrain wrote it."""
-    try:
-        text, _, digest = (directory / CARD).read_text(encoding="utf-8", errors="replace").rpartition(_MARK)
-    except FileNotFoundError:
-        return False
-    return not digest.startswith(_digest(text))
-
-
-def renew(directory: Path, content: bytes) -> None:
-    """Writes the card of a directory that is there, unless somebody has changed it."""
-    if directory.is_dir() and not is_changed(directory):
-        write_file(directory / CARD, content)
-
-
 def content(
     name: str,
     about: str,
@@ -88,18 +68,17 @@ def content(
     head: str = "AutoModelForMaskedLM",
     parts: Mapping[str, str | Mapping[str, Any]] | None = None,
 ) -> bytes:
-    """The card of a directory with a model.
+    """Return the card of a directory with a model.
 
-    name: of the directory. about: what the model is. config: of the model. title: the name, if there is no other. head:
-    the class of transformers that loads it. parts: what to tell beside, by heading: a text, or rows of a table.
+    name: of the directory, and the title if no title is given. about: what the model is. config: of the model.
+    head: the class of transformers that loads it. parts: further facts by heading, a text or the rows of a table.
     """
     pipeline = f"pipeline_tag: {PIPELINES[head]}\n" if head in PIPELINES else ""
     told = "".join(f"## {heading}\n\n{_told(part)}\n\n" for heading, part in (parts or {}).items())
-    names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "head": head}
     version = "4.57" if add_names_of_4(config) else ".".join(transformers.__version__.split(".")[:2])
-    names |= {"model_type": config.model_type, "version": version}
-    text = _TEXT.format(about=about, parts=told, pipeline=pipeline, **names)
-    return f"{text}{_MARK}{_digest(text)} -->\n".encode()
+    names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "head": head, "version": version}
+    names |= {"about": about, "parts": told, "pipeline": pipeline, "model_type": config.model_type}
+    return _TEXT.format(**names).encode()
 
 
 def _told(part: str | Mapping[str, Any]) -> str:
@@ -109,16 +88,7 @@ def _told(part: str | Mapping[str, Any]) -> str:
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def versions() -> dict[str, str]:
-    """What a run was made with."""
-    return {
-        "bertdata": bertdata.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "tokenizers": tokenizers.__version__,
-        "python": platform.python_version(),
-    }
+    """Return the versions of the libraries that a run uses."""
+    packages = (bertdata, torch, transformers, tokenizers)
+    return {each.__name__: str(each.__version__) for each in packages} | {"python": platform.python_version()}

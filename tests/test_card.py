@@ -15,13 +15,12 @@ from helpers import succeeds, tuning
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from training import TINY, changing, train
-from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import card, checkpoint, state
 from bertrain.config import Config
 from bertrain.lab import finetune
 from bertrain.lab.elastic import extract
-from bertrain.lab.tasks import TASKS
 from bertrain.pretrain import pretrain
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
@@ -49,41 +48,33 @@ def cells(directory):
     return dict(re.findall(r"^\| ([a-z, ]+) \| (.*) \|$", (directory / "README.md").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["step-00000002", "step-00000004"])
-def test_the_hub_reads_a_card(trained, name):
-    about = ModelCard.load(trained / name / "README.md")
-    data = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bertrain", "bert"]}
-    assert about.data.to_dict() == data | {"license": "other"}
-    title = about.text.lstrip().splitlines()[0]
-    assert title.startswith(f"# run after step {int(name[-8:])}")
-    assert str(trained.parent) not in about.content  # which is nobody else's business
-    assert "transformers 4.57 and newer" in about.text
-
-
-@pytest.mark.parametrize("name", ["step-00000002", "step-00000004"])
-def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
-    rows, stated = cells(trained / name), json.loads((trained / "run.json").read_bytes())["resolved"]
-    saved = state.read(trained / name)
+def test_a_card_has_what_the_hub_reads_and_the_numbers_of_the_run(trained, dataset):
+    about = json.loads((trained / "run.json").read_bytes())
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    (entry,) = (entry for entry in log if entry["step"] == saved.step and "tokens" in entry)
-    assert rows["steps"] == f"{saved.step} of {stated['steps']}"
-    assert rows["tokens read, with padding"] == f"{entry['tokens']:,}" == f"{saved.tokens:,}"
-    assert rows["seconds of training"] == f"{saved.seconds['trained']:.1f}"
-    text = (trained / name / "README.md").read_text()
-    assert f" {stated['parameters']:,} parameters" in text
-    amounts = f"{dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens, all rows"
-    assert f"| `{stated['dataset_id']}` | {amounts} |" in text
-
-
-def test_a_card_has_the_loss_of_its_step(trained):
-    log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    last = [entry for entry in log if "validation_loss" in entry][-1]
-    rows = cells(trained / "step-00000004")
-    assert last["step"] == 4
-    assert rows["validation loss"] == f"{last['validation_loss']:.4f} nats a token"
-    reference = json.loads((trained / "run.json").read_bytes())["resolved"]["reference_loss"]
-    assert rows["guessing by frequency alone, on the train split"] == f"{reference['unigram']:.4f} nats a token"
-    assert (rows["right"], rows["after step"]) == (f"{last['validation_accuracy']:.2%}", "4")
+    losses = {entry["step"]: entry for entry in log if "validation_loss" in entry}
+    for path in (trained / "step-00000002", trained / "step-00000004"):
+        card, rows, saved = ModelCard.load(path / "README.md"), cells(path), state.read(path)
+        data = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bertrain", "bert"]}
+        assert card.data.to_dict() == data | {"license": "other"}
+        assert card.text.lstrip().startswith(f"# run after step {saved.step}\n")
+        assert "transformers 4.57 and newer" in card.text
+        assert f" {about['resolved']['parameters']:,} parameters" in card.text
+        amounts = f"{dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens, all rows"
+        assert f"| `{dataset.dataset_id}` | {amounts} |" in card.text
+        reference, measured = about["resolved"]["reference_loss"], losses[saved.step]
+        assert rows == rows | {
+            "steps": f"{saved.step} of 4",
+            "tokens read, with padding": f"{saved.tokens:,}",
+            "seconds of training": f"{saved.seconds['trained']:.1f}",
+            "validation loss": f"{measured['validation_loss']:.4f} nats a token",
+            "guessing by frequency alone, on the train split": f"{reference['unigram']:.4f} nats a token",
+            "right": f"{measured['validation_accuracy']:.2%}",
+            "after step": f"{saved.step}",
+        }
+        given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", card.text, re.MULTILINE))
+        wanted = ["elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability"]
+        options = {"--" + name.replace("_", "-"): str(about["config"][name]) for name in wanted}
+        assert given == options | {"--model": "bert.json"}
 
 
 def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
@@ -94,15 +85,6 @@ def test_a_card_says_on_which_rows_its_loss_was_measured(dataset, tmp_path):
         rows = cells(tmp_path / f"step-{step:08d}")
         assert rows["after step"] == str(evaluated)
         assert f" rows of {length} tokens of the validation split, 20% " in rows["measured on"]
-
-
-def test_the_options_of_a_card_are_those_that_differ(trained):
-    text = (trained / "step-00000004" / "README.md").read_text()
-    given = dict(re.findall(r"^\| (--\S+) \| (.*) \|$", text, re.MULTILINE))
-    config = json.loads((trained / "run.json").read_bytes())["config"]
-    wanted = ["model", "elastic", "length", "steps", "global_batch_size", "lr", "mlm_probability"]
-    expected = {"--" + name.replace("_", "-"): str(config[name]) for name in wanted}
-    assert given == expected | {"--model": "bert.json"}
 
 
 def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
@@ -116,11 +98,6 @@ def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
     assert text.count(f": `{dataset.dataset_id}`, ") == 2
     gone = Config.of(data="x", init="/home/someone/that was removed since")
     assert gone.differing()["--init"] == "that was removed since"
-
-
-def test_a_bar_in_an_option_ends_no_cell():
-    text = card.content("x", "", config=BertConfig(), parts={"Options": {"--trains": "embeddings|head"}}).decode()
-    assert "\n| --trains | embeddings\\|head |\n" in text
 
 
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -141,7 +118,8 @@ READ_BY_4 = [  # type and settings of a model, and the names that transformers 4
 
 @pytest.mark.parametrize(("kind", "settings", "names"), READ_BY_4)
 def test_a_card_says_which_transformers_read_a_model(kind, settings, names):
-    config = AutoConfig.for_model(kind, **settings)
+    config, bar = AutoConfig.for_model(kind, **settings), {"Options": {"--trains": "embeddings|head"}}
+    assert "\n| --trains | embeddings\\|head |\n" in card.content("x", "", config=config, parts=bar).decode()
     version = ".".join(transformers.__version__.split(".")[:2]) if names is None else "4.57"
     assert f"\ntransformers {version} and newer " in card.content("x", "", config=config).decode()
     found = {"every_n_layers": "global_attn_every_n_layers", "global": "global_rope_theta", "local": "local_rope_theta"}
@@ -182,16 +160,6 @@ def test_the_command_of_the_page_sends_the_model_and_not_the_state_of_the_run(tr
     assert sorted(sent) == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
-def test_a_change_of_one_letter_is_seen(run):
-    directory = run / "step-00000004"
-    assert not card.is_changed(directory)
-    text = (directory / "README.md").read_text()
-    (directory / "README.md").write_text(text.replace("license: other", "license: mit"))
-    assert card.is_changed(directory)
-    card.renew(directory, text.encode())
-    assert "license: mit" in (directory / "README.md").read_text()
-
-
 def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     lines = [f"{word} {number}\t{word == 'good'}" for number in range(8) for word in ("good", "bad")]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
@@ -211,10 +179,6 @@ def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     path.write_text("mine\n")
     assert tuned()[0] == run
     assert path.read_text() == "mine\n"
-
-
-def test_a_task_has_a_name_on_the_hub():
-    assert {kind.head.__name__ for kind in TASKS.values()} < set(card.PIPELINES)
 
 
 def test_a_sub_network_has_a_card(trained, tmp_path):

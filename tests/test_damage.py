@@ -18,7 +18,6 @@ from training import QUIET, cannot_read, flags, refused_run, seal, train, weight
 
 from bertdata.format.records import read_record, write_record
 from bertrain import checkpoint, pretrain, state
-from bertrain import trainer as trainer_module
 from bertrain.__main__ import main
 
 
@@ -162,7 +161,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
 @pytest.mark.parametrize("command", ["doctor", "pretrain"])
 def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
-    monkeypatch.setattr(trainer_module, "open_datasets", lambda config: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(pretrain, "open_datasets", lambda config: (_ for _ in ()).throw(error))
     done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     is_interrupt = isinstance(error, KeyboardInterrupt)
