@@ -323,6 +323,14 @@ static int naming(char op, const char *name, int from_at, const char *from, int 
     CALL(NAME, name, two, -1, real(from_at, from, to_at, to), !result, record(op, 0, 0, one, two, -1, 0));
 }
 
+static int linking(const char *name, const char *target, int at, const char *link) {
+    Path path;
+    if (mode == OFF || !of_name(at, link, path)) return syscall(SYS_symlinkat, target, at, link);
+    CALL(NAME, name, path, -1, (int)syscall(SYS_symlinkat, target, at, link), !result, record('y', 0, 0, path, target, -1, 0));
+}
+int symlink(const char *target, const char *link) { return linking("symlink", target, AT_FDCWD, link); }
+int symlinkat(const char *target, int at, const char *link) { return linking("symlinkat", target, at, link); }
+
 /* The only rename that is not trapped: between the two labels. */
 extern const char renaming_begins[], renaming_ends[];
 static __attribute__((noinline)) int real_rename(int a, const char *from, int b, const char *to) {

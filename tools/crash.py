@@ -80,7 +80,7 @@ if FAULT in os.environ:
     inject_at_import(CRASH[int(os.environ[FAULT])])
 
 from crash_commands import COMMANDS, Command, checked, load_kernels, make_inputs, put_dataset, server  # noqa: E402
-from disk import Disk, read_events  # noqa: E402
+from disk import LINK, Disk, read_events  # noqa: E402
 
 LIMIT_S = 60  # of a command; one that takes longer hangs
 OPEN, CREATE, READ, WRITE, SYNC, CLOSE, NAME, REMOVE, MAP, LOCK, LIST = (1 << bit for bit in range(11))
@@ -182,6 +182,8 @@ class Place:
         for path, content in sorted(tree.items()):
             if content is None:
                 (self.work / path).mkdir(exist_ok=True)
+            elif content.startswith(LINK):
+                (self.work / path).symlink_to(content.removeprefix(LINK).decode())
             else:
                 (self.work / path).write_bytes(content)
 
@@ -189,7 +191,10 @@ class Place:
         found = {}
         for name in ("out", "cache"):
             for path in [self.work / name, *(self.work / name).rglob("*")]:
-                found[str(path.relative_to(self.work))] = path.read_bytes() if path.is_file() else None
+                content = path.read_bytes() if path.is_file() else None
+                found[str(path.relative_to(self.work))] = (
+                    LINK + bytes(path.readlink()) if path.is_symlink() else content
+                )
         return found
 
 
@@ -228,7 +233,7 @@ class Trial:
 
         ended = forked(collect, self.place.said)
         self._require(ended)
-        shutil.copytree(self.place.out, self.whole)
+        shutil.copytree(self.place.out, self.whole, symlinks=True)
         for module in ended.answer:
             if module not in sys.modules and module.partition(".")[0] in PACKAGES:
                 with contextlib.suppress(ImportError):

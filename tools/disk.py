@@ -19,12 +19,14 @@ EVENT = struct.Struct("=iiqqii")
 VARIANTS = ("all", "none", "cut", "torn", "zeros", "last")
 """Of the writes to a file since it was synced: all; none; the first half of them; these and half of the next one; the
 size, but zeros; the same, but the last write is there. No synced byte is lost."""
-Tree = dict[str, bytes | None]  # path below the root → bytes of a file; None: a directory
+LINK = b"\0symbolic link to "
+Tree = dict[str, bytes | None]
+"""Path below the root → bytes of a file, or LINK and what a symbolic link names; None: a directory."""
 
 
 class Event(NamedTuple):
-    """A call that changed the disk. op: o(pen), w(rite), t(runcate), s(ync), r(ename), l(ink), u(nlink), d(irectory) or
-    m(ap).
+    """A call that changed the disk. op: o(pen), w(rite), t(runcate), s(ync), r(ename), l(ink), s(y)mlink, u(nlink),
+    d(irectory) or m(ap).
     """
 
     op: str
@@ -126,6 +128,8 @@ class Disk:
         if event.op in "rl":
             gone, node = self._parent(event.first), self._node(event.first)
             self._give(*self._parent(event.second), node, gone if event.op == "r" else None)
+        elif event.op == "y":
+            self._give(*self._parent(event.first), self._new(is_directory=False, content=LINK + event.second.encode()))
         elif event.op == "d":
             self._give(*self._parent(event.first), self._new(is_directory=True))
         elif event.op == "u":
