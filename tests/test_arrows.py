@@ -297,14 +297,6 @@ def test_public_names_are_exactly_these():
 SIZE = runpy.run_path(str(ROOT / "tools" / "size.py"), run_name="read")
 
 
-def test_lines_of_code_are_counted_without_words():
-    source = '"""Of a\nmodule."""\n\n# why\ndef f(x):\n    """What."""\n    y = (  # so\n        x\n    )\n\n'
-    source += '    return """a\nb"""\n'
-    assert SIZE["code_lines"](source) == {5, 7, 8, 9, 11, 12}
-    assert [*SIZE["long_functions"]("def f():\n" + "    x = 1\n" * 60)] == [("f", 61)]
-    assert [*SIZE["long_functions"]("def f():\n" + "    x = 1\n" * 59)] == []
-
-
 def test_sizes_are_below_their_ceilings():
     assert [*SIZE["problems"]()] == []
 

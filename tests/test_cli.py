@@ -16,7 +16,6 @@ from unittest.mock import patch
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from conftest import make_text, write_dataset
 from helpers import flip, invoke, refused, succeeds, waited, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -47,15 +46,6 @@ def test_every_command_and_every_option_has_help(program, name):
     listed = [option for options in getattr(command, "headings", {}).values() for option in options]
     assert len(listed) == len(set(listed))
     assert {*listed} <= {option.name for option in command.params}
-
-
-def test_the_list_of_commands_fits_a_terminal():
-    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    lines = shown.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in lines] == COMMANDS
-    assert not [line for line in lines if line.endswith("...")]
-    assert bertdata.__version__ in succeeds(main, "--version").output
 
 
 built = functools.partial(succeeds, main, "build")

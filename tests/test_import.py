@@ -456,17 +456,6 @@ def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
     assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40
 
 
-def test_an_input_that_changes_is_noticed(tmp_path, vocab):
-    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
-
-    def touch(done, total):
-        os.utime(f"{prefix}.bin", ns=(1, 1))
-
-    with refuses("changed", "inputs", given=f"{prefix}.bin"):
-        import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", progress=touch)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
 def test_an_input_of_ids_holds_no_file_open(tmp_path):
     """So the number of inputs has no limit."""
     data, index = reference.megatron(each_one_sequence(DOCUMENTS), "uint16")

@@ -29,9 +29,6 @@ from bertrain.__main__ import COMMANDS, main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
-BY_TAG = {
-    "pypa/gh-action-pypi-publish@v1.14.1"
-}  # actions that workflows name by a tag, as nobody has compared a digest with it yet
 SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
@@ -163,19 +160,6 @@ def test_threads_that_wait_do_not_keep_their_core(given, count):
     assert f"GOMP_SPINCOUNT = '{count}'" in done.stderr
 
 
-def test_the_version_is_stated_once():
-    """The archives get it from bertdata/__init__.py, and nothing else of the project states one."""
-    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "version" not in configuration["project"]
-    assert configuration["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "bertdata.__version__"}
-    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    states = re.compile(rf"""^__version__ =|^version ?[:=] ?["']?{re.escape(bertdata.__version__)}""", re.MULTILINE)
-    kept = [name for name in sources() if name.endswith((".py", ".toml", ".cff", ".yml", ".in"))]
-    assert [name for name in kept if states.search((ROOT / name).read_text(encoding="utf-8"))] == [
-        "bertdata/__init__.py"
-    ]
-
-
 def test_the_newest_release_of_the_changelog_is_this_version():
     """ "Unreleased" may stand above it, with what came since."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -187,12 +171,6 @@ def test_the_newest_release_of_the_changelog_is_this_version():
     assert sorted(versions, key=Version, reverse=True) == [*versions]
     assert sorted(map(date.fromisoformat, dates), reverse=True) == [date.fromisoformat(day) for day in dates]
     assert "unreleased" not in text.partition(f"## {releases[0]}")[2].lower()
-
-
-def test_the_changelog_names_pages_that_exist():
-    named = set(re.findall(r"\b(docs/[\w/-]+\.md|[A-Z]+\.md)\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
-    assert "docs/format.md" in named
-    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_the_engine_needs_no_torch_and_the_extra_does():
@@ -247,21 +225,6 @@ def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and
     stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert set(stated) <= set(versions)
     assert f">={versions[0]}" == PROJECT["requires-python"]
-
-
-def test_workflows_name_actions_by_the_digest_of_a_commit():
-    """A tag can be moved to other code. The version is a comment, and an action has one version in all workflows."""
-    by_tag, pinned = set(), {}
-    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
-        for action, at, version in re.findall(r"\buses: *([^@\s]+)@(\S+)(.*)", path.read_text(encoding="utf-8")):
-            if re.fullmatch(r"[0-9a-f]{40}", at):
-                assert re.fullmatch(r"  # v\d+\.\d+\.\d+", version), f"{path.name}: {action} has no version behind it"
-                pinned.setdefault(action, set()).add((at, version))
-            else:
-                by_tag.add(f"{action}@{at}")
-    assert by_tag == BY_TAG
-    assert [action for action, versions in pinned.items() if len(versions) > 1] == []
-    assert "actions/checkout" in pinned
 
 
 def sources():

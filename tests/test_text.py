@@ -144,20 +144,6 @@ def test_every_second_byte_after_a_lead_is_judged_as_python_judges_it(lead):
             require_same_invalid(bytes([lead, second]) + rest)
 
 
-def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
-    """Documents of many sizes around that of a block, one of them larger than two blocks."""
-    sizes = [10, 1 << 20, (1 << 20) - 1, 2_500_000, 3, 77_777] + [9_000] * 200
-    content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
-    with patch.object(formats, "BLOCK_BYTES", 1 << 20):
-        blocks = list(blocks_of(files(folder, [content])))
-    assert len(blocks) > 3
-    texts = [some.text[a:b].tobytes() for _, some in blocks for a, b in itertools.pairwise(some.offsets)]
-    assert texts == [b"x" * (size // 2) + b"\n" + b"y" * (size // 2) + b"\n" for size in sizes]
-    read_so_far = [block.bytes_read for block, _ in blocks]
-    assert read_so_far == sorted(read_so_far)
-    assert read_so_far[-1] == len(content)
-
-
 # -------------------------------------------------------------------------------------------------------- JSON lines
 
 

@@ -70,20 +70,6 @@ def test_the_error_is_that_of_one_thread_alone(workers, bad_items, bad_work):
         assert results[first[0]] == [item * item for item in range(first[1])]
 
 
-def test_threads_without_a_task_do_work_of_the_others():
-    names = set()
-
-    def work(item):
-        names.add(threading.current_thread().name)
-        time.sleep(0.002)
-
-    def make(share):
-        list(share.in_order(work, range(200)))
-
-    Crew(3).run(make, [None])
-    assert len(names) == 3
-
-
 def test_items_are_made_only_a_few_ahead():
     """So that memory is bounded, also where one piece of work takes long."""
     made, done = [], []

@@ -340,20 +340,6 @@ def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_p
     assert "no-such-model" in _Hub.asked[-1]  # and not some-model again: it is in the cache
 
 
-def test_a_cache_with_one_file_of_two_is_completed_where_a_hub_answers(hub, tmp_path):
-    """Other programs take tokenizer.json alone."""
-    _Hub.files["tokenizer_config.json"] = b'{"model_max_length": 77}'
-    reach = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "NO_PROXY": "", "no_proxy": ""}
-    program = "import huggingface_hub; huggingface_hub.hf_hub_download('some-model', 'tokenizer.json')"
-    python("-c", program, environment=reach, timeout=20)
-    assert from_hub("some-model", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9") == ["30522"]
-    asked = len(_Hub.asked)
-    for _ in range(2):
-        assert from_hub("some-model", HF_HOME=str(tmp_path), HF_ENDPOINT=hub) == ["30522"]
-    assert sum("tokenizer_config.json" in path for path in _Hub.asked[asked:]) in (1, 2)  # HEAD, GET; then it is here
-    assert [*tmp_path.rglob("tokenizer_config.json")]
-
-
 def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
     proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
     assert from_hub("some-model", HF_HOME=str(tmp_path), **proxied) == ["30522"]
