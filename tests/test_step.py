@@ -170,8 +170,8 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
 
 def test_kernels_learn_the_same(dataset, tmp_path):
     logs = [
-        train(dataset.path, tmp_path / choice, **QUIET | {"steps": 3, "attention": choice, "precision": precision})
-        for choice, precision in (("flash", "fp32"), ("math", "fp32"), ("flash", "bf16"))
+        train(dataset.path, tmp_path / choice / form, **QUIET | {"steps": 3, "attention": choice, "precision": form})
+        for choice, form in (("flash", "fp32"), ("math", "fp32"), ("flash", "bf16"))
     ]
     assert_near(logs[0], logs[1], rel=1e-4)
     assert_near(logs[0], logs[2], rel=2e-2)
