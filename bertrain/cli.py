@@ -77,7 +77,7 @@ def command(run: Callable[..., None], **options: Any) -> click.Command:
         with one_sentence(quiet=not is_first):  # every rank would say the same
             given = {name: value for name, value in given.items() if value not in (None, ())}
             config, lines = _config(given, file, recipe)
-            imported("plan").check(config)
+            imported("plan").options_of(config)  # which names an invalid phase
         for line in lines if is_first else ():
             click.echo(line)
         run(config, **flags)

@@ -63,9 +63,6 @@ class Method:
 
     # ------------------------------------------------------------------------------------------- options and rows
 
-    def check(self, config: Config) -> None:
-        """Raise UsageError for options that do not go together. The rules of the options have been checked."""
-
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
         """Return what makes the loader of the training rows. It is called as `make`, by default bertdata.Loader."""
         return make

@@ -26,7 +26,6 @@ from bertrain.config import (
     layered,
     without_removed,
 )
-from bertrain.methods import methods_of
 from bertrain.optim import Curve
 from bertrain.options import LONGEST, exact, flag
 
@@ -183,16 +182,8 @@ def longest(config: Config) -> int:
     return max(options.length for options in options_of(config))
 
 
-def check(config: Config) -> None:
-    """Raise UsageError for phases that do not fit together, and for what methods cannot do in them."""
-    options_of(config)
-    for method in methods_of(config):
-        method.check(config)
-
-
 def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
     """Return the phases of a run; one without [[phase]]. Raises UsageError for phases that no run can have."""
-    check(config)
     options = options_of(config)
     borders = _borders(config, options, [sizes.samples(each.data, each.length) for each in options])
     phases = []

@@ -35,7 +35,7 @@ from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.options import FROM_0, INTEGER, Either, Needs, Options
 from bertrain.options import option as declared
-from bertrain.plan import check
+from bertrain.plan import options_of
 from bertrain.pretrain import main
 from bertrain.trainer import build_model
 
@@ -178,7 +178,7 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset,
         ({"noise": "much"}, "malformed", "noise"),
     ):
         with refuses(kind, option):
-            check(Config.of(data="d", out="o", **options))
+            options_of(Config.of(data="d", out="o", **options))
     made = Config.of(data="d", noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
     assert Config.of(**made.flat()) == made
     line = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path, "--noise", 0.1, "--model", TINY).output

@@ -173,7 +173,9 @@ def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path, mo
 def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, tmp_path, configs):
     growth = {"phase": changing(0.5, layers=[1, None])}
     for name, more, kind, option, given in (
-        ("bert", {"phase": changing(0.5, layers=[1, 1])}, "out-of-range", "layers", 1),
+        ("bert", {"phase": changing(0.5, layers=[1, 1])}, "out-of-range", "layers", [1, 1]),
+        ("bert", {"phase": changing(0.3, 0.6, layers=[2, 1, None])}, "out-of-range", "layers", [2, 1, 2]),
+        ("bert", {"grow_by": "fresh"}, "needs-option", "grow_by", "fresh"),
         ("bert", {"phase": changing(0.5, layers=[3, None])}, "out-of-range", "layers", 3),
         ("bert", {"phase": changing(0.3, 0.6, layers=[1, 5, None])}, "out-of-range", "layers", 5),
         (

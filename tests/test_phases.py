@@ -170,8 +170,6 @@ TWO = [{"steps": 4, "length": 16, "lr": 1.0}, {"tokens": "160", "length": 32, "r
         ({"phase": [{"time": "9s"}]}, ("other-version", "time")),
         ({"phase": [{"steps": 3, "decay_share": 0.5}]}, ("needs-option", "decay_share")),
         ({"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}, ("conflict", "rope_base")),
-        ({"phase": [{"steps": 3, "layers": 4}, {"steps": 3, "layers": 2}]}, ("malformed", "layers")),
-        ({"phase": [{"share": 1}], "grow_by": "fresh"}, ("needs-option", "grow_by")),
         ({"phase": [{"layers": 1}], "teacher": "x"}, ("conflict", "distil")),
         ({"phase": [{"layers": 1}], "init": "x"}, ("conflict", "init")),
         ({"elastic": "layers=1:3", "phase": [{"steps": 3, "layers": 1}]}, ("conflict", "elastic")),

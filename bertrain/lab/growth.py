@@ -14,7 +14,6 @@ So weights and moments always come from one tensor (as in Shen et al., 2022), an
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +21,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.support import UsageError
-from bertrain.config import Config
 from bertrain.data import Stream
 from bertrain.lab.options import GrowthOptions
 from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
-from bertrain.plan import Phase, options_of
+from bertrain.plan import Phase
 
 
 class Growth(Method):
@@ -40,16 +38,6 @@ class Growth(Method):
         super().__init__(options)
         self._all_layers = 0  # of the complete model
 
-    def check(self, config: Config) -> None:
-        layers = [options.flat().get("layers") or math.inf for options in options_of(config)]
-        if layers == [math.inf] * len(layers):
-            sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
-            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
-        if layers != sorted(layers):
-            shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
-            sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
-            raise UsageError(sentence, "malformed", option="layers", given=layers)
-
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
         if layers := phase.options.of_method(GrowthOptions).layers:
             shorten(config, layers)
@@ -58,7 +46,11 @@ class Growth(Method):
         self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
         deepest, phases = build_model(None), stream.plan.phases[stream.phase.number - 1 :]
-        check_depths(deepest, [phase.options.of_method(GrowthOptions).layers for phase in phases])
+        depths = [phase.options.of_method(GrowthOptions).layers for phase in stream.plan.phases]
+        if not any(depths):
+            sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
+            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
+        check_depths(deepest, depths)
         check_outside(deepest, build_model(phases[0]))
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
@@ -90,7 +82,7 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
 
 
 def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
-    """Raises UsageError for a model that cannot grow, or for phases with more layers, or whose last one has fewer."""
+    """Raise UsageError for a model that cannot grow, and for numbers of layers that it cannot have in this order."""
     if _prefix(full) is None:
         kind = full.config.model_type
         sentence = f"the layers of {kind} cannot be told apart, or share weights; leave layers out of the phases"
@@ -98,9 +90,13 @@ def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
     for depth in filter(None, depths):
         shorten(copy.deepcopy(full.config), depth)
     number = len(layers_of(full))
-    if depths[-1] not in (None, number):
-        sentence = f"the last phase has {depths[-1]} layers, and --model has {number}; leave layers out of it"
-        raise UsageError(sentence, "out-of-range", option="layers", given=depths[-1])
+    numbers = [depth or number for depth in depths]
+    if numbers != sorted(numbers) or numbers[-1] != number:
+        sentence = (
+            f"the phases have {', '.join(map(str, numbers))} layers, and --model has {number}; give numbers that do "
+            "not fall, and none in the last phase"
+        )
+        raise UsageError(sentence, "out-of-range", option="layers", given=numbers)
 
 
 def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
