@@ -38,9 +38,9 @@ from bertrain.options import (
     option,
     several,
 )
+from bertrain.trackers import TRACKERS
 
 T = TypeVar("T", bound=Options)
-TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
 MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows on CPUs, tokens on GPUs
@@ -247,7 +247,9 @@ class Config(Options):
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
     log_every: int = option(10, COUNT, CHECKPOINTS, resume="free")
     """Steps between entries of log.jsonl."""
-    log_to: tuple[str, ...] = option((), several(choice(*TRACKERS), f"of {TRACKERS}"), CHECKPOINTS, resume="free")
+    log_to: tuple[str, ...] = option(
+        (), several(choice(*TRACKERS), f"of {tuple(TRACKERS)}"), CHECKPOINTS, resume="free"
+    )
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
     (docs/records.md). May be repeated.
     """

@@ -132,7 +132,12 @@ class Pretraining:
     def facts(self) -> dict[str, object]:
         """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
         datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
-        return self.config.flat() | self.made_with | datasets | {"checkpoint": self._index_sha256} | card.versions()
+        resolved = {
+            "precision": self.trainer.precision,
+            "attention": self.trainer.attention,
+            "checkpoint": self._index_sha256,
+        }
+        return self.config.flat() | resolved | self.made_with | datasets | card.versions()
 
     def begin(self, lock: checkpoint.Lock) -> None:
         """Open the log, and print the first lines. Call it on all ranks. lock: of the directory, held on rank 0."""

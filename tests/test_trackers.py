@@ -12,7 +12,6 @@ from training import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
 from bertrain import trackers
-from bertrain.config import TRACKERS
 from bertrain.pretrain import main as pretrain_command
 
 OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
@@ -63,10 +62,6 @@ def expected(out):
     return rows
 
 
-def test_the_names_of_the_option_are_those_of_the_table():
-    assert tuple(trackers.TRACKERS) == TRACKERS
-
-
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(dataset, tmp_path, library, name):
     out = tmp_path / "run"
@@ -112,7 +107,7 @@ def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, li
     assert line.endswith(": the disk is full")
 
 
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     refusal = refused_run(dataset.path, tmp_path / "run", log_to=name, kind="not-installed", option="log_to")
