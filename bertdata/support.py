@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertdata.choices import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.cli import main as bertdata_main
-from bertdata.errors import BuildError, DatasetError, InputError, StateError, TokenizerError, UsageError
+from bertdata.errors import BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.errors import counted, install, is_out_of_memory
 from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, write_file, write_page
 from bertdata.urls import require_local_output
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bertdata.look.page import assemble_page
     from bertdata.read.words import continuing
     from bertdata.sources.inputs import Input, local
-    from bertdata.sources.streams import CHUNK, InputStream, opened
+    from bertdata.sources.streams import opened
     from bertdata.sources.tables import TABLE_KINDS
     from bertdata.tokenize.spelling import Spelling, spelled
     from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer

@@ -1,1 +1,1 @@
-"""The commands beside `pretrain`; each file is one, or what several need. `bertrain` lists them."""
+"""The commands other than `pretrain`, and what several of them need. `bertrain` lists them."""

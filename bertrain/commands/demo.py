@@ -2,7 +2,7 @@
 
     bertdata demo
 
-Each step is a command that you could type, and is shown as one. What is there already is used again.
+Each step is a command that you could type, and is printed. Finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(out: str) -> None:
 
 
 def _call(name: str, command: click.Command, *words: str) -> None:
-    """Shows a command as it would be typed, and runs it. Its failure ends the program."""
+    """Print a command as a user types it, and run it. If it fails, the program ends."""
     click.echo(f"\n$ {name} {shlex.join(words)}")
     command.main(list(words), prog_name=name, standalone_mode=False)
 

@@ -22,10 +22,10 @@ DOCSTRING = re.compile(r'(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*(?:#[^\n]*)?\n\s+)[rRuU]?
 
 
 def write(path: Path, num_bytes: int) -> tuple[int, int]:
-    """Writes a corpus of about so many bytes, completely or not at all. Returns its docstrings and its bytes.
+    """Write a corpus of about so many bytes, completely or not at all. Return its docstrings and its bytes.
 
-    The corpus is smaller where the packages have less. Reads every Python source file, which takes some seconds; shows
-    a bar. Raises InputError if there is no docstring.
+    The corpus is smaller if the packages have less. It reads every Python source file, in some seconds. Raises
+    InputError if there is no docstring.
     """
     texts: dict[bytes, bytes] = {}
     for source in tqdm(sources(), desc="reading docstrings", unit="file", disable=None):
@@ -46,9 +46,9 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a module, its classes and its functions, without blank lines.
+    """Yield the docstrings of a module, its classes and its functions, without blank lines.
 
-    Found by what they look like, a string after a colon or at the top of a file: parsing takes over ten times as long.
+    A regular expression finds them, after a colon or at the top of a file: parsing takes over ten times as long.
     """
     try:
         source = path.read_text(encoding="utf-8")
@@ -61,6 +61,6 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def sources() -> list[Path]:
-    """Every Python source file of the standard library and the installed packages."""
+    """Return every Python source file of the standard library and the installed packages."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     return sorted({path.resolve() for root in roots for path in Path(root).rglob("*.py")})

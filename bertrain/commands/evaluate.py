@@ -1,10 +1,10 @@
-"""Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed; or its accuracy on minimal pairs.
+"""Measure loss and accuracy of a checkpoint on held-out text, or its accuracy on minimal pairs.
 
     bertrain evaluate --checkpoint run/ --data shards/ --show 2
     bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz    (pairs.py)
 
-Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the loss is a mean over tokens.
-Losses of different vocabularies do not compare; bits per byte do, as far as a masked loss can.
+It always masks 15 % of the tokens (80/10/10), with a fixed seed, so that results of all runs compare. The loss is a
+mean over tokens. Losses of different vocabularies do not compare; bits per byte do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ONLY_WITH = {
 
 
 def _samples(shown: list[Shown]) -> str:
-    """Samples for a terminal: the text of each, and below it a line for each masked token."""
+    """Return samples for a terminal: the text of each, and a line for each masked token."""
     blocks = []
     for number, sample in enumerate(shown, 1):
         lines = [f"sample {number} of {len(shown)}, with >masked< tokens:", ""]
@@ -51,7 +51,7 @@ def _samples(shown: list[Shown]) -> str:
 def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
-    """The checkpoint, the shards and the row length, after checking that they belong together."""
+    """Return the encoder, the shards, the checkpoint and the row length. Raises UsageError if they do not fit."""
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
         only = ", ".join(shards.splits)
@@ -68,7 +68,7 @@ def opened(
 
 
 def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[str, float]) -> str:
-    """The result for a terminal."""
+    """Return the result for a terminal."""
 
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
@@ -96,7 +96,7 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 
 
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
-    """Raises UsageError unless there is one thing to evaluate on, and no option for the other."""
+    """Raise UsageError unless there is either --data or --pairs, with its own options alone."""
     if data is None and pairs_path is None:
         sentence = (
             "there is nothing to evaluate on; give --data, a directory of shards, or --pairs, a file of minimal pairs"
@@ -113,7 +113,7 @@ def _check(context: click.Context, data: str | None, pairs_path: str | None) -> 
 
 
 def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, as_json: bool) -> None:
-    """Evaluates on minimal pairs, and prints the result on rank 0."""
+    """Evaluate on minimal pairs, and print the result on rank 0."""
 
     def ready() -> tuple[Any, ...]:
         chosen, directory = pairs.read(file, most), checkpoint.find(Path(path))

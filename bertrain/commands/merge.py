@@ -3,7 +3,7 @@
     bertrain merge run/step-00008000 run/step-00009000 run/step-00010000 --out merged/
 
 The checkpoints have the same model and the same tokenizer. Adapters are merged into the weights that this command
-reads, so the result has none. docs/models.md says when a mean is of use.
+reads, so the result has none. docs/models.md says when a mean is useful.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMED = 3  # of the settings in which two models differ
 
 
 def chosen(paths: Sequence[str]) -> list[Path]:
-    """The checkpoints that the paths name, in the order of their directories.
+    """Return the checkpoints that the paths name, in the order of their directories.
 
     Raises UsageError for fewer than two, and for one that is named twice.
     """
@@ -43,7 +43,7 @@ def chosen(paths: Sequence[str]) -> list[Path]:
 
 
 def mean(directories: Sequence[Path]) -> PreTrainedModel:
-    """A model whose weights are the mean of those of checkpoints. Weights are added in float64, and rounded once.
+    """Return a model with the mean weights of checkpoints. Weights are added in float64, and rounded once.
 
     Raises UsageError for models that differ in more than their weights.
     """
@@ -60,7 +60,7 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
 
 
 def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, other: PreTrainedModel) -> None:
-    """Raises UsageError, which names what differs, if two checkpoints are of different models."""
+    """Raise UsageError, which names what differs, if two checkpoints have different models."""
     for config in (model.config, other.config):
         add_names_of_4(config)  # which earlier checkpoints do not have
     one, two = model.config.to_dict(), other.config.to_dict()
@@ -75,7 +75,7 @@ def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, 
 
 
 def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
-    """The files of the tokenizer that all checkpoints have. Raises UsageError if one has another."""
+    """Return the files of the tokenizer of all checkpoints. Raises UsageError if one has a different tokenizer."""
     first = directories[0]
     files = load_tokenizer(str(first)).files
     for directory in directories[1:]:

@@ -27,7 +27,7 @@ from bertrain.ranks import World
 SCORES = ("word-l2r", "sum", "mean")
 SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # the names that files give to the two sentences
 GROUPS = {"field": ("field",), "phenomenon": ("phenomenon", "linguistics_term"), "paradigm": ("paradigm", "UID")}
-"""What a result is split by: its name → the names that files give to it."""
+"""A kind of group in results → its names in files."""
 MOST_SHOWN = 20  # groups of one kind in a table for a terminal
 SEED = 0
 
@@ -42,9 +42,9 @@ class Pair(NamedTuple):
 
 
 def read(path: str, most: int | None = None) -> list[Pair]:
-    """The pairs of a file of JSON lines, which may be compressed; or `most` of them, the first in a fixed random order.
+    """Return the pairs of a file of JSON lines, which may be compressed. most: the first of a fixed random order.
 
-    Raises UsageError, which names the file and the line, for what cannot be read or is no pair.
+    Raises UsageError, which names the file and the line, for a file that cannot be read and an invalid pair.
     """
     pairs = []
     for number, line in enumerate(reading.text(path, "pairs").split("\n"), 1):
@@ -71,7 +71,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
 
 
 def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
-    """The tokenizer of a checkpoint. Raises UsageError if there is none, or if it has not what rows are made of."""
+    """Return the tokenizer of a checkpoint. Raises UsageError if it is missing, or cannot make rows for the model."""
     try:
         tokenizer = load_tokenizer(str(directory))
     except TokenizerError as error:
@@ -90,7 +90,7 @@ def tokenizer_of(directory: Path, encoder: Encoder) -> LoadedTokenizer:
 def encode(
     pairs: Sequence[Pair], tokenizer: LoadedTokenizer, *, path: str, most: int
 ) -> list[tuple[list[int], list[int]]]:
-    """The ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
+    """Return the ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
 
     path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or without a token.
     """
@@ -118,7 +118,7 @@ def log_likelihoods(
     *,
     score: str,
 ) -> list[float]:
-    """The pseudo-log-likelihood of each row, in nats: the sum over its tokens of log p(token | row with masks).
+    """Return the pseudo-log-likelihood of each row, in nats: the sum of log p(token | row with masks) over its tokens.
 
     rows: ids, [CLS] first and [SEP] last, which are not scored. score "sum" (Salazar et al., 2020) masks the token
     alone, and "mean" divides that by the number of tokens; "word-l2r" (Kauf and Ivanova, 2023) also masks the tokens to
@@ -169,7 +169,7 @@ def evaluate(
     *,
     score: str,
 ) -> dict[str, Any]:
-    """Accuracy over all pairs and over each group. A pair whose scores are equal counts one half.
+    """Return the accuracy over all pairs and over each group. A pair with equal scores counts one half.
 
     rows: what `encode` gives for the pairs. Sentences of the same ids are scored once, so their scores are equal.
     """

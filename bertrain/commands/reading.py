@@ -1,4 +1,4 @@
-"""Text and JSON in files that users give; an error names the file and the line."""
+"""Read text and JSON from files of users. An error names the file and the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPELLED = re.compile(
 
 
 def text(path: str, option: str | None = None) -> str:
-    """The text of a file, decompressed by the ending of its name.
+    """Return the text of a file, decompressed by its file extension.
 
     option: the name of the option that names the file, without dashes, for errors. Raises UsageError, which names the
     file, if it cannot be read, decompressed or decoded, or has more than MOST_BYTES.
@@ -35,7 +35,7 @@ def text(path: str, option: str | None = None) -> str:
 
 
 def decoded(content: bytes, path: object) -> str:
-    """The bytes of a file as text, without a byte order mark. Raises UsageError, which names the line, if not UTF-8."""
+    """Return bytes of a file as text, without a byte order mark. Raises UsageError, with the line, if not UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -44,9 +44,9 @@ def decoded(content: bytes, path: object) -> str:
 
 
 def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct it", **options: Any) -> Any:
-    """JSON. first: the line of the file that it begins in. options: of json.loads.
+    """Parse JSON. first: the line of the file at its start. options: of json.loads.
 
-    Raises UsageError, which names the line where that is known, and ends in the advice, for what is no JSON.
+    Raises UsageError, which names the line if it is known, and ends in the advice, for invalid JSON.
     """
     line = first if "\n" not in content.rstrip() else None
     try:
@@ -62,7 +62,7 @@ def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct
 
 
 def refuse_halves(content: str, path: object, first: int = 1) -> None:
-    """Raises UsageError, which names the line, if JSON spells half a character: such a text cannot be written again."""
+    """Raise UsageError, which names the line, if JSON spells half a character: such text cannot be written again."""
     for match in _SPELLED.finditer(content):
         if half := match["half"]:
             line = first + content.count("\n", 0, match.start())

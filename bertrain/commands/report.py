@@ -1,4 +1,4 @@
-"""What plot --html writes: one page about runs, which needs no network and no other file.
+"""Make the page of plot --html: one file about runs, which needs no network.
 
     log.jsonl, run.json ──► points, evaluations, events, options ──► JSON inside a page ──► a browser draws it
 

@@ -1,4 +1,4 @@
-"""The documents of a batch of a past run, and where they are in the inputs: `bertrain trace run/ --step 1200`.
+"""Find the documents of a batch of a past run, and their places in the inputs: `bertrain trace run/ --step 1200`.
 
     a step of a run ──► positions ──► tokens of the split ──► documents ──► input, and byte or row
               log.jsonl          Loader.spans          offsets       origins/
@@ -58,7 +58,7 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
 
 
 def _is_sound(stream: Any) -> bool:
-    """Whether the log has a position, a batch size, and one dataset or several."""
+    """Return whether the log has a position, a batch size, and one dataset or several."""
     return (
         isinstance(stream, dict)
         and all(type(stream.get(name)) is int for name in ("position", "global_batch_size"))

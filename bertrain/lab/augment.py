@@ -27,9 +27,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.support import (
-    CHUNK,
     InputError,
-    InputStream,
     OneSentence,
     UsageError,
     continuing,
@@ -104,9 +102,9 @@ def read_vectors(path: str) -> Vectors:
     return Vectors(words, F.normalize(torch.tensor(np.stack(rows)), dim=1))
 
 
-def _lines(stream: InputStream, path: str) -> Iterator[bytes]:
+def _lines(stream: Any, path: str) -> Iterator[bytes]:
     rest, number = b"", 0
-    while block := stream.read(CHUNK):
+    while block := stream.read(1 << 17):
         *lines, rest = (rest + block).split(b"\n")
         number += len(lines)
         if len(rest) > LONGEST_LINE:

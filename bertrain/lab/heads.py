@@ -44,25 +44,25 @@ class Reader(NamedTuple):
     order: list[int] | slice = slice(None)  # of the model's logits, for each label of the task
 
     def logits(self, rows: Sequence[dict[str, list[int]]]) -> torch.Tensor:
-        """What the model says of rows, which it reads as one batch."""
+        """Return the logits of rows, as one batch."""
         inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.model.device)
         return self.task.logits(self.model(**inputs))[..., self.order]
 
     def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
-        """What the model says of any number of rows, batch by batch."""
+        """Yield the logits of any number of rows, batch by batch."""
         size = rows_at_once(rows)
         for first in range(0, len(rows), size):
             yield self.logits(rows[first : first + size])
 
 
 def rows_at_once(rows: Sequence[dict[str, list[int]]]) -> int:
-    """How many rows are scored as one batch: fewer where the longest is long."""
+    """Return how many rows are scored as one batch: fewer if the longest is long."""
     longest = max((len(row["input_ids"]) for row in rows), default=1)
     return max(1, min(ROWS, PLACES // longest))
 
 
 def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> tuple[PreTrainedModel, int]:
-    """The checkpoint with a head for the task, and how many tensors of its encoder came from there.
+    """Return the model with a head for the task, and how many tensors of its encoder the checkpoint had.
 
     A head that was trained for the same labels is kept, with their order; one for others is replaced by a new one.
     Raises UsageError if anything but heads was not in it.
@@ -133,12 +133,12 @@ def _has_head(directory: str, task: Task) -> bool:
 
 
 def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model with a head for a task, and what transformers says about its loading. Raises anything for damage."""
+    """Return a model with a head for a task, and what transformers says about its loading. May raise anything."""
     return task.head.from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options)
 
 
 def _config(directory: Path | str) -> Any:
-    """The configuration of a checkpoint. Raises UsageError if there is none that can be read."""
+    """Return the configuration of a checkpoint. Raises UsageError if it cannot be read."""
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:  # of transformers, for a file of any bytes
@@ -157,7 +157,7 @@ def _unloadable(directory: Path | str, error: Exception, option: str = "checkpoi
 
 
 def length_of(directory: str, length: int | None) -> int:
-    """The row length: the one that is given, else LENGTH, or the positions of the model where these are fewer.
+    """Return the row length: the given one, else LENGTH or the positions of the model if these are fewer.
 
     Raises UsageError for one of more tokens than the model has positions.
     """
@@ -167,7 +167,7 @@ def length_of(directory: str, length: int | None) -> int:
 
 
 def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:
-    """Whether matrix products are in bfloat16. Raises UsageError for a model that cannot compute in it."""
+    """Return whether matrix products are in bfloat16. Raises UsageError for a model that cannot compute in it."""
     half = family_of(model).half
     if precision == "bf16" and not half:
         sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
@@ -176,7 +176,7 @@ def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> boo
 
 
 def tokenizer_of(directory: Path | str) -> Any:
-    """The tokenizer of a checkpoint. Raises UsageError if there is none that can be read."""
+    """Return the tokenizer of a checkpoint. Raises UsageError if it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:  # of transformers and tokenizers, for files of any bytes
@@ -199,7 +199,7 @@ def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
 
 
 def ends_warning(directory: Path | str) -> list[str]:
-    """A line where the tokenizer of a checkpoint adds none of the special tokens that rows of pre-training have."""
+    """Return a warning if the tokenizer of a checkpoint adds no special tokens to texts."""
     tokenizer = tokenizer_of(directory)
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     if not (cls and sep) or tokenizer.num_special_tokens_to_add(pair=True):
@@ -211,7 +211,7 @@ def ends_warning(directory: Path | str) -> list[str]:
 
 
 def padding_tokenizer(directory: Path | str, option: str) -> Any:
-    """The tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
+    """Return the tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
     tokenizer = tokenizer_of(directory)
     if tokenizer.pad_token_id is None:
         sentence = (
@@ -223,7 +223,7 @@ def padding_tokenizer(directory: Path | str, option: str) -> Any:
 
 
 def _refuse_other_kind(directory: str, problem_type: str | None, task: Task, name: str) -> None:
-    """Raises UsageError for a teacher of another kind of task, whose labels may have the same names."""
+    """Raise UsageError for a teacher of a different kind of task, whose labels may have the same names."""
     taught, several = seeds.task_of(Path(directory)), "multi_label_classification"
     one, other = ("classification" if kind == "pairs" else kind for kind in (taught or name, name))
     if one != other or (problem_type == several) != (task.config()["problem_type"] == several):
@@ -233,7 +233,7 @@ def _refuse_other_kind(directory: str, problem_type: str | None, task: Task, nam
 
 
 def teacher(directory: str, task: Task, name: str) -> Reader:
-    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others.
+    """Load a fine-tuned model whose predictions become labels. Raises UsageError if it has different labels.
 
     name: of the task.
     """

@@ -56,12 +56,12 @@ class Job:
 
     @property
     def held_out(self) -> list[str]:
-        """The names of the files that models are measured on."""
+        """Return the names of the files that models are measured on."""
         return [name for name in self.files if name != "train"]
 
 
 def made_of(job: Job, task: Task) -> dict[str, Any]:
-    """All that decides what a seed becomes, by the names that messages give it. Of a content, its digest."""
+    """Return all that decides what a seed becomes, by its name in messages. Of a file, its digest."""
     columns = job.columns._asdict()
     options = {"checkpoint": job.start, "task": job.task, **asdict(job.settings), **columns}
     named: dict[str, Any] = {flag(name): value for name, value in options.items() if name != "skip"}
@@ -76,13 +76,13 @@ def made_of(job: Job, task: Task) -> dict[str, Any]:
 
 
 def _files_of_model(directory: str) -> list[Path]:
-    """The files of a model: its weights, configuration and tokenizer. None for a name on the hub."""
+    """Return the files of a model: weights, configuration and tokenizer. None for a name on the hub."""
     kinds = (".safetensors", ".json", ".txt", ".model")
     return sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
 
 
 def _digest(files: list[Path]) -> str:
-    """SHA-256 of the bytes of files, one after the other."""
+    """Return the SHA-256 of the bytes of files, one after the other."""
     digest = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
@@ -92,12 +92,12 @@ def _digest(files: list[Path]) -> str:
 
 
 def place(out: Path, seed: int) -> Path:
-    """The directory of a seed."""
+    """Return the directory of a seed."""
     return out / f"seed-{seed}"
 
 
 def finished(out: Path, seed: int) -> dict[str, Any] | None:
-    """What an earlier start wrote of a seed, if it finished it. A damaged one gets another name, and a line says so.
+    """Return what an earlier start wrote of a finished seed. A damaged one gets a new name, which is printed.
 
     Raises DatasetError or OSError for an error of reading that may pass, and changes nothing then.
     """
@@ -115,7 +115,7 @@ def finished(out: Path, seed: int) -> dict[str, Any] | None:
 
 
 def _kept(directory: Path) -> dict[str, Any] | None:
-    """What seed.json says of a seed; None if that is damaged, or not there. Raises OSError if it cannot be read now."""
+    """Return the content of seed.json; None if it is damaged or missing. Raises OSError if it cannot be read now."""
     damaged = ValueError, KeyError, TypeError, AttributeError, RecursionError
     try:
         kept = json.loads((directory / SEED).read_bytes())
@@ -129,13 +129,13 @@ def _kept(directory: Path) -> dict[str, Any] | None:
 
 
 def task_of(directory: Path) -> str | None:
-    """The task that a seed was trained for; None if there is no seed."""
+    """Return the task that a seed was trained for; None if there is no seed."""
     kept = _kept(directory)
     return kept["of"].get("--task") if kept else None
 
 
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
-    """Raises UsageError, which names what differs, if a seed there was made of something else. wanted: as `made_of`."""
+    """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `made_of`."""
     for directory in sorted(out.glob("seed-*")):
         kept = _kept(directory)
         before = kept["of"] if kept else wanted

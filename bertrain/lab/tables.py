@@ -32,11 +32,11 @@ class Table:
     num_left: int  # rows that were left out
 
     def values(self, role: str) -> list[Any]:
-        """The values of the column of a role, as they stand in the file."""
+        """Return the values of the column of a role, as in the file."""
         return [row[self.columns[role]] for row in self.rows]
 
     def texts(self, role: str) -> list[str]:
-        """The texts of the column of a role. A text that is a list is joined by spaces."""
+        """Return the texts of the column of a role. A text that is a list is joined by spaces."""
         return [_text(value) for value in self.values(role)]
 
 
@@ -52,7 +52,7 @@ class Examples:
 
 
 def read(path: str, *, text: str, other: str, label: str, skip: bool = False, unlabelled: bool = False) -> Examples:
-    """The rows of a file. text, other and label name columns, or number them from 0. other "": there is no second text.
+    """Read the rows of a file. text, other, label: columns, by name or number from 0. other "": no second text.
 
     A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A text
     that is a list is joined by spaces. skip: leaves out rows that do not fit, and those labelled "-", on which
@@ -67,7 +67,7 @@ def read(path: str, *, text: str, other: str, label: str, skip: bool = False, un
 def table(
     path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False, *, only: bool = False
 ) -> Table:
-    """All rows of a file. roles: the option that names a column → the column; "": there is none. Else as in `read`.
+    """Read all rows of a file. roles: the option that names a column → the column, or "". Else as in `read`.
 
     only: rows of Parquet have the columns of the roles alone.
     """
@@ -128,7 +128,7 @@ def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, An
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
-    """Writes rows to a new file, complete or not at all, in the format of the file that `like` was read from.
+    """Write rows to a new file, completely or not at all, in the format of the file that `like` was read from.
 
     A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
     need not fit in memory.
@@ -171,21 +171,21 @@ def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> No
 
 
 def _named(wanted: str, names: list[Any]) -> Any:
-    """The name of a column that is given by name or number; None if there is none."""
+    """Return the name of a column that is given by name or number; None if it is missing."""
     if wanted in names:
         return wanted
     return names[int(wanted)] if is_number(wanted) and -len(names) <= int(wanted) < len(names) else None
 
 
 def is_number(column: str) -> bool:
-    """Whether a column is given by its number and not by its name."""
+    """Return whether a column is given by its number and not by its name."""
     return column.removeprefix("-").isdecimal()
 
 
 def _fitting(
     path: str, rows: list[tuple[int, dict[Any, Any]]], columns: dict[str, Any]
 ) -> list[tuple[int, dict[Any, Any]]]:
-    """The rows with a value in each column, and another label than "-". Raises UsageError if there are none."""
+    """Return the rows with a value in each column, and a label other than "-". Raises UsageError if there is none."""
 
     def fits(row: dict[Any, Any]) -> bool:
         is_filled = all(row.get(column) not in (None, "") for column in columns.values())
@@ -203,7 +203,7 @@ def _text(value: Any) -> str:
 
 
 def _rows(file: Path, wanted: set[str], skip: bool, only: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Names of the columns, and rows with the line each is on.
+    """Return the names of the columns, and the rows with their lines.
 
     wanted: names that tell a header. skip: see read. only: see table.
     """
@@ -256,7 +256,7 @@ def _rows(file: Path, wanted: set[str], skip: bool, only: bool) -> tuple[list[An
 
 
 def _lines(text: TextIO, file: Path) -> Iterator[str]:
-    """The lines of a text with their ends. Raises UsageError for one that is too long."""
+    """Yield the lines of a text with their ends. Raises UsageError for one that is too long."""
     number = 0
     while line := text.readline(LONGEST_ROW + 1):
         number += 1
@@ -267,7 +267,7 @@ def _lines(text: TextIO, file: Path) -> Iterator[str]:
 
 
 def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
-    """A line of JSON. Raises UsageError for what is no object, or no text that can be written again."""
+    """Parse a line of JSON. Raises UsageError if it is not an object, or cannot be written again."""
 
     names: list[str] = []  # of the outermost object, whose end comes last
 
@@ -285,7 +285,7 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 
 def _check_names(names: list[Any], row: str) -> None:
-    """Raises UsageError if two columns have one name, because one of them would be lost."""
+    """Raise UsageError if two columns have one name, because one of them would be lost."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         sentence = f"{row} has two columns {twice!r}; give one of them another name, or remove it"

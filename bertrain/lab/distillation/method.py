@@ -1,4 +1,4 @@
-"""Distillation as a method of a run: its checks, and the objective that it adds."""
+"""Distillation as a method: its checks, its loader and its objective."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from bertrain.trainer import autocast_of
 
 
 class Distillation(Method):
-    """Learns from a teacher beside the text."""
+    """Train a student on a teacher's predictions as well as on the text."""
 
     options_type = DistillationOptions
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
         self._teacher = ""
-        """The name of the teacher, and what it teaches, once it is known."""
+        """What it teaches and the digest of its weights; "" until they are known."""
 
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
@@ -61,7 +61,7 @@ class Distillation(Method):
         return ()
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
-        """Raises UsageError for a teacher that does not fit, or that is another one than before."""
+        """Add the objective. Raises UsageError for a teacher that does not fit, or that has changed."""
         before = self._teacher
         objective, self._teacher = self._objective(model, setting)
         if before not in ("", self._teacher):
@@ -75,7 +75,7 @@ class Distillation(Method):
         objectives["distil"] = objective
 
     def _objective(self, model: PreTrainedModel, setting: LearnerSetting) -> tuple[Distil, str]:
-        """The teacher's objective, and a name for the teacher and what it teaches."""
+        """Return the teacher's objective, and what it teaches with the digest of its weights."""
         config, shards, options = setting.config, setting.shards, self.options
         vocab_size = shards.special_tokens.vocab_size
         if options.teacher_cache:

@@ -1,4 +1,4 @@
-"""A teacher's answers to exactly the masked samples that a student will see, written once.
+"""Write a teacher's answers to exactly the masked samples that a student will see.
 
     python -m bertrain teacher --model big/ --data shards/ --out logits/ --variants 4
     torchrun --nproc-per-node 8 -m bertrain teacher --model big/ --data shards/ --out logits/ --max-samples 10000000
@@ -45,9 +45,9 @@ MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay re
 
 
 def _student(options: dict[str, Any], given: set[str]) -> Config:
-    """The student's run, as far as its rows go. given: the names of options on the command line.
+    """Return the options of the student's rows. given: the names of options on the command line.
 
-    Raises UsageError for a recipe whose rows change along the run.
+    Raises UsageError for a recipe with phases of different rows.
     """
     names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
     values = {name: options[name] for name in names}
@@ -67,7 +67,7 @@ def _student(options: dict[str, Any], given: set[str]) -> Config:
 
 
 class _Work:
-    """The student's stream, the teacher, and the header that names both; on this rank."""
+    """The student's stream, the teacher, and the header that names both, on one rank."""
 
     def __init__(self, ranks: World, options: dict[str, Any], given: set[str]) -> None:
         self.ranks, self.out = ranks, Path(options["out"])
@@ -102,7 +102,7 @@ class _Work:
         self.header = self._header(weights, options)
 
     def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
-        """What names a cache: its teacher and its stream."""
+        """Return the header of the cache."""
         variants, most = options["variants"], options["max_samples"]
         samples = most if variants is None else min(variants * self.loader.num_samples, most or sys.maxsize)
         stream, device = self.loader.state_dict(), self.ranks.device
@@ -153,7 +153,7 @@ class _Work:
             raise UsageError(sentence, "missing", option="yes", given=str(self.out))
 
     def unit(self, number: int) -> None:
-        """Makes one unit, in forward passes that depend on its number alone."""
+        """Make one unit, in forward passes that depend on its number alone."""
         first, stop = answers.rows_of(self.header, number)
         size = self.header["batch_samples"]
         pieces = (self._predict(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
@@ -161,7 +161,7 @@ class _Work:
 
     @torch.no_grad()
     def _predict(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
-        """The teacher's answers to the samples at some positions, and the counts of them."""
+        """Return the teacher's answers to the samples at stream positions, and their counts."""
         batch = self.loader.read(positions)
         piece = next(micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
         used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
@@ -192,8 +192,8 @@ class _Work:
 
 
 def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
-    """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
-    # The teacher is chosen once, as a run that goes on has newer checkpoints later.
+    """Make the missing units, the j-th on rank j mod W, and publish the cache."""
+    # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
     options = options | {"model": ranks.from_first(lambda: checkpoint.resolved(options["model"]))}
     work = ranks.together(lambda: _Work(ranks, options, given))
     missing = ranks.from_first(lambda: answers.begin(work.out, work.header))  # so all ranks share the same units
@@ -209,9 +209,9 @@ def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
 
 
 def _unlock(out: Path, *, is_new: bool) -> None:
-    """Removes the lock's file: a finished cache must have the same bytes whichever process wrote it.
+    """Remove the file of the lock, because a finished cache must have the same bytes whichever process wrote it.
 
-    A refused command leaves no files.
+    A command that fails before its first step leaves no files.
     """
     if not (out / answers.PLAN).exists():
         (out / ".lock").unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
 
 
 def _beside(size: int, values: list[int], *, up: bool) -> int:
-    """The next larger or smaller value; the size itself at the end of the values."""
+    """Return the next larger or smaller value, or the size itself at the end of the values."""
     index = values.index(size) + (1 if up else -1)
     return values[min(max(index, 0), len(values) - 1)]
 
@@ -109,7 +109,7 @@ def search(
 
 @torch.no_grad()
 def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device) -> float:
-    """The median time of the encoder's forward pass for `rows` rows of `length` tokens, without its head, in ms."""
+    """Return the median time in ms of the encoder's forward pass for `rows` rows of `length` tokens."""
     places = torch.arange(length, device=device).expand(rows, -1)
     ids = places % encoder.model.config.vocab_size
     times, synchronize = [], getattr(torch, device.type).synchronize
@@ -123,7 +123,7 @@ def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device
 
 
 class Measurements:
-    """Latency, loss and accuracy of sub-networks, each measured once, and kept in trials.jsonl.
+    """Latency, loss and accuracy of sub-networks. Each is measured once, and kept in trials.jsonl.
 
     settings: what the numbers depend on. Raises UsageError if those in the directory were made with others, and
     DatasetError if search.json does not say with which.
@@ -197,7 +197,7 @@ class Measurements:
 
 
 def _milliseconds(given: str) -> float:
-    """--latency in ms. Raises UsageError for what is no time."""
+    """Return --latency in ms. Raises UsageError for an invalid time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
     if not match or float(match[1]) <= 0:
         sentence = f"--latency {given} is not a time above 0; write it like 5ms or 0.2s"
@@ -206,7 +206,7 @@ def _milliseconds(given: str) -> float:
 
 
 def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) -> None:
-    """Loss against latency of the trials, the best first."""
+    """Draw loss against latency of the trials, the best first."""
     figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
     axis.scatter(*zip(*((e["latency_ms"], e["loss"]) for e in entries), strict=True), s=12, label="trials")
     axis.scatter(entries[0]["latency_ms"], entries[0]["loss"], s=60, marker="*", color="C3", label="best")
@@ -312,7 +312,7 @@ def _measurements(
     latency: dict[str, int],
     samples: dict[str, Any],
 ) -> Measurements:
-    """What measures the sub-networks of a model, with the numbers that are in `out` already."""
+    """Return the measurements of the sub-networks of a model, with those that `out` has already."""
     model, device = encoder.model, ranks.device
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     settings = {
@@ -341,7 +341,7 @@ def _measurements(
 
 
 def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_json: bool) -> None:
-    """Prints the best trials, and the command that writes the first of them."""
+    """Print the best trials, and the command that writes the first of them."""
     best = sorted(entries, key=lambda entry: entry["loss"])
     if as_json:
         click.echo(json.dumps(facts | {"best": best[0], "trials": entries}))
