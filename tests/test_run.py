@@ -580,13 +580,13 @@ def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(da
     phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
     options = training.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
     config = Config.of(**options, phase=phases)
-    plan = doctor.build(config, 2).plan
+    plan = doctor.build(config, 2).stream.plan
     *_, (name, (verdict, line)) = doctor.estimate(config, plan, 2, None)  # without GPUs one process takes all rows
     assert taken == [(16, 6, 1)] * 2 + [(32, 6, 2)] * 2
     assert (name, verdict) == ("time", "WARN")
     assert "training 3,520.0 s" in line
     config = Config.of(**options | {"phase": [{"steps": 100}], "steps": None, "eval_every": 0, "length": 19})
-    *_, (name, (verdict, line)) = doctor.estimate(config, doctor.build(config, 1).plan, 1, 1)
+    *_, (name, (verdict, line)) = doctor.estimate(config, doctor.build(config, 1).stream.plan, 1, 1)
     assert line == "durations of the phases times 1.8 fit into 95 % of 1 hours"
 
 

@@ -182,7 +182,7 @@ def test_the_header_names_the_teacher_and_units_count_the_predictions(dataset, b
 def test_the_error_of_a_cache_has_the_options_to_give(dataset, caches, tmp_path):
     given = ["--data", dataset.path, "--out", tmp_path / "run", "--steps", 2, "--teacher-cache", caches["few"]]
     known = {"kind": "other-stream", "option": "teacher_cache", "given": caches["few"]}
-    options = "--length 32 --mlm-probability 0.15"
+    options = "--length 32"
     refused(pretrain_main, *given, **known, says=f"give the run {options}, or")
     succeeds(pretrain_main, *given, *options.split())
     refused(pretrain_main, *given, *options.split(), "--data-seed", 1, **known, says="give the run --data-seed 0, or")
