@@ -58,7 +58,7 @@ class TrainState:
         return found
 
 
-_TOLD = {"rate", "methods", "number", "start", "steps", "schedule", "decay_share", "warmup_steps", "asked"}
+_TOLD = {"rate", "masking", "methods", "number", "start", "steps", "schedule", "decay_share", "warmup_steps", "asked"}
 _OPTIONS = {
     "sources": "data",
     "rows": "global_batch_size",
@@ -97,6 +97,8 @@ def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
     differing = [(name, old, new) for name, (old, new) in pairs.items() if old != new]
     if differing:
         listed = ", ".join(f"{name} {old} → {new}" for name, old, new in differing)
+        if max(len(saved.phases), len(now.phases)) < 2:  # a run without [[phase]]
+            listed = listed.replace("phase 1 ", "")
         sentence = f"{path} was trained with different options (old → new): {listed}; give the old ones or a new --out"
         option = differing[0][0].split()[-1].replace("-", "_")
         raise UsageError(sentence, "other-settings", option=option, given=differing[0][2])

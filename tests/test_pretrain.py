@@ -301,7 +301,7 @@ def test_what_a_resumed_run_must_have_again_is_listed(dataset, copied, shards_of
     for options, kind, option, says in (
         ({"seed": 1}, "other-settings", "seed", "seed 0 → 1"),
         ({"seed": 1, "data_seed": 0, "beta2": 0.9}, "other-settings", "beta2", "seed 0 → 1, data_seed None → 0"),
-        ({"length": 16, "lr": 1.0}, "other-settings", "length", "phase 1 length 32 → 16, phase 1 lr 0.003 → 1.0"),
+        ({"length": 16, "lr": 1.0}, "other-settings", "length", "length 32 → 16, lr 0.003 → 1.0"),
         ({"global_batch_size": 24, "steps": None, "tokens": "40K"}, "other-settings", "global_batch_size", "[6, 6]"),
         ({"model": "bert-tiny"}, "other-settings", "model", "modernbert-tiny → bert-tiny"),
         ({"shuffle": "blocks"}, "other-settings", "shuffle", ""),
