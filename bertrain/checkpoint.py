@@ -168,6 +168,11 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
+def objective_tensors(learner: Learner) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of the objectives, by name."""
+    return {name: tensor for name, tensor in learner.state_dict().items() if name.startswith("objectives.")}
+
+
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
     """Load the optimizer's moments and the parameters of objectives; the settings stay those of this run.
 
@@ -175,7 +180,7 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     """
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        if names := learner.objective_tensors().keys():
+        if names := objective_tensors(learner).keys():
             beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
             if beside.keys() != names:
                 raise ValueError(f"objectives had {', '.join(beside)}")

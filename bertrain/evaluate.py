@@ -21,7 +21,6 @@ import bertdata
 from bertdata.support import TOKENIZER, Spelling, load_tokenizer, spelled
 from bertrain.data import Stream, micro_batches
 from bertrain.models.encoder import PLACES, Encoder
-from bertrain.objectives import num_targets
 from bertrain.ranks import Signals, World
 from bertrain.speed import Clock
 from bertrain.trainer import Trainer, autocast_of
@@ -74,7 +73,8 @@ def evaluate(
                 loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
                 totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
                 predicted += torch.bincount(best[counts], minlength=predicted.numel())
-            totals[2:] += torch.tensor([num_targets(batch), batch.sample_ids.size], device=ranks.device)
+            num_targets = int((batch.targets != bertdata.IGNORE_INDEX).sum())
+            totals[2:] += torch.tensor([num_targets, batch.sample_ids.size], device=ranks.device)
             bar.update(loader.position - bar.n)
             if interrupted():
                 encoder.train(was_training)

@@ -165,10 +165,6 @@ class Learner(Encoder):
             names[name] = (f"{prefix}loss", accuracy if accuracy != "accuracy" else f"{prefix}accuracy")
         return names
 
-    def objective_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers of the objectives by name."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
-
 
 class MaskedTokens(Objective):
     """The cross entropy of the masked tokens. Counts targets."""

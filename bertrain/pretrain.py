@@ -86,7 +86,7 @@ class Pretraining:
         """
         self._index_sha256 = checkpoint.wait_until_seen(resumed_from) if resumed_from else None
         check_names(config)
-        if ranks.rank == 0:
+        if config.log_to and ranks.rank == 0:
             trackers.require(config.log_to)
         on_gpu, methods = ranks.device.type == "cuda", methods_of(config)
         self.config, self.ranks, self.resumed_from = config, ranks, resumed_from
@@ -141,8 +141,10 @@ class Pretraining:
 
     def begin(self, lock: checkpoint.Lock) -> None:
         """Open the log, and print the first lines. Call it on all ranks. lock: of the directory, held on rank 0."""
-        self._lock = lock
-        self.report = Report(self.trainer, self.stream, self.clock, step=self.state.step, guard=lock.require)
+        self._lock, state = lock, self.state
+        state.phases, state.options = self.stream.saved_phases(), kept_options(self.config.flat())
+        state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
+        self.report = Report(self.trainer, self.stream, self.clock, step=state.step, guard=lock.require)
         self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
         options: dict[str, Any] = {"keep": self.config.keep, "saved": self.resumed_from}
         self.writer = checkpoint.Writer(warn=self.report.warn, methods=self.trainer.methods, **options)
@@ -259,17 +261,11 @@ class Pretraining:
     def _content(self) -> checkpoint.Content:
         """Return what is saved. Its tensors are those that training changes."""
         trainer, stream, state = self.trainer, self.stream, self.state
-        state.seconds, state.scaler, state.milestones = (
-            self.clock.seconds,
-            trainer.scaler.state_dict(),
-            self._milestones,
-        )
-        state.phase, state.phases = stream.phase.number, stream.saved_phases()
+        state.seconds, state.milestones = self.clock.seconds, self._milestones
+        state.scaler, state.phase = trainer.scaler.state_dict(), stream.phase.number
         state.loader, state.streams = stream.loader.state_dict(), stream.positions
-        state.options = kept_options(self.config.flat())
-        state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
         objects: dict[str, Any] = {checkpoint.OPTIMIZER: trainer.optimizer.state_dict()}
-        if beside := trainer.learner.objective_tensors():
+        if beside := checkpoint.objective_tensors(trainer.learner):
             objects[checkpoint.BESIDE] = beside
         files = self.tokenizer | {TRAINER: state.content(), card.CARD: self.report.card(state)}
         return checkpoint.Content(trainer.learner.model.state_dict(), objects, files)

@@ -171,8 +171,10 @@ class Report(contextlib.ExitStack):
             self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
             self._bar = self.enter_context(tqdm(total=self.plan.steps, initial=step, unit="step", disable=None))
             names = list(dict.fromkeys(self.config.log_to))
-            self._trackers = Trackers(names, self.out, self.config.flat(), step=step, warn=self.warn)
-            self.callback(self._trackers.close)
+            if names:
+                self._trackers = Trackers(names, self.out, self.config.flat(), step=step, warn=self.warn)
+                self.callback(self._trackers.close)
+            self._told = self._parts_of_card()
 
     # ------------------------------------------------------------------------------------------------ the first lines
 
@@ -442,19 +444,25 @@ class Report(contextlib.ExitStack):
 
     # --------------------------------------------------------------------------------------------------- the model card
 
-    def card(self, state: TrainState) -> bytes:
-        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
-        trainer, stream, weights = self._trainer, self._stream, self._trainer.learner.model
-        total = sum(weight for _, weight in stream.sources)
-        is_frozen = any(method.frozen_by for method in trainer.methods)  # then an export has other parameters
-        size = "" if is_frozen else f" with {trainer.num_parameters:,} parameters"
-        phases = self.plan.describe({path: f"`{shards.dataset_id}`" for path, shards in stream.datasets.items()})
+    def _parts_of_card(self) -> dict[str, Any]:
+        """Return the parts of the model card that do not change."""
+        stream, sources = self._stream, self._stream.sources
+        total = sum(weight for _, weight in sources)
         data = {
             f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "
             f"{counted(shards.num_tokens, 'token')}, "
             + ("all rows" if weight == total else f"{weight / total:.4g} of the rows")
-            for shards, weight in stream.sources
+            for shards, weight in sources
         }
+        phases = self.plan.describe({path: f"`{shards.dataset_id}`" for path, shards in stream.datasets.items()})
+        lines = {"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}
+        return {"Data": data, **lines, "Options that differ from the defaults": self.config.differing()}
+
+    def card(self, state: TrainState) -> bytes:
+        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
+        trainer = self._trainer
+        is_frozen = any(method.frozen_by for method in trainer.methods)  # then an export has other parameters
+        size = "" if is_frozen else f" with {trainer.num_parameters:,} parameters"
         training = {
             "steps": f"{state.step:,} of {self.plan.steps:,}",
             "tokens read, with padding": f"{state.tokens:,}",
@@ -466,14 +474,8 @@ class Report(contextlib.ExitStack):
             f"step-{state.step:08d}",
             f"A masked language model{size}, trained with bertrain.",
             title=f"{self.out.resolve().name} after step {state.step:,}",
-            config=weights.config,
-            parts={
-                "Data": data,
-                "Training": training,
-                **({"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}),
-                "Options that differ from the defaults": self.config.differing(),
-                "Loss": self._losses(),
-            },
+            config=trainer.learner.model.config,
+            parts={"Training": training, "Loss": self._losses(), **self._told},
         )
 
     def _losses(self) -> str | dict[str, str]:

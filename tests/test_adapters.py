@@ -24,6 +24,7 @@ from training import (
 )
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from bertrain import checkpoint
 from bertrain.commands import evaluate
 from bertrain.lab import adapters, finetune
 from bertrain.lab.options import parse_lora
@@ -166,7 +167,7 @@ def test_products_are_counted(dataset, configs):
     adapters.add(model, parse_lora("r=2,alpha=4"), seed=0)
     own = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert flops_of_row.__wrapped__(model, 32, 5) == before + 6 * 32 * own
-    assert not any("lora" in name for name in learner(model).objective_tensors())
+    assert not any("lora" in name for name in checkpoint.objective_tensors(learner(model)))
 
 
 def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path):

@@ -775,7 +775,7 @@ def test_a_teacher_is_no_part_of_its_student(pupil):
     teaching = objective.teacher._encoder
     before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
     names = {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
-    assert module.objective_tensors().keys() == names
+    assert checkpoint.objective_tensors(module).keys() == names
     module.train()
     found, piece = taught(module, batch)
     sum(found.values()).backward()
