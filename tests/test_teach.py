@@ -208,7 +208,7 @@ def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     out = tmp_path / "logits"
     shown, _ = on_ranks(3, "bertrain.lab.distillation.teacher", ask(dataset, big, out, "--variants", VARIANTS))
-    assert shown.count(str(out)) == 3  # each line is printed by one rank
+    assert shown.count(str(out)) == 2  # each line is printed by one rank
     assert contents(out) == contents(caches["few"])
 
 
