@@ -224,15 +224,6 @@ def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
         assert files == [str(tmp_path / "train" / "data-00000.arrow")]
 
 
-def test_files_of_a_directory_are_selected(tmp_path):
-    for name in ("a.csv", "b.tsv.gz", "c.fa", "d.faa.zst", "e.xyz"):
-        write(tmp_path / name, b"x")
-    names = lambda **selection: [Path(str(file)).name for file in find_inputs([tmp_path], **selection).files]  # noqa: E731
-    assert names() == ["a.csv", "b.tsv.gz", "c.fa", "d.faa.zst"]
-    assert names(exclude=["*.csv", "*.tsv*"]) == ["c.fa", "d.faa.zst"]
-    assert names(include=["*.fa*"]) == ["c.fa", "d.faa.zst"]
-
-
 def test_a_saved_dataset_under_a_url_is_refused(bucket, tmp_path):
     """Its order stands in a file, and files that are not its own may be beside it."""
     save(tmp_path / "saved", ["a", "b", "c"])
