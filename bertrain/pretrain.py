@@ -36,8 +36,7 @@ from bertrain.config import Config
 from bertrain.data import Stream, open_datasets
 from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
-from bertrain.models.load import max_length
-from bertrain.models.tokenizer import tokenizer_files
+from bertrain.models.load import max_length, tokenizer_files
 from bertrain.plan import Phase
 from bertrain.ranks import Signals, World, world
 from bertrain.report import Report

@@ -31,13 +31,15 @@ class Profile:
         code = frame.f_code
         if code is Stream.next_batch.__code__ and "begin" in self._stages:
             self._stages.remove("begin")
-        if stage := STAGES.get(code):
-            self._stages.append(stage) if event == "call" else self._stages.remove(stage)
+        if event == "call" and code in STAGES:
+            self._stages.append(STAGES[code])
+        if event == "return" and code in STAGES:
+            self._stages.remove(STAGES[code])
         path = Path(code.co_filename)
         if event == "call" and path.is_relative_to(ROOT / "bertrain"):
             writes = threading.current_thread() is not threading.main_thread()
             for stage in ["save"] if writes else self._stages:
-                self.files[stage].add(path.name)
+                self.files[stage].add(str(path.relative_to(ROOT)))
 
 
 def test_a_run_goes_through_few_files(dataset, tmp_path):

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import add_names_of_4
-from bertrain.models.load import OF_FILES, load_complete
-from bertrain.models.tokenizer import plain_tokenizer
+from bertrain.models.load import OF_FILES, load_complete, plain_tokenizer
 from bertrain.options import Output
 
 NAMED = 3  # of the settings in which two models differ

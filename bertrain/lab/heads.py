@@ -17,8 +17,7 @@ from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
-from bertrain.models.load import HARMLESS, check_length, max_length, may_be_on_hub, needed_weights
-from bertrain.models.tokenizer import plain_tokenizer
+from bertrain.models.load import HARMLESS, check_length, max_length, may_be_on_hub, needed_weights, plain_tokenizer
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number

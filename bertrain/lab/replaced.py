@@ -25,8 +25,7 @@ from bertrain.lab.options import ReplacedOptions
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.encoder import Encoder, MicroBatch, inputs_of, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
-from bertrain.models.load import check_runs, max_length, model_identity, new_model
-from bertrain.models.tokenizer import tokenizer_files
+from bertrain.models.load import check_runs, max_length, model_identity, new_model, tokenizer_files
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
 from bertrain.plan import Phase, longest
 

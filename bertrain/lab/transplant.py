@@ -22,8 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
-from bertrain.models.load import load_complete, max_length, new_model
-from bertrain.models.tokenizer import tokenizer_files
+from bertrain.models.load import load_complete, max_length, new_model, tokenizer_files
 from bertrain.options import Output
 
 

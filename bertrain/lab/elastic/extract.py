@@ -17,8 +17,7 @@ from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, OneSentence, naming
 from bertrain import card, checkpoint, state
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
-from bertrain.models.load import load_complete
-from bertrain.models.tokenizer import plain_tokenizer
+from bertrain.models.load import load_complete, plain_tokenizer
 from bertrain.options import Output
 
 
