@@ -84,8 +84,10 @@ class World:
         def compare() -> None:
             for rank, name in itertools.product(range(self.world_size), every[0]):
                 if (given := every[rank].get(name)) != (first := every[0][name]):
-                    sentence = f"{name} is {given} on rank {rank}, and {first} on rank 0; "
-                    sentence += "start all ranks with the same options, files and versions"
+                    sentence = (
+                        f"{name} is {given} on rank {rank}, and {first} on rank 0; start all ranks with the same "
+                        "options, files and versions"
+                    )
                     raise UsageError(sentence, "other-settings", option=name, given=given)
 
         self.on_first(compare)
