@@ -151,7 +151,7 @@ class OneSentence(click.Command):
                 names = [name for each in parameters if isinstance(each, click.Option) for name in each.opts]
                 words = [name[2:] for name in names if given not in (f"no-{name[2:]}", f"un{name[2:]}")]
                 begun = [word for word in words if word.startswith(given) or (given.startswith(word) and len(word) > 2)]
-                near = begun[:1] or difflib.get_close_matches(given, words, 1, 0.76)
+                near = difflib.get_close_matches(given, begun, 1, 0) or difflib.get_close_matches(given, words, 1, 0.76)
                 vars(error)["possibilities"] = [f"--{word}" for word in near]  # the class leaves out what is less alike
                 raise
 

@@ -15,11 +15,36 @@ import threading
 from collections.abc import Iterator
 from types import FrameType, ModuleType
 
-import click
-from click.shell_completion import CompletionItem
 
-import bertdata
-from bertdata.support import install, one_sentence
+@contextlib.contextmanager
+def leaving_at_interrupt() -> Iterator[None]:
+    """End the process at once on Ctrl-C, while only imports run.
+
+    A KeyboardInterrupt is not enough: torch imports numpy from C++, which ignores it and continues with half of numpy.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, b"interrupted; run the same command again\n")
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+with leaving_at_interrupt():
+    import click
+    from click.shell_completion import CompletionItem
+
+    import bertdata
+    from bertdata.support import install, one_sentence
 
 COMMANDS = {
     "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
@@ -38,29 +63,6 @@ COMMANDS = {
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
 """By name: the module whose `main` is the command, or module:command, and what it is for."""
-
-
-@contextlib.contextmanager
-def leaving_at_interrupt() -> Iterator[None]:
-    """Ends the process at once on Ctrl-C, while nothing but imports is done.
-
-    A KeyboardInterrupt would not do: torch imports numpy from C++, which swallows it, and goes on with half of numpy.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            os.write(2, b"interrupted; run the same command again\n")
-        os._exit(130)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def imported(module: str) -> ModuleType:

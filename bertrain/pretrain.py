@@ -14,9 +14,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":  # which imports this module again, after the options were parsed
-    from bertrain.cli import pretrain as main
+    from bertrain.__main__ import imported
 
-    sys.exit(main())
+    sys.exit(imported("cli").pretrain())
 
 import contextlib
 import gc

@@ -95,6 +95,8 @@ def test_an_output_that_cannot_be_made_is_named(corpus):
         ("bertdata build --uncased", None),
         ("bertrain pretrain --pos", None),
         ("bertrain pretrain --dataset", "--data"),
+        ("bertrain pretrain --warmup-step", "--warmup-steps"),
+        ("bertrain doctor --learning-rate", None),
     ],
 )
 def test_a_misspelt_option_gets_the_one_that_it_probably_is(command, suggested):

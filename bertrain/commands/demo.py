@@ -25,7 +25,7 @@ STEPS = 1600
 THREADS = 2  # for which its seconds are stated
 BUILD = ("--vocab-size", "2000")
 ROWS = ("--length", "64", "--global-batch-size", "32")
-TRAIN = ("--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
+TRAIN = ("--recipe", "tiny", "--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
 MARK = ".demo"  # the file of a directory that a demo has made
 
 
