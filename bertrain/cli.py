@@ -17,7 +17,7 @@ from bertrain import recipes
 from bertrain.__main__ import imported
 from bertrain.config import HEADINGS, Config, all_options, layered, replaced, without_removed
 from bertrain.methods import options_of_methods
-from bertrain.options import Options, flag, helps
+from bertrain.options import flag, helps
 
 MOST_BYTES = 1 << 24  # of a file of options
 
@@ -37,20 +37,16 @@ class _RunCommand(OneSentence):
         self.params = [*self._own]
         methods = {name.replace("_", " ").capitalize(): kind for name, kind in options_of_methods().items()}
         headings: dict[str, list[str]] = {name: [] for name in (*HEADINGS[:3], *methods, *HEADINGS[3:])}
-        kinds: dict[str, type[Options]] = {"": Config, **methods}
-        for heading, kind in kinds.items():
+        for heading, kind in [("", Config), *methods.items()]:
             texts = helps(kind)
             for option in (each for each in fields(kind) if not each.metadata["in_files"]):
                 headings[option.metadata["group"] or heading].append(option.name)
                 self.params.append(_flag(option, texts.get(option.name, "")))
         self.headings = headings
-        recipe = f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}. "
-        file = "Read options from this run.json, or from a TOML file of option = value and [[phase]] (docs/phases.md). "
-        override = "Options on the command line override them."
-        self.params += [
-            click.Option(["--recipe"], help=recipe + override),
-            click.Option(["--config", "file"], help=file + override),
-        ]
+        recipe = f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}."
+        file = "Read options from this run.json, or from a TOML file of option = value and [[phase]] (docs/phases.md)."
+        for names, text in ((["--recipe"], recipe), (["--config", "file"], file)):
+            self.params.append(click.Option(names, help=f"{text} Options on the command line override them."))
         return super().get_params(ctx)
 
 
@@ -73,9 +69,8 @@ def command(run: Callable[..., None], **options: Any) -> click.Command:
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
         is_first = os.environ.get("RANK", "0") == "0"
-        given = {name: flags.pop(name) for name in all_options().keys() & flags.keys()}
         with one_sentence(quiet=not is_first):  # every rank would say the same
-            given = {name: value for name, value in given.items() if value not in (None, ())}
+            given = {name: value for name in all_options() if (value := flags.pop(name, None)) not in (None, ())}
             config, lines = _config(given, file, recipe)
             imported("plan").options_of(config)  # which names an invalid phase
         for line in lines if is_first else ():
@@ -90,8 +85,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     if file and recipe:
         sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
         raise UsageError(sentence, "conflict", option="recipe", given=recipe)
-    path = recipes.file_of(recipe) if recipe else Path(file) if file else None
-    read = read_options(path) if path else {}
+    read = read_options(recipes.file_of(recipe) if recipe else Path(str(file))) if recipe or file else {}
     _require_apart(given, read)
     values, shown = layered(read, given), []
     if recipe:
@@ -131,6 +125,8 @@ def read_options(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise refused("malformed" if path.suffix == ".toml" else "not-a-run", error) from None
     saved = without_removed(saved, f"--config {path}")
+    if saved.get("init"):
+        saved.pop("model", None)  # version 0.1.0 ignored it
     if unknown := sorted(saved.keys() - all_options().keys()):
         sentence = (
             f"--config {path} has options that are unknown here: {', '.join(unknown)}; remove them from it, or install "

@@ -50,6 +50,7 @@ HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
 HEADINGS = (DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS)  # of --help; those of methods are before the last two
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
+WITHOUT_MUON = ("adamw", "stableadamw", "lamb")
 TOTALS = ("steps", "epochs", "tokens")  # the duration of a run, in one of these
 DURATIONS = (*TOTALS, "share")  # of a phase
 
@@ -268,11 +269,7 @@ class Config(Options):
         Either(("warmup", "warmup_steps")),
         Either(("model", "init")),
         Needs(("decay_share",), lambda c: c.schedule == "wsd", "--schedule wsd"),
-        Needs(
-            ("muon_rate", "muon_momentum"),
-            lambda c: c.optimizer not in ("adamw", "stableadamw", "lamb"),
-            "--optimizer muon",
-        ),
+        Needs(("muon_rate", "muon_momentum"), lambda c: c.optimizer not in WITHOUT_MUON, "--optimizer muon"),
         Check("data", lambda c: c.data or c.phase, "the directory of a dataset"),
         Check(
             "weights",
@@ -280,9 +277,7 @@ class Config(Options):
             "a number for each of several --data, such as --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature",
         ),
         Check(
-            "random_fraction",
-            lambda c: c.mask_fraction + c.random_fraction <= 1 + 1e-9,
-            "at most 1 - --mask-fraction {mask_fraction}",
+            "random_fraction", lambda c: c.mask_fraction + c.random_fraction < 1 + 1e-9, "1 - --mask-fraction or less"
         ),
     )
 
@@ -309,11 +304,8 @@ class Config(Options):
 
     def flat(self) -> dict[str, Any]:
         """Return all options by name, with those of its methods. `Config.of` makes the same options of them."""
-        found = {
-            each.name: getattr(options, each.name) for options in (self, *self.methods) for each in fields(options)
-        }
-        del found["methods"]
-        return found
+        found = {each.name: getattr(own, each.name) for own in (self, *self.methods) for each in fields(own)}
+        return {name: value for name, value in found.items() if name != "methods"}
 
     def of_method(self, kind: type[T]) -> T:
         """Return the options of a method; its default options if none is given."""
@@ -370,7 +362,8 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of several layers, such as a file and the command line; later ones replace earlier ones."""
     found: dict[str, Any] = {}
     for layer in layers:
-        found = {name: found[name] for name in found.keys() - replaced(found, layer)} | dict(layer)
+        left_out = replaced(found, layer)
+        found = {name: value for name, value in found.items() if name not in left_out} | dict(layer)
     return found
 
 

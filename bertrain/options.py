@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -153,9 +153,8 @@ class Check(NamedTuple):
 
     def require(self, values: Any, given: Collection[str]) -> None:
         if not self.holds(values):
-            value, name = getattr(values, self.name), flag(self.name)
-            shown = f"{name} is missing" if is_empty(value) else f"{name} is {_shown(value)}"
-            sentence = f"{shown}; give {self.expected.format_map(vars(values))}"
+            value = getattr(values, self.name)
+            sentence = f"{flag(self.name)} is {_shown(value)}; give {self.expected.format_map(vars(values))}"
             raise UsageError(sentence, "missing" if is_empty(value) else "conflict", option=self.name, given=value)
 
 
@@ -188,7 +187,16 @@ class Options:
     def __post_init__(self) -> None:
         """Raises UsageError for a value that is none of its kind."""
         for each in fields(self):
-            object.__setattr__(self, each.name, _parsed(each, getattr(self, each.name)))
+            kind, given = each.metadata["kind"], getattr(self, each.name)
+            try:
+                value = each.default if is_empty(given) and is_empty(each.default) else kind.parse(given)
+            except UsageError:
+                raise
+            except (ValueError, TypeError, ArithmeticError, re.error) as error:
+                fault = str(error) if str(error) in ("out-of-range", "unknown") else "malformed"
+                sentence = f"{flag(each.name)} is {_shown(given)}; give {kind.expected}"
+                raise UsageError(sentence, fault, option=each.name, given=given) from None
+            object.__setattr__(self, each.name, value)
 
     @classmethod
     def names(cls, *, of_phases: bool = False) -> set[str]:
@@ -202,21 +210,7 @@ def is_empty(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(repr, value if isinstance(value, list | tuple) else [value]))
-
-
-def _parsed(option: Field[Any], given: Any) -> Any:
-    if is_empty(given) and is_empty(option.default):
-        return option.default
-    kind = option.metadata["kind"]
-    try:
-        return kind.parse(given)
-    except UsageError:
-        raise
-    except (ValueError, TypeError, ArithmeticError, re.error) as error:
-        sentence, fault = f"{flag(option.name)} is {_shown(given)}; give {kind.expected}", str(error)
-        fault = fault if fault in ("out-of-range", "unknown") else "malformed"
-        raise UsageError(sentence, fault, option=option.name, given=given) from None
+    return " ".join(map(repr, value if isinstance(value, list | tuple) else [value])) or "missing"
 
 
 def flag(name: str) -> str:
