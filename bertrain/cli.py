@@ -107,23 +107,21 @@ def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
 
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run.json or a TOML file. Raises UsageError if it is neither, or has unknown options."""
-
-    def refused(kind: str, reason: object) -> UsageError:
-        sentence = f"--config {path} cannot be read ({reason}); give the run.json of a run, or a .toml file of options"
-        return UsageError(sentence, kind, option="config", given=str(path))
-
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise refused("too-large", f"it has more than {MOST_BYTES >> 20} MiB")
+            raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
         saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
-    except OSError as error:
-        raise refused("not-found" if isinstance(error, FileNotFoundError) else "unreadable", error.strerror) from None
-    except UsageError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise refused("malformed" if path.suffix == ".toml" else "not-a-run", error) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        sentence = f"--config {path} cannot be read ({reason}); give the run.json of a run, or a .toml file of options"
+        raise UsageError(
+            sentence,
+            "not-found" if isinstance(error, FileNotFoundError) else "malformed",
+            option="config",
+            given=str(path),
+        ) from None
     saved = without_removed(saved, f"--config {path}")
     if saved.get("init"):
         saved.pop("model", None)  # version 0.1.0 ignored it

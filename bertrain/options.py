@@ -193,9 +193,14 @@ class Options:
             except UsageError:
                 raise
             except (ValueError, TypeError, ArithmeticError, re.error) as error:
-                fault = str(error) if str(error) in ("out-of-range", "unknown") else "malformed"
+                fault = str(error)
                 sentence = f"{flag(each.name)} is {_shown(given)}; give {kind.expected}"
-                raise UsageError(sentence, fault, option=each.name, given=given) from None
+                raise UsageError(
+                    sentence,
+                    fault if fault in ("out-of-range", "unknown") else "malformed",
+                    option=each.name,
+                    given=given,
+                ) from None
             object.__setattr__(self, each.name, value)
 
     @classmethod

@@ -79,9 +79,9 @@ def test_a_file_of_options_is_read_alone(options_of, tmp_path):
     ("name", "content", "kind", "option"),
     [
         ("run.toml", b'lr = "x"', "malformed", "lr"),
-        ("run.toml", None, "too-large", "config"),
+        ("run.toml", None, "malformed", "config"),
         ("run.json", b'{"config": {"steps": "three"}}', "malformed", "steps"),
-        ("run.json", None, "too-large", "config"),
+        ("run.json", None, "malformed", "config"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kind, option):
@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kin
     file.write_bytes(content or b"")
     if content is None:
         os.truncate(file, 1 << 40)
-    given = str(file) if kind == "too-large" else ...
+    given = str(file) if option == "config" else ...
     refused(command(print), "--data", "d", "--config", file, kind=kind, option=option, given=given)
 
 

@@ -99,7 +99,8 @@ def errors() -> list[Error]:
                     continue
                 parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
                 message = "; ".join(_words(part, texts) for part in parts)
-                listed[file, call.lineno, call.col_offset] = Error(_kind(name, call), message, name, file, call.lineno)
+                for kind in _kinds(name, call):
+                    listed[file, call.lineno, call.col_offset, kind] = Error(kind, message, name, file, call.lineno)
     return [listed[position] for position in sorted(listed)]
 
 
@@ -117,12 +118,12 @@ def _assigned_before(tree: ast.AST) -> dict[ast.AST, ast.expr]:
     return before
 
 
-def _kind(name: str, call: ast.Call) -> str:
-    """The kind that a call states; nothing if it is no text."""
+def _kinds(name: str, call: ast.Call) -> list[str]:
+    """Return the kinds that a call states, several in a conditional expression; [""] if it states none."""
     if name in NO_KIND:
-        return NO_KIND[name]
+        return [NO_KIND[name]]
     stated = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "kind")]
-    return next((node.value for node in stated if isinstance(node, ast.Constant) and isinstance(node.value, str)), "")
+    return sorted({getattr(node, "value", "") for each in stated for node in ast.walk(each)} & {*KINDS}) or [""]
 
 
 def error_page() -> str:
