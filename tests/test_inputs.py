@@ -53,7 +53,7 @@ from sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import blocks, buffer, documents, formats
+from bertdata.sources import blocks, documents, formats
 from bertdata.sources.find import find_inputs
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
@@ -449,19 +449,6 @@ def test_a_block_has_few_of_many_small_files(folder):
     with patch.object(blocks, "MOST_PIECES", 8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
-
-
-@pytest.mark.parametrize("kind", ["blank", "line"])
-def test_a_reader_that_begins_in_a_long_document_keeps_nothing_of_it(folder, kind):
-    """So that several threads have it in memory once, where it is refused or read."""
-    path = write(folder / "long.txt", b"a" * 100_000 + b"\n\nriver\n\n" + b"b" * 1000)
-    make, capacities = buffer._Scratch.of, []
-    buffer._kept.cache_clear()  # buffers that other tests left
-    recording = patch.object(buffer._Scratch, "of", lambda *how: capacities.append(how[0]) or make(*how))
-    with patch.object(formats, "BLOCK_BYTES", 64), recording:
-        found = read([path], lambda unit: unit in (90, 100), documents=kind, shard_size=1000)
-    assert found == [(100, b"river", 0), (100, b"b" * 1000, 0)]
-    assert max(capacities) < 10_000
 
 
 @FEW

@@ -18,11 +18,9 @@ from sources import BYTES, CONTENTS, FEW, as_parquet, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl, tables
 from bertdata.sources.find import find_inputs
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay, may_be_special
-from bertdata.sources.tables import TableFile
 from bertdata.sources.texts import Documents, load_kernels
 
 KINDS = st.sampled_from(["blank", "line", "file"])
@@ -250,23 +248,6 @@ def test_parquet_of_many_rows_is_followed_by_other_inputs(folder, kind):
     texts = read([path, after], shard_size=1000)
     assert [each for _, each, _ in texts] == [row.encode() for row in rows] + [b"last"]
     assert texts[-1][0] == 1  # the table has one row group
-
-
-def test_a_batch_of_parquet_has_its_own_texts_alone(folder, monkeypatch):
-    """Not a long text many times over, nor, as in a dictionary that pyarrow adds to, the texts of batches before."""
-    monkeypatch.setattr(tables, "_DECODED_BYTES", 100_000)
-    decoded, plain = [], tables._decoded
-    monkeypatch.setattr(tables, "_decoded", lambda column: decoded.append(column) or plain(column))
-    long, short = "ab " * 10_000, [f"number {number}" for number in range(3000)]
-    for name, texts in (("once", short), ("repeated", [long] * 300), ("both", [long, *short, long])):
-        decoded.clear()
-        path = folder / f"{name}.parquet"
-        pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=40_000, data_page_size=4000)
-        assert [each[1] for each in read([path])] == [text.encode() for text in texts]
-        assert not any(pa.types.is_dictionary(column.type) for column in decoded)
-        assert max(column.nbytes for column in decoded) < 120_000
-        chunks = [*TableFile(local(path), "parquet", TextFormat()).chunks(0, lambda unit: True)]
-        assert len(chunks) < 3 + sum(map(len, texts)) / 500_000
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "RLE_DICTIONARY"])
