@@ -17,7 +17,6 @@ from bertrain import evaluate as evaluation
 from bertrain import ranks
 from bertrain import report as report_module
 from bertrain import trainer as trainer_module
-from bertrain.checkpoint import Writer
 from bertrain.config import Config
 from bertrain.data import Stream
 from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels, require_kernel
@@ -233,9 +232,8 @@ class Waits(TorchDispatchMode):
             monkeypatch.setattr(owner, name, called)
 
         patch(Stream, "next_batch", lambda stream: setattr(self, "_counts", stream.step > 0))
-        quiet = [(Pretraining, name) for name in ("save", "_evaluate", "_enter")] + [(Writer, "reserve")]
-        for owner, name in quiet:
-            patch(owner, name, lambda _: setattr(self, "_counts", False))
+        for name in ("save", "_evaluate", "_enter"):
+            patch(Pretraining, name, lambda _: setattr(self, "_counts", False))
         for name in ("tolist", "numpy", "cpu"):  # which are no operations, or also copies
             patch(torch.Tensor, name, lambda _, name=name: self.found.extend([name] * self._counts))
         monkeypatch.setattr(ranks.Reading, "take", lambda reading: [0.0] * len(reading._numbers))
