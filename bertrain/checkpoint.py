@@ -189,9 +189,11 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     except Exception as error:  # torch raises any for bytes that are damaged
         if is_out_of_memory(error) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
             raise
+        first, *lines = str(error).splitlines() or [type(error).__name__]
+        reason = lines[0].strip() if first.endswith(":") and lines else first
         sentence = (
-            f"{path} has no optimizer state of these parameters ({str(error).partition(chr(10))[0]}); give the same "
-            "--objective and methods, another checkpoint, or its weights alone with --init"
+            f"{path} has no optimizer state of these parameters ({reason}); give the same --objective and methods, "
+            "another checkpoint, or its weights alone with --init"
         )
         raise DatasetError(sentence, "other-settings", option="objective", given=str(path)) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):
@@ -237,8 +239,8 @@ class Lock:
         self._file: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
-        if self._run.is_file():
-            sentence = f"--out {self._run} is a file; give a directory"
+        if not next(path for path in (self._run.absolute(), *self._run.absolute().parents) if path.exists()).is_dir():
+            sentence = f"--out {self._run} is a file, or below one; give a directory"
             raise UsageError(sentence, "out-exists", option="out", given=str(self._run))
         make_directory(self._run)
         self._held.enter_context(locked(self._run / ".lock", f"{self._run} is in use", "give another --out"))

@@ -20,6 +20,7 @@ from training import train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
+from bertrain.models.tokenizer import tokenizer_files
 
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
 PINS = {
@@ -120,7 +121,7 @@ def test_transformers_4_gives_the_same_losses(dataset, configs, outside, tmp_pat
         model = model_of(configs.get(name, name), dataset)
         for weight in model.state_dict().values():
             weight *= 8 if weight.ndim > 1 else 1
-        files = checkpoint.tokenizer_files(dataset.tokenizer_file, model, 32)
+        files = tokenizer_files(dataset.tokenizer_file, model, 32)
         checkpoint.write(tmp_path / name, model, checkpoint.Content(model.state_dict(), {}, files))
     paths = sorted(map(str, tmp_path.glob("*")))
     old, new = (run("-c", LOSSES, *paths) for run in (partial(outside, "transformers", tmp_path), python))
