@@ -20,7 +20,7 @@ from training import train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint
-from bertrain.models.tokenizer import tokenizer_files
+from bertrain.models.load import tokenizer_files
 
 PAGE = (ROOT / "docs" / "finetuning.md").read_text()
 PINS = {

@@ -21,8 +21,8 @@ from bertdata import Tokenizer
 from bertdata.errors import TokenizerError
 from bertdata.tokenize.load import RESIDUES, SENTENCEPIECE, load
 from bertdata.tokenize.tokenizer import LoadedTokenizer
-from bertrain.checkpoint import tokenizer_files
 from bertrain.lab import heads
+from bertrain.models.load import tokenizer_files
 
 
 class Refused(str):
