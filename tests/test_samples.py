@@ -250,6 +250,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
                 assert sum(b - a for a, b in ranges) == sum(
                     (batch.attention_mask.sum(1) if batch.attention_mask is not None else np.full(len(at), 17)) - 2
                 )
+    next(loader)
     assert asked
 
 
