@@ -59,14 +59,6 @@ def test_another_model_or_optimizer_beside_a_recipe(options_of):
     assert {name: getattr(config, name) for name in options_in("tiny")} == options_in("tiny")
 
 
-def test_an_option_replaces_what_says_the_same_in_a_file_whatever_its_value(options_of, tmp_path):
-    saved = {"data": ["a", "b"], "weights": [1, 2], "warmup_steps": 9, "init": "run"}
-    (tmp_path / "run.json").write_text(json.dumps({"config": saved}))
-    default = Config.of(data="d")
-    given = ["--config", tmp_path / "run.json", "--warmup", default.warmup, "--model", default.model]
-    assert options_of(*given)[1] == Config.of(data="d", out="o")
-
-
 def test_a_file_of_options_is_read_alone(options_of, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": {"model": "modernbert-small", "lr": 0.5}}))
     (tmp_path / "mine.toml").write_text('model = "modernbert-small"\nlr = 0.5\n')
