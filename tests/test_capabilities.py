@@ -29,14 +29,6 @@ def test_each_line_has_a_trial():
     assert capabilities.untried(lines) == []
 
 
-def test_what_is_not_run_names_a_test():
-    for number, left_out in capabilities.NOT_RUN.items():
-        assert number in trials.TRIALS
-        names = re.findall(r"test_\w+\.py::test_\w+", left_out)
-        assert names
-        assert all(map(trials.is_test, names))
-
-
 @pytest.mark.parametrize("number", [4, 9, 16])
 def test_a_quick_line_comes_true(inputs, tmp_path, number):
     assert capabilities.attempt(number, inputs, tmp_path / "trial") == ""

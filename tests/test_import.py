@@ -456,18 +456,6 @@ def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
     assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40
 
 
-def test_an_input_of_ids_holds_no_file_open(tmp_path):
-    """So the number of inputs has no limit."""
-    data, index = reference.megatron(each_one_sequence(DOCUMENTS), "uint16")
-    indexed = written(tmp_path, "corpus", (".bin", data), (".idx", index))
-    flat = written(tmp_path, "ids", (".bin", data))
-    before = os.listdir("/proc/self/fd")
-    files = [open_ids(str(indexed), "megatron", None), open_ids(str(flat), "nanogpt", SEP, "uint16")]
-    assert len(os.listdir("/proc/self/fd")) == len(before)
-    for file in files:
-        assert sum(some.ids.size for some in file.documents()) == sum(map(len, DOCUMENTS))
-
-
 @pytest.mark.parametrize("content", [bytes(10), bytes(11), b"", None])
 def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, content):
     path = write(tmp_path / "ids", bytes(10))

@@ -41,11 +41,6 @@ def run(name, shards, out, steps, monkeypatch):
         return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-def test_the_examples_are_short():
-    for name in ("trainer", "accelerate_loop", "lightning_loop"):
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["trainer", "accelerate_loop"])
 @pytest.mark.slow

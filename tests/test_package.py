@@ -9,7 +9,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from datetime import date
 from email import message_from_string
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from conftest import ROOT
 from helpers import invoke, write
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 import bertdata
 from bertdata.errors import install
@@ -137,19 +135,6 @@ def test_threads_that_wait_do_not_keep_their_core(given, count):
     command = [sys.executable, "-c", "import bertrain, torch"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert f"GOMP_SPINCOUNT = '{count}'" in done.stderr
-
-
-def test_the_newest_release_of_the_changelog_is_this_version():
-    """ "Unreleased" may stand above it, with what came since."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    releases = [heading for heading in headings if heading != "Unreleased"]
-    assert headings in (releases, ["Unreleased", *releases])
-    versions, dates = zip(*(heading.split(" — ") for heading in releases), strict=True)
-    assert versions[0] == bertdata.__version__
-    assert sorted(versions, key=Version, reverse=True) == [*versions]
-    assert sorted(map(date.fromisoformat, dates), reverse=True) == [date.fromisoformat(day) for day in dates]
-    assert "unreleased" not in text.partition(f"## {releases[0]}")[2].lower()
 
 
 def test_the_engine_needs_no_torch_and_the_extra_does():

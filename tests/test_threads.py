@@ -70,23 +70,6 @@ def test_the_error_is_that_of_one_thread_alone(workers, bad_items, bad_work):
         assert results[first[0]] == [item * item for item in range(first[1])]
 
 
-def test_items_are_made_only_a_few_ahead():
-    """So that memory is bounded, also where one piece of work takes long."""
-    made, done = [], []
-
-    def work(item):
-        time.sleep(0.2 if item == 0 else 0)
-        return item
-
-    def make(share):
-        for result in share.in_order(work, (made.append(item) or item for item in range(300))):
-            done.append(result)
-            assert len(made) - len(done) <= 2 * 4 + 2
-
-    Crew(4).run(make, [None])
-    assert done == list(range(300))
-
-
 def test_a_large_item_is_alone():
     """Others are done before it is worked on, and the next one is made after its result was used."""
     made, done = [], []
