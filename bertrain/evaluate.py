@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.support import TOKENIZER, Spelling, load_tokenizer, spelled
-from bertrain.data import Stream, micro_batches
+from bertrain.data import Sources, Stream, micro_batches
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.ranks import Signals, World
 from bertrain.speed import Clock
@@ -177,6 +177,34 @@ def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray
             masked.append((around, as_read(int(batch.targets[row, slot])), best))
         shown.append(Shown(spelling.text(tokens, {*positions}), masked))
     return shown
+
+
+def reference_losses(sources: Sources, split: str) -> dict[str, float]:
+    """Return losses to compare with, in nats a token: of uniform guesses, and of guesses by token frequency (unigram).
+
+    The unigram loss is the entropy of the split's tokens without special tokens, over at most ten million tokens of
+    each dataset. sources: datasets with one tokenizer, and their weights; a dataset without the split does not count.
+    """
+    special = sources[0][0].special_tokens
+    total = sum(weight for shards, weight in sources if split in shards.splits)
+    shares = np.zeros(special.vocab_size)
+    for shards, weight in sources:
+        if split in shards.splits:
+            counts = shards.token_counts(split)
+            counts[list(special.special_ids)] = 0
+            shares += weight / total * (counts / max(1, counts.sum()))
+    shares = shares[shares > 0]
+    unigram = max(0.0, -float(np.sum(shares * np.log(shares))))
+    return {"uniform": math.log(special.vocab_size), "unigram": unigram}
+
+
+def table(predictions: list[tuple[str, str, str]]) -> list[str]:
+    """Return lines for a terminal, one for each (tokens around, target, predicted); x marks a wrong one."""
+    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    return lines + [
+        f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
+        for around, target, guess in predictions
+    ]
 
 
 EVALUATED_SAMPLES = 2048  # of the validation split

@@ -143,10 +143,12 @@ class Pretraining:
         self._lock, state = lock, self.state
         state.phases, state.options = self.stream.saved_phases(), kept_options(self.config.flat())
         state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
-        self.report = Report(self.trainer, self.stream, self.clock, step=state.step, guard=lock.require)
+        options: dict[str, Any] = {"step": state.step, "guard": lock.require}
+        self.report = self.ranks.together(lambda: Report(self.trainer, self.stream, self.clock, **options))
         self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
-        options: dict[str, Any] = {"keep": self.config.keep, "saved": self.resumed_from}
-        self.writer = checkpoint.Writer(warn=self.report.warn, methods=self.trainer.methods, **options)
+        self.writer = checkpoint.Writer(
+            keep=self.config.keep, saved=self.resumed_from, warn=self.report.warn, methods=self.trainer.methods
+        )
         if self.ranks.rank == 0 and self.resumed_from:
             self.writer.clear(self.resumed_from)  # old checkpoints that a killed run left
         self.report.begin(self.resumed_from, self.warnings, self.changes)
@@ -174,7 +176,7 @@ class Pretraining:
             entry |= {"loss_after": self.evaluator.loss(), "parameters": self.trainer.num_parameters}
             self.report.model_changed(entry)
         self.stream.enter(phase)
-        self.report.phase(state.step, phase)
+        self.report.say(f"step {state.step}: {self.stream.plan.line(phase)}")
 
     def _train_phase(self, phase: Phase, signals: Signals) -> None:
         trainer, state, report, config = self.trainer, self.state, self.report, self.config

@@ -9,21 +9,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-import bertdata
 from bertdata.support import counted, load_tokenizer, make_directory, spelled, write_file
 from bertrain import card
-from bertrain.data import Sources, Stream
-from bertrain.evaluate import EVALUATED_SAMPLES
+from bertrain.data import Stream
+from bertrain.evaluate import reference_losses, table
 from bertrain.models.families import has_dropout
 from bertrain.optim.optimizers import scaled_rates
-from bertrain.plan import Phase
 from bertrain.ranks import Reading
 from bertrain.speed import Clock
 from bertrain.state import TrainingError, TrainState
@@ -113,41 +111,6 @@ class Log:
             os.fsync(self._file.fileno())
 
 
-def reference_losses(sources: Sources, split: str) -> dict[str, float]:
-    """Return losses to compare with, in nats a token: of uniform guesses, and of guesses by token frequency (unigram).
-
-    The unigram loss is the entropy of the split's tokens without special tokens, over at most ten million tokens of
-    each dataset. sources: datasets with one tokenizer, and their weights; a dataset without the split does not count.
-    """
-    special = sources[0][0].special_tokens
-    total = sum(weight for shards, weight in sources if split in shards.splits)
-    shares = np.zeros(special.vocab_size)
-    for shards, weight in sources:
-        if split in shards.splits:
-            counts = shards.token_counts(split)
-            counts[list(special.special_ids)] = 0
-            shares += weight / total * (counts / max(1, counts.sum()))
-    shares = shares[shares > 0]
-    unigram = max(0.0, -float(np.sum(shares * np.log(shares))))
-    return {"uniform": math.log(special.vocab_size), "unigram": unigram}
-
-
-QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
-COLLAPSED = 0.9  # share of predictions that are one token
-COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
-SHOWN_PREDICTIONS = 5  # of an evaluation
-KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
-
-
-def table(predictions: list[tuple[str, str, str]]) -> list[str]:
-    """Return lines for a terminal, one for each (tokens around, target, predicted); x marks a wrong one."""
-    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
-    return lines + [
-        f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
-        for around, target, guess in predictions
-    ]
-
-
 class Report(contextlib.ExitStack):
     """Logs and prints a run. Call `log` and `flush` on all ranks; what only rank 0 does, others leave out."""
 
@@ -174,7 +137,7 @@ class Report(contextlib.ExitStack):
             if names:
                 self._trackers = Trackers(names, self.out, self.config.flat(), step=step, warn=self.warn)
                 self.callback(self._trackers.close)
-            self._told = self._parts_of_card()
+            self._about = card.about_run(self._stream)
 
     # ------------------------------------------------------------------------------------------------ the first lines
 
@@ -199,8 +162,6 @@ class Report(contextlib.ExitStack):
         if config.lr_scale:
             facts["lr_scale"] = scaled_rates(trainer.learner.sizes, config)
         lines = changes + stream.describe_mix()
-        if resumed_from and self._first_step >= plan.steps:
-            lines.append(f"the run is complete, with step {plan.steps:,}; give more --steps, or another --out")
         for method in trainer.methods:
             if of_method := method.facts(trainer.learner):
                 facts[method.name] = of_method
@@ -220,7 +181,7 @@ class Report(contextlib.ExitStack):
         self._write_run_json()
         for warning in [*warnings, *self._warnings(), *plan.warnings]:
             self.warn(warning)
-        for line in [self._first_line(facts), *lines, *self._second_lines(), *_scale_lines(facts.get("lr_scale", []))]:
+        for line in [*lines, *self._lines(facts), *_scale_lines(facts.get("lr_scale", []))]:
             self.say(line)
         return int(self._log.last_evaluation.get("step", 0))
 
@@ -233,24 +194,19 @@ class Report(contextlib.ExitStack):
         if self._log.bad_lines:
             yield f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}"
 
-    def _first_line(self, facts: Mapping[str, Any]) -> str:
+    def _lines(self, facts: Mapping[str, Any]) -> list[str]:
         rows = self.plan.phases[0].rows
         size, number = self.plan.first_micro_batches()
-        passes = "one pass" if number == 1 else f"{number} passes of {size}"
-        ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
-        return (
+        return [
             f"{self.config.start}: {facts['parameters']:,} parameters, {counted(self.plan.steps, 'step')}, {rows} "
-            f"{'row' if max(rows) == 1 else 'rows'} a step, in {passes} on {ranks}, {facts['precision']}, attention by "
-            f"{' or '.join(facts['attention'])}, {counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}"
-        )
-
-    def _second_lines(self) -> list[str]:
-        line = (
+            f"{'row' if max(rows) == 1 else 'rows'} a step, in {number} × {size} on each of "
+            f"{counted(self.ranks.world_size, 'rank')}, {facts['precision']}, attention by "
+            f"{' or '.join(facts['attention'])}, {counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}",
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
-            f"evenly, {self.reference['unigram']:.3f} by frequency alone"
-        )
-        return [line, *self.plan.describe()]
+            f"evenly, {self.reference['unigram']:.3f} by frequency alone",
+            *self.plan.describe(),
+        ]
 
     def _write_run_json(self) -> None:
         write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
@@ -271,10 +227,8 @@ class Report(contextlib.ExitStack):
         now: write it at once.
         """
         trainer, step, tokens, rate = self._trainer, state.step, state.tokens, self._trainer.rate
-        numbers = Reading(
-            torch.cat([trainer.sums.take(self.ranks), trainer.norm.double()[None], trainer.skipped_in_a_row])
-        )
-        sources = self._stream.read_by_source()
+        sums, sources = trainer.sums.take(self.ranks), self._stream.read_by_source()
+        numbers = Reading(torch.cat([sums, trainer.norm.double()[None], trainer.skipped_in_a_row]))
 
         def write() -> None:
             *sums, norm, in_a_row = numbers.take()
@@ -291,7 +245,7 @@ class Report(contextlib.ExitStack):
                 "seconds": round(time.perf_counter() - self._started, 3),
                 **self._clock.entry(),
             }
-            self.ranks.together(lambda: self._entry(entry, is_last=step == self.plan.steps))
+            self.ranks.on_first(lambda: self._entry(entry, is_last=step == self.plan.steps))
             # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
             patience = PATIENCE if trainer.scaler.is_enabled() else min(PATIENCE, self.plan.steps)
             if in_a_row >= patience:
@@ -307,8 +261,6 @@ class Report(contextlib.ExitStack):
         write()
 
     def _entry(self, entry: dict[str, Any], *, is_last: bool) -> None:
-        if not self.is_first:
-            return
         self._guard()
         step, loss = entry["step"], entry["loss"]
         self._keep(entry)
@@ -325,7 +277,7 @@ class Report(contextlib.ExitStack):
         left = (self.plan.steps - step) * entry["seconds"] / max(1, step - self._first_step)
         line = (
             f"loss {shown}, {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, lr {entry['lr']:.2e}, data wait "
-            f"{entry['data_wait']:.1%}, {left / 3600:.0f} h {left % 3600 / 60:02.0f} min left"
+            f"{entry['data_wait']:.1%}, {timedelta(seconds=round(left))} left"
         )
         self._bar.set_postfix_str(line)
         if self._bar.disable and (is_last or time.perf_counter() - self._last_line > QUIET_S):
@@ -351,10 +303,6 @@ class Report(contextlib.ExitStack):
         if self.is_first and state | {"position": None} != self._rows:
             self._rows = state | {"position": None}
             self._keep({"step": step, "stream": state})
-
-    def phase(self, step: int, phase: Phase) -> None:
-        """Print that a phase begins after a step."""
-        self.say(f"step {step}: {self.plan.line(phase)}")
 
     def model_changed(self, entry: dict[str, Any]) -> None:
         """Log and print how the model has changed. entry: step, change, parameters, loss_before and loss_after."""
@@ -402,6 +350,11 @@ class Report(contextlib.ExitStack):
             self._run_json["clock"] = self._clock.entry()
             self._renew_run_json()
 
+    def card(self, state: TrainState) -> bytes:
+        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
+        facts = {"seconds": self._clock.seconds["trained"], "unigram": self.reference["unigram"]}
+        return card.of_run(self._trainer, state, self._about, self._log.last_evaluation, **facts)
+
     # ----------------------------------------------------------------------------------------------------------- output
 
     def say(self, line: str) -> None:
@@ -441,57 +394,6 @@ class Report(contextlib.ExitStack):
         if kind not in self._warned:
             self._warned.add(kind)
             self.warn(line)
-
-    # --------------------------------------------------------------------------------------------------- the model card
-
-    def _parts_of_card(self) -> dict[str, Any]:
-        """Return the parts of the model card that do not change."""
-        stream, sources = self._stream, self._stream.sources
-        total = sum(weight for _, weight in sources)
-        data = {
-            f"`{shards.dataset_id}`": f"{counted(shards.num_documents, 'document')}, "
-            f"{counted(shards.num_tokens, 'token')}, "
-            + ("all rows" if weight == total else f"{weight / total:.4g} of the rows")
-            for shards, weight in sources
-        }
-        phases = self.plan.describe({path: f"`{shards.dataset_id}`" for path, shards in stream.datasets.items()})
-        lines = {"Phases": "\n".join(f"- {line}" for line in phases)} if phases else {}
-        return {"Data": data, **lines, "Options that differ from the defaults": self.config.differing()}
-
-    def card(self, state: TrainState) -> bytes:
-        """Return the model card of a checkpoint, with the last evaluation. On rank 0."""
-        trainer = self._trainer
-        is_frozen = any(method.frozen_by for method in trainer.methods)  # then an export has other parameters
-        size = "" if is_frozen else f" with {trainer.num_parameters:,} parameters"
-        training = {
-            "steps": f"{state.step:,} of {self.plan.steps:,}",
-            "tokens read, with padding": f"{state.tokens:,}",
-            "seconds of training": f"{self._clock.seconds['trained']:.1f}",
-            "processes": f"{self.ranks.world_size} on {self.ranks.device.type}, {trainer.precision}",
-            "bertrain": bertdata.__version__,
-        }
-        return card.content(
-            f"step-{state.step:08d}",
-            f"A masked language model{size}, trained with bertrain.",
-            title=f"{self.out.resolve().name} after step {state.step:,}",
-            config=trainer.learner.model.config,
-            parts={"Training": training, "Loss": self._losses(), **self._told},
-        )
-
-    def _losses(self) -> str | dict[str, str]:
-        evaluation = self._log.last_evaluation
-        loss = evaluation.get("validation_loss")
-        if loss is None:
-            return "No validation loss had been measured when this checkpoint was written."
-        return {
-            "validation loss": f"{loss:.4f} nats a token",
-            "guessing by frequency alone, on the train split": f"{self.reference['unigram']:.4f} nats a token",
-            "right": f"{evaluation['validation_accuracy']:.2%}",
-            "after step": f"{evaluation['step']:,}",
-            "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {evaluation['validation_length']} tokens of the "
-            f"validation split, {evaluation['validation_masking']:.0%} of them masked, whatever the share in training, "
-            f"in {evaluation['validation_precision']}",
-        }
 
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

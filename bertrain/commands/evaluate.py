@@ -21,11 +21,10 @@ import bertdata
 from bertdata.support import OneSentence, UsageError, counted
 from bertrain import checkpoint, state
 from bertrain.commands import pairs
-from bertrain.evaluate import Shown, evaluate, samples
+from bertrain.evaluate import Shown, evaluate, reference_losses, samples
 from bertrain.models.encoder import Encoder
 from bertrain.models.load import check_fits, check_length, load_model, max_length
 from bertrain.ranks import World, world
-from bertrain.report import reference_losses
 
 BEST = 5  # predictions of a masked token that --show prints
 ONLY_WITH = {
