@@ -425,8 +425,9 @@ class Writer:
 
     def describe(self) -> str:
         """Return a sentence about what a stopped run has saved."""
-        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
-        return f"{saved}; run the same command to continue."
+        if not self.saved:
+            return "Nothing is saved yet; run the same command again."
+        return f"Step {self.saved_step} is saved; run the same command with --out {self.saved.parent} to continue."
 
     def save(self, target: Path, model: PreTrainedModel, content: Content, *, required: bool) -> None:
         """Copy the content of a checkpoint, and begin to write it into the directory `target`.

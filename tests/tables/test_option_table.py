@@ -87,7 +87,7 @@ def test_a_value_that_an_option_does_not_take_is_one_sentence_that_names_it(name
             refused(main, *words, kind=error.value.kind, option=name, given=(given,) if kind.many else given)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
 def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
     if isinstance(rule, Either):
         for pair in combinations(rule.names, 2):
