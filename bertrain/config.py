@@ -132,7 +132,7 @@ class Config(Options):
     0.7. 1 is the ratio of their tokens.
     """
     out: str = option("", DIRECTORY, CHECKPOINTS, resume="free")
-    """Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today."""
+    """Directory of the run: checkpoints, log.jsonl and run.json. Default: a new directory, runs/MODEL-DATE."""
     model: str = option("modernbert-tiny", TEXT, MODEL, resume="content")
     """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
     -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
