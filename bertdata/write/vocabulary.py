@@ -138,17 +138,21 @@ def train_tokenizer(
         made = vocabulary.trained(sample, say)
         for note in made.notes:
             say(note)
+    _require_new(directory, made.files[TOKENIZER_CONFIG])
     make_directory(directory)
     for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
         write_file(directory / name, made.files[name])
     return Tokenizer(made)
 
 
-def _require_new(directory: Path) -> None:
+def _require_new(directory: Path, config: bytes | None = None) -> None:
+    """config: the configuration that a killed run of the same command may have left; None: any."""
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    if any((directory / name).exists() for name in {*FILES, MANIFEST} - {TOKENIZER_CONFIG}):
+    held = [name for name in (*FILES, MANIFEST) if (directory / name).exists()]
+    is_left = held == [TOKENIZER_CONFIG] and config in (None, (directory / TOKENIZER_CONFIG).read_bytes())
+    if held and not is_left:
         sentence = f"{directory} already holds a tokenizer; give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 

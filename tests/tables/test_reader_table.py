@@ -147,7 +147,7 @@ READERS = [
     Reader("run.json", b'{"config": {"lr": 0.5}}', configured, f"malformed {OTHER}", more=NO_OPTIONS),
     Reader("run/run.json", trained, lambda path, given: invoke(main, "trace", path.parent, "--step", 1), "not-a-run"),
     Reader("run/step-00000002/trainer.json", trained, resumed, f"damaged {OTHER}"),
-    Reader("run/step-00000002/optimizer.pt", trained, resumed, "damaged"),
+    Reader("run/step-00000002/optimizer.pt", trained, resumed, "other-settings"),
     Reader("result.json", dumps(RESULT), plotted, "not-a-run", more=NO_RESULTS),
     Reader(
         "search.json", b'{"length": 32}', searched, "damaged other-settings", more=(b'{"length": 32, "colour": 1}',)
