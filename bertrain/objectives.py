@@ -68,7 +68,7 @@ class _CrossEntropySum(torch.autograd.Function):
 class Outputs(NamedTuple):
     """The outputs of the model for a micro-batch, which all objectives share."""
 
-    hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; None for some models outside FAMILIES
+    hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; outside FAMILIES None if there are logits
     logits: torch.Tensor | None  # [B, K, V] at the masked positions; None if no objective uses them
 
 

@@ -36,13 +36,13 @@ from bertrain.config import Config
 from bertrain.data import Stream, open_datasets
 from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
-from bertrain.models.load import max_length, tokenizer_files
+from bertrain.models.load import max_length, model_identity, tokenizer_files
 from bertrain.plan import Phase
 from bertrain.ranks import Signals, World, world
 from bertrain.report import Report
 from bertrain.speed import Clock
 from bertrain.state import TRAINER, TrainState, kept_options, read, require_same
-from bertrain.trainer import Trainer, build_model, check_names, check_run, made_with_of
+from bertrain.trainer import Trainer, build_model, check_run
 
 
 def pretrain(config: Config) -> None:
@@ -84,7 +84,6 @@ class Pretraining:
         DatasetError or TrainingError for options, files or rows that cannot be trained on.
         """
         self._index_sha256 = checkpoint.wait_until_seen(resumed_from) if resumed_from else None
-        check_names(config)
         if config.log_to and ranks.rank == 0:
             trackers.require(config.log_to)
         on_gpu, methods = ranks.device.type == "cuda", methods_of(config)
@@ -93,7 +92,8 @@ class Pretraining:
             config, open_datasets(config), methods=methods, rank=ranks.rank, world_size=ranks.world_size, on_gpu=on_gpu
         )
         shards = next(iter(self.stream.datasets.values()))  # any of them: all have one tokenizer
-        self.made_with = made_with_of(config)
+        source = checkpoint.resolved(config.init, "init") or config.model
+        self.made_with: dict[str, Any] = {"model": model_identity(source)}  # by its content: a file may move
         self.changes: list[str] = []  # since the checkpoint, as lines
         self.state = self._resume()
         weights, lines = build_model(config, shards, self.stream.phase, resume=resumed_from, methods=methods)

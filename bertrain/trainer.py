@@ -30,11 +30,11 @@ from bertrain.models.encoder import (
     set_rotary_bases,
 )
 from bertrain.models.families import family_of
-from bertrain.models.load import check_length, check_runs, load_model, model_identity, new_model, start_from
+from bertrain.models.load import check_length, check_runs, load_model, new_model, start_from
 from bertrain.objectives import Learner, LossSum, objectives_of
-from bertrain.optim import OPTIMIZERS, SCHEDULES, optimizers
+from bertrain.optim import SCHEDULES, optimizers
 from bertrain.options import flag
-from bertrain.plan import Phase, Plan, longest, options_of
+from bertrain.plan import Phase, Plan, longest
 from bertrain.ranks import World
 from bertrain.speed import has_bf16
 from bertrain.state import TrainState
@@ -59,9 +59,9 @@ def build_model(
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
     source = next((given for method in methods if (given := method.base_model(config, resume))), None)
     if source or (config.init and not resume):
-        frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
         path = checkpoint.resolved(source or config.init, "init")
-        weights, warnings = start_from(path, shards, length=length, nsp=nsp, frozen_by=frozen_by)
+        is_frozen = any(method.frozen_by for method in methods)
+        weights, warnings = start_from(path, shards, length=length, nsp=nsp, complete=is_frozen)
     elif resume:
         weights, warnings = load_model(resume, nsp=nsp), []
         check_length(length, weights.config, resume)
@@ -92,8 +92,8 @@ def build_learner(
     methods: Sequence[Method] = (),
 ) -> Learner:
     """Return the module to train, on its device: the model, its objectives, and what the methods of the run add."""
-    device, length = ranks.device, longest(config)
-    choose_attention(weights, config.attention, precision=precision, device=device, length=length)
+    options: dict[str, Any] = {"precision": precision, "device": ranks.device, "length": longest(config)}
+    choose_attention(weights, config.attention, **options)
     torch.manual_seed(bertdata.key(config.seed, "objectiv") >> 1)
     objectives = {name: kind(weights, config) for name, kind in objectives_of(config).items()}
     setting = LearnerSetting(config, shards, ranks.device, precision)
@@ -103,20 +103,6 @@ def build_learner(
     for method in methods:
         learner = method.learner(learner, setting)
     return learner.to(ranks.device).train()
-
-
-def build_optimizer(config: Config, learner: Learner, methods: Sequence[Method]) -> torch.optim.Optimizer:
-    """Return the optimizer of a run. The precision of `config` must be resolved; auto counts as fp32."""
-    optimizer = optimizers.build(learner, config)
-    for method in methods:
-        method.optimizer(optimizer, learner)
-    return optimizer
-
-
-def resolve_compile(config: Config, methods: Sequence[Method], *, on_gpu: bool) -> bool:
-    """Return whether the learner is compiled: --compile on, or auto on GPUs where no method forbids it."""
-    automatic = on_gpu and all(method.can_compile(config) for method in methods)
-    return config.compile == "on" or (config.compile == "auto" and automatic)
 
 
 def resolve_precision(
@@ -146,7 +132,7 @@ def autocast_of(device: torch.device, precision: str) -> Callable[[], contextlib
 
 
 def check_run(stream: Stream, learner: Learner, methods: Sequence[Method]) -> None:
-    """Raise UsageError for a model that cannot follow the phases, and for patterns that match no parameter.
+    """Raise UsageError for a model that cannot follow the phases, an unknown schedule, or a pattern without a match.
 
     Build the optimizer first: --lr-scale may freeze parameters.
     """
@@ -156,32 +142,16 @@ def check_run(stream: Stream, learner: Learner, methods: Sequence[Method]) -> No
         return build_model(config, shards, phase, methods=methods)[0]
 
     later = [name for method in methods for name in method.check_run(stream, learner, built)]
-    trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
-    optimizers.check_scales([*learner.sizes, *later], config)
-    before = stream.phase
+    for given, (pattern, _) in zip(config.lr_scale, config.rate_scales, strict=True):
+        optimizers.require_match(pattern, [*learner.sizes, *later], "--lr-scale", given)
+    model, before = learner.model, stream.phase
     for phase in stream.plan.phases[stream.phase.number - 1 :]:
+        pick(SCHEDULES, phase.options.schedule, "--schedule")
         if any(method.remake(before, phase) for method in methods):
-            trained = [name for name, parameter in built(phase).named_parameters() if parameter.requires_grad]
-        if not any(re.search(phase.options.trains, name) for name in trained):
-            sentence = (
-                f"[[phase]] {phase.number}: trains {phase.options.trains!r} matches none of the {len(trained)} "
-                f"trainable parameters, such as {trained[0]} and {trained[-1]}; correct the pattern, or leave it out"
-            )
-            raise UsageError(sentence, "no-match", option="trains", given=phase.options.trains)
+            model = built(phase)
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        optimizers.require_match(phase.options.trains, trained, "trains", repr(phase.options.trains))
         before = phase
-
-
-def check_names(config: Config) -> None:
-    """Raise UsageError for unknown objectives, optimizers and schedules."""
-    objectives_of(config)
-    pick(OPTIMIZERS, config.optimizer, "--optimizer")
-    for options in options_of(config):
-        pick(SCHEDULES, options.schedule, "--schedule")
-
-
-def made_with_of(config: Config) -> dict[str, Any]:
-    """Return what a run begins with and keeps to its end, by its content: the file of a model may move."""
-    return {"model": model_identity(checkpoint.resolved(config.init, "init") or config.model)}
 
 
 class LossSums:
@@ -255,7 +225,8 @@ class Trainer:
         self.precision = resolve_precision(config, device, weights)
         self.eval_precision = resolve_precision(config, device, weights, option="eval_precision")
         self.autocast = autocast_of(device, self.precision)
-        self.compiles = resolve_compile(config, methods, on_gpu=device.type == "cuda")
+        can_compile = device.type == "cuda" and all(method.can_compile(config) for method in methods)
+        self.compiles = config.compile == "on" or (config.compile == "auto" and can_compile)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
         self.rate = 0.0
         self.norm = torch.zeros((), device=device)
@@ -282,7 +253,9 @@ class Trainer:
             # torch caches compiled models on disk with their attention kernel, and its key does not name the kernel.
             torch.compiler.config.cache_key_tag = f"attention by {' or '.join(self.attention)}"
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
-        self.optimizer = build_optimizer(replace(config, precision=self.precision), self.learner, self.methods)
+        self.optimizer = optimizers.build(self.learner, replace(config, precision=self.precision))
+        for method in self.methods:
+            method.optimizer(self.optimizer, self.learner)
         self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
         """The parameters that train unless the `trains` of a phase excludes them."""
 
@@ -379,11 +352,7 @@ class Trainer:
         was stopped adds in the same order as one that was not.
         """
         self._has_buckets = True
-        prepared = self.learner.prepare(piece)
-        with self._limited():
-            with self.autocast():
-                losses = module(**prepared)
-            self.learner.total(losses, scale).backward()
+        self.add_gradients(module, piece, scale, is_last=True)
         self.optimizer.zero_grad()
         self._seed(step)  # again: the pass has drawn random numbers
 

@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(dataset, bert_run, t
         ({"lora": "r=2,alpha=4,target=qurey"}, "no-match", "lora", "bert.encoder.layer.0"),
         ({"lora": "r=2,alpha=4,target=decoder"}, "conflict", "lora", "cls.predictions.decoder"),
         ({"lr_scale": ["embeddings=0.1"]}, "no-match", "lr_scale", " 24 "),
-        ({"objective": "mlm+nsp"}, "weights-missing", "init", "cls.seq_relationship.bias"),
+        ({"objective": "mlm+nsp"}, "weights-missing", "init", "bert.pooler.dense.bias"),
     ):
         options = LORA | {"init": bert_run} | more
         assert value in refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).sentence

@@ -85,10 +85,10 @@ def test_a_config_file_makes_a_model_and_a_misspelt_setting_is_named(dataset, tm
 @pytest.mark.parametrize(
     ("kind", "content"),
     [
-        ("unsupported", {"model_type": "gpt2"}),  # a decoder
-        ("unsupported", {"model_type": "t5"}),  # an encoder with a decoder
-        ("unsupported", ONE_LAYER | {"is_decoder": True}),
-        ("unsupported", {"model_type": "vit"}),  # no words
+        ("model-unreadable", {"model_type": "gpt2"}),  # a decoder
+        ("model-unreadable", {"model_type": "t5"}),  # an encoder with a decoder
+        ("model-unreadable", ONE_LAYER | {"is_decoder": True}),
+        ("model-unreadable", {"model_type": "vit"}),  # no words
         ("unsupported", ONE_LAYER | {"model_type": "mpnet"}),  # the padding id is always 1
         ("unsupported", ONE_LAYER | {"model_type": "roberta"}),  # needs a padding token
         ("model-unreadable", {"config": {"data": "shards"}}),
@@ -156,8 +156,8 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = Mock(side_effect=ConnectionError("no route to host"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
-    for name in ("nothere/", "./nothere", "a/b/nothere", "nothere.json", "nothere", "bert-huge", "org/other"):
-        may_be = name in ("nothere", "bert-huge", "org/other")
+    for name in ("nothere/", "./nothere", "a/b/nothere", "bert-huge", "org/other"):
+        may_be = name in ("bert-huge", "org/other")
         known = {"error": UsageError, "given": name, "says": "no route" if may_be else ""}
         with refuses("model-not-found", "model", **known):
             new_model(name, dataset.special_tokens, length=32, seed=0)
@@ -167,17 +167,16 @@ def test_a_model_that_does_not_exist_is_refused(dataset, tmp_path, monkeypatch):
         asked.reset_mock()
 
 
-def test_a_run_starts_from_a_directory_or_its_configuration_and_from_nothing_else(dataset, tmp_path):
+def test_a_run_starts_from_a_directory_and_from_nothing_else(dataset, tmp_path):
     weights = model_of("bert-tiny", dataset)
     weights.save_pretrained(tmp_path / "bert")
-    for given in (tmp_path / "bert", tmp_path / "bert" / "config.json"):
-        started, _ = start_from(str(given), dataset, length=32)
-        assert torch.equal(started.cls.predictions.bias, weights.cls.predictions.bias)
+    started, _ = start_from(str(tmp_path / "bert"), dataset, length=32)
+    assert torch.equal(started.cls.predictions.bias, weights.cls.predictions.bias)
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=90)).save_pretrained(tmp_path / "gpt2")
     (tmp_path / "empty").mkdir()
     for given, kind, option, length in (
         ("bert-tiny", "model-not-found", "init", 32),  # a preset has no weights
-        (tmp_path / "gpt2", "unsupported", "init", 32),
+        (tmp_path / "gpt2", "model-unreadable", "init", 32),
         (tmp_path / "bert" / "model.safetensors", "model-not-found", "init", 32),
         (tmp_path / "empty", "model-unreadable", "init", 32),
         (tmp_path / "bert", "too-long", "length", 513),

@@ -56,7 +56,7 @@ from bertrain.plan import Plan
 from bertrain.ranks import world
 from bertrain.report import Report
 from bertrain.speed import Clock, flops_of_row, peak_flops
-from bertrain.trainer import Trainer, check_names, recompute_activations
+from bertrain.trainer import Trainer, recompute_activations
 
 
 def loader_state(run):
@@ -181,11 +181,6 @@ def test_the_log_says_what_the_time_went_to(dataset, tmp_path, monkeypatch, caps
     assert times == {"trained_s": 5, "compiled_s": 1, "evaluated_s": 260, "waited_s": 2000}
     more = steps_of(train(dataset.path, out, steps=8, **options))
     assert [entry["trained_s"] for entry in more[6:]] == [6, 7]
-
-
-def test_a_name_that_nothing_has_is_refused():
-    with refuses("unknown", "objective", error=UsageError):
-        check_names(Config.of(data="x", objective="half"))
 
 
 def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import add_names_of_4
-from bertrain.models.load import OF_FILES, load_complete, plain_tokenizer
+from bertrain.models.load import OF_FILES, load_model, plain_tokenizer
 from bertrain.options import Output
 
 NAMED = 3  # of the settings in which two models differ
@@ -47,10 +47,10 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
     Raises UsageError for models that differ in more than their weights.
     """
     first = directories[0]
-    model = load_complete(first)
+    model = load_model(first, nsp=None)
     sums = {name: weight.double() for name, weight in model.state_dict().items()}
     for directory in directories[1:]:
-        other = load_complete(directory)
+        other = load_model(directory, nsp=None)
         _refuse_another_model(first, model, directory, other)
         for name, weight in other.state_dict().items():
             sums[name] += weight

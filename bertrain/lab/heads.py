@@ -17,7 +17,7 @@ from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import DROPOUTS, family_of
-from bertrain.models.load import HARMLESS, check_length, max_length, may_be_on_hub, needed_weights, plain_tokenizer
+from bertrain.models.load import HARMLESS, check_length, max_length, needed_weights, plain_tokenizer
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
@@ -150,8 +150,7 @@ def _unloadable(directory: Path | str, error: Exception, option: str = "checkpoi
     if Path(directory).exists():
         sentence = f"--{option} {directory} cannot be loaded ({reason}); give another"
         return UsageError(sentence, "model-unreadable", option=option, given=str(directory))
-    hub = f", and the hub does not give it ({reason})" if may_be_on_hub(str(directory)) else ""
-    sentence = f"--{option} {directory} does not exist{hub}; give a run, a checkpoint or a name on the hub"
+    sentence = f"--{option} {directory} does not exist here or on the hub ({reason}); give a run or a checkpoint"
     return UsageError(sentence, "model-not-found", option=option, given=str(directory))
 
 

@@ -23,7 +23,7 @@ from bertdata import IGNORE_INDEX, Batch
 from bertdata.support import UsageError
 from bertrain.lab.options import ReplacedOptions
 from bertrain.methods import LearnerSetting, Method
-from bertrain.models.encoder import Encoder, MicroBatch, inputs_of, recompute_activations, set_rotary_bases
+from bertrain.models.encoder import Encoder, MicroBatch, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model, tokenizer_files
 from bertrain.objectives import Learner, LossSum, Objective, Outputs
@@ -83,7 +83,7 @@ class Replaced(Objective):
         targets = piece["targets"]
         text = put(piece["input_ids"], piece, targets)
         replaced = put(text, piece, sampled(outputs.logits.detach()[..., : self.vocab_size], piece["draws"]))
-        logits = self.head(self.encoder.encode(**inputs_of(piece | {"input_ids": replaced}))).float()
+        logits = self.head(self.encoder.encode(**piece | {"input_ids": replaced})).float()
         is_replaced, is_counted = replaced != text, (piece["sample_ids"] >= 0)[:, None].expand_as(text)
         if "attention_mask" in piece:
             is_counted = is_counted & (piece["attention_mask"] != 0)

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
 from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
-from bertrain.models.load import load_complete, max_length, new_model, tokenizer_files
+from bertrain.models.load import load_model, max_length, new_model, tokenizer_files
 from bertrain.options import Output
 
 
@@ -89,7 +89,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
     """
-    old = load_complete(directory)
+    old = load_model(directory, nsp=None)
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
     length = max_length(old.config)
 

@@ -21,8 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from bertdata.support import UsageError, is_out_of_memory
-from bertrain.models.families import FAMILIES, family_of, first_position, has_token_types
+from bertdata.support import UsageError
+from bertrain.models.families import family_of, first_position, has_token_types
 
 MicroBatch = dict[str, torch.Tensor]
 PLACES = 8192  # tokens in a forward pass of an evaluation, or one row if it is longer
@@ -106,8 +106,6 @@ def require_kernel(
         with autocast(), limit_kernels((choice,))():  # without a second kernel: a full row has no mask
             encoder.logits(**{name: tensor.to(device) for name, tensor in piece.items()})
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
         reason = " ".join(str(error).split()).rstrip(".")
         sentence = f"a {config.model_type} cannot use --attention {choice} on {device.type} ({reason}); give auto"
         raise UsageError(sentence, "unsupported", option="attention", given=choice) from None
@@ -260,10 +258,7 @@ class Encoder(Module):
         super().__init__()
         family = family_of(model)
         if isolate and family.isolation is None:
-            supported = ", ".join(name for name, other in FAMILIES.items() if other.isolation)
-            sentence = (
-                f"a {model.config.model_type} does not support --isolate-documents; leave it out, or use {supported}"
-            )
+            sentence = f"a {model.config.model_type} does not support --isolate-documents; leave it out, or use a bert"
             raise UsageError(sentence, "unsupported", option="isolate_documents")
         self.model, self.isolate, self.is_dense = model, isolate, family.dense
         self._head = functools.partial(family.head, model) if family.head else _own_head(model)
@@ -271,14 +266,8 @@ class Encoder(Module):
         self._takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
         self._takes_types, self._masks = has_token_types(model), family.isolation == "mask"
         self._embed = family.embed if isolate else None
-        self._kept: dict[str, torch.Tensor] = {}
-        if family.dense and model.base_model is not model:
-            model.base_model.register_forward_hook(self._keep)
         if isolate and not self._masks:
             model.set_attn_implementation(ISOLATED)
-
-    def _keep(self, module: Module, inputs: Any, output: Any) -> None:
-        self._kept["hidden"] = output[0]
 
     def _arguments(
         self,
@@ -287,8 +276,9 @@ class Encoder(Module):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
+        **_: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return the arguments of the model's forward pass for the tensors of a micro-batch."""
+        """Return the arguments of the model's forward pass for the tensors of a micro-batch; others are not used."""
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None and self._takes_types:
             arguments["token_type_ids"] = token_type_ids
@@ -308,7 +298,7 @@ class Encoder(Module):
         return arguments
 
     def encode(self, input_ids: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [B, T, H] of rows. others: the tensors that `inputs_of` names, int64 [B, T].
+        """Return the hidden states [B, T, H] of rows. others: the other tensors of a micro-batch, int64 [B, T].
 
         position_ids start at 0 in each document of a packed row; cu_seqlens: see `cu_seqlens_of`. Leave attention_mask
         out if no row has padding, which is faster.
@@ -326,13 +316,11 @@ class Encoder(Module):
     def outputs(self, piece: MicroBatch, *, predict: bool = True) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the hidden states [B, T, H] of a micro-batch, and the logits [B, K, V], or None without `predict`.
 
-        A family outside FAMILIES runs its own forward pass, with logits [B, T, V]. Its hidden states are the first
-        output of its encoder, or None if transformers knows no encoder in the model.
+        A family outside FAMILIES runs its own forward pass, with logits [B, T, V], and its hidden states are None.
         """
         if self.is_dense and predict:
-            logits = self.model(**self._arguments(**inputs_of(piece))).logits
-            return self._kept.pop("hidden", None), _at(logits, piece["masked_positions"])
-        hidden = self.encode(**inputs_of(piece))
+            return None, _at(self.model(**self._arguments(**piece)).logits, piece["masked_positions"])
+        hidden = self.encode(**piece)
         return hidden, self.predict(hidden, piece["masked_positions"]) if predict else None
 
     def logits(self, **piece: torch.Tensor) -> torch.Tensor:
@@ -371,12 +359,6 @@ def _own_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _logits(head: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return head(input_ids=hidden).logits
-
-
-def inputs_of(piece: MicroBatch) -> MicroBatch:
-    """Return the tensors of a micro-batch that `Encoder.encode` takes."""
-    names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "cu_seqlens")
-    return {name: piece[name] for name in names if name in piece}
 
 
 def recompute_activations(model: PreTrainedModel) -> None:

@@ -93,43 +93,27 @@ def _albert_layers(model: PreTrainedModel) -> list[Module]:
     return [groups[layer * len(groups) // number] for layer in range(number)]
 
 
-_NEW = Family(isolation="kernel", is_new=True)
-_ROBERTA = Family(positions_after_padding=True, isolation="kernel")
-
 FAMILIES: dict[str, Family] = {
     "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining),
-    "modernbert": Family(isolation="kernel"),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "xlm-roberta-xl": _ROBERTA,
-    "roberta-prelayernorm": _ROBERTA,
-    "data2vec-text": _ROBERTA,
-    "distilbert": Family(isolation="kernel"),
-    "electra": Family(isolation="kernel"),
+    **dict.fromkeys(("modernbert", "distilbert", "electra", "ernie"), Family(isolation="kernel")),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "data2vec-text"),
+        Family(positions_after_padding=True, isolation="kernel"),
+    ),
+    **dict.fromkeys(
+        ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3", "ultrabert", "esmc"),
+        Family(isolation="kernel", is_new=True),
+    ),
     "albert": Family(isolation="kernel", layers=_albert_layers),
-    "ernie": Family(isolation="kernel"),
-    "eurobert": _NEW,
-    "gte": _NEW,
-    "nomic_bert": _NEW,
-    "jina_embeddings_v3": _NEW,
-    "ultrabert": _NEW,
-    "esmc": _NEW,
     "esm": Family(positions_after_padding=True, isolation="kernel", embed=_esm_embeddings, untrained=("contact_head",)),
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
-    "megatron-bert": Family(isolation="mask"),
-    "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # constant sines
-    "deberta": Family(half=False),
-    "deberta-v2": Family(),
-    "mobilebert": Family(),  # its embeddings depend on neighbouring tokens
-    "convbert": Family(),
-    "nystromformer": Family(),
+    **dict.fromkeys(("megatron-bert", "rembert"), Family(isolation="mask")),
     # GPUs compute no Fourier transforms in bf16, and in fp16 only for lengths that are powers of two.
     "fnet": Family(untrained=("pooler",), half=False),
+    "deberta": Family(half=False),
     "squeezebert": Family(untrained=("pooler",)),
-    "flaubert": Family(),
-    "xlm": Family(),
+    **dict.fromkeys(("deberta-v2", "mobilebert", "convbert", "nystromformer", "flaubert", "xlm"), Family()),
 }
 """Families by model_type."""
 

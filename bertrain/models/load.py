@@ -13,7 +13,6 @@ from typing import Any
 import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from bertdata import BertdataError, Dataset, SpecialTokens, key
@@ -67,28 +66,17 @@ def _refusing(name: str, option: str | None, expected: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 
-def may_be_on_hub(name: str) -> bool:
-    """Return whether a model on the hub can have this name: not nothere/, ./nothere or nothere.json."""
-    try:
-        huggingface_hub.utils.validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not name.endswith(".json")
-
-
 def must_download(name: str, option: str, files: Iterable[str], instead: str) -> bool:
     """Return whether the local cache has none of these files of a model on the hub.
 
-    Asks the hub once, for HUB_TIMEOUT_S at most, and raises UsageError if it does not know the model. instead: what
-    else the option accepts.
+    Ask the hub once, for HUB_TIMEOUT_S at most: transformers would try for 20 seconds. Raises UsageError if the hub
+    does not know the model. instead: what else the option accepts.
     """
     try:
-        if not may_be_on_hub(name) or name in PRESETS:
-            raise ValueError("it has no model of such a name")
         if any(isinstance(huggingface_hub.try_to_load_from_cache(name, file), str) for file in files):
             return False
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # of the hub or the network
+    except Exception as error:  # of the hub or the network, or for a name that no model can have
         reason = str(error).partition("\n")[0] or type(error).__name__
         sentence = (
             f"--{option} {name} does not exist here, and {huggingface_hub.constants.ENDPOINT} does not give it "
@@ -156,67 +144,42 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
 
 
-def _check_is_encoder(config: PreTrainedConfig, name: str, option: str | None) -> None:
-    """Raise UsageError for the configuration of a model that is not an encoder with a masked language model."""
+def _check_is_encoder(config: PreTrainedConfig) -> None:
+    """Raise ValueError for the configuration of a model that is not an encoder with a masked language model."""
     is_decoder = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
     if is_decoder or type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
-        sentence = (
-            f"{name} is a {config.model_type}, which is not an encoder that predicts masked tokens; give a bert, a "
-            "modernbert or a roberta, for example"
-        )
-        raise UsageError(sentence, "unsupported", option=option, given=name)
+        raise ValueError(f"a {config.model_type} is not an encoder that predicts masked tokens, such as a bert")
 
 
 # ------------------------------------------------------------------------------------------------------ trained models
 
 
-def load_model(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
-    """Load a checkpoint of transformers, or a model on the hub, in float32. nsp: with the head for next sentences.
+def load_model(directory: Path | str, *, nsp: bool | None = False) -> PreTrainedModel:
+    """Load a complete checkpoint of transformers, or a model on the hub, in float32.
 
-    Raises UsageError if transformers cannot load it, if it is not a masked language model, or if weights are missing.
+    nsp: with the head for next sentences; None: if the checkpoint has one. Raises UsageError if transformers cannot
+    load it, if it is not a masked language model, or if weights are missing.
     """
-    model, info = _from_pretrained(directory, nsp=nsp, local_files_only=Path(directory).is_dir())
-    if missing := info["missing_keys"]:
-        sentence = f"{directory} has no weights for {min(missing)}; give a complete checkpoint of pre-training"
-        raise UsageError(sentence, "weights-missing", given=str(directory))
-    return model
-
-
-def load_complete(directory: Path) -> PreTrainedModel:
-    """Load a checkpoint, with the head for next sentences if it has one."""
-    model = load_model(directory)
-    kind = family_of(model).next_sentence
-    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
-    return load_model(directory, nsp=True) if has_head else model
+    local = Path(directory).is_dir()
+    return _from_pretrained(str(directory), nsp=nsp, complete=True, local_files_only=local)[0]
 
 
 def start_from(
-    spec: str, shards: Dataset, *, length: int, nsp: bool = False, frozen_by: str | None = None
+    spec: str, shards: Dataset, *, length: int, nsp: bool = False, complete: bool = False
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load a checkpoint directory or a model on the hub for training on shards. Return it with warnings.
 
     Missing heads get random weights, with a warning. Raises UsageError if the vocabulary is not that of the shards, if
-    rows are too long, or if weights of the encoder are missing; with `frozen_by`, the option that freezes the model,
-    also if weights of heads are missing.
+    rows are too long, or if weights of the encoder are missing; with `complete`, also if weights of heads are missing.
     """
-    path = Path(spec)
-    if path.is_file() and path.name == "config.json":
-        path, spec = path.parent, str(path.parent)
-    local = path.is_dir() or not must_download(spec, "init", _WEIGHTS, "a run, or a directory with weights")
-    model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local, option="init")
+    local = Path(spec).is_dir() or not must_download(spec, "init", _WEIGHTS, "a run, or a directory with weights")
+    model, info = _from_pretrained(spec, nsp=nsp, complete=complete, local_files_only=local, option="init")
     check_fits(spec, shards, model)
     check_length(length, model.config, f"--init {spec}")
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    encoder = f"{model.base_model_prefix}."
-    if needed := [name for name in needed_weights(model, missing) if frozen_by or name.startswith(encoder)]:
-        sentence = (
-            f"--init {spec} has no weights for {needed[0]}, which {frozen_by or 'an encoder'} needs; give a complete "
-            "checkpoint"
-        )
-        raise UsageError(sentence, "weights-missing", option="init", given=spec)
-    warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
+    missing, unexpected = (", ".join(sorted(info[name])) for name in ("missing_keys", "unexpected_keys"))
+    warnings = [f"--init {spec} has no weights for {missing}, which begin at random"] if missing else []
     if unexpected:
-        warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
+        warnings.append(f"--init {spec} has weights that are not used: {unexpected}")
     return model, warnings
 
 
@@ -227,19 +190,27 @@ def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 
 
 def _from_pretrained(
-    spec: Path | str, *, nsp: bool, local_files_only: bool, option: str | None = None
+    spec: str, *, nsp: bool | None, complete: bool, local_files_only: bool, option: str | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model and transformers' loading info. option: the one that named the model."""
+    """Return a model and transformers' loading info. option: the one that named the model; others: see `load_model`."""
     options: dict[str, Any] = {"local_files_only": local_files_only}
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
-    with _refusing(str(spec), option, "a masked language model that transformers can load"):
+    with _refusing(spec, option, "a masked language model that transformers can load"):
         config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
-        _check_is_encoder(config, str(spec), option)
-        auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
+        _check_is_encoder(config)
+        kind: Any = family_of(config).next_sentence
+        has_nsp = kind and (kind.__name__ in (config.architectures or ()) if nsp is None else nsp)
+        auto: Any = kind if has_nsp else AutoModelForMaskedLM
         model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more, **HARMLESS)
         if info["mismatched_keys"]:
             name, stored, wanted = min(info["mismatched_keys"])
             raise ValueError(f"{name} has shape {list(stored)}, but config.json says {list(wanted)}")
+    encoder, missing = f"{model.base_model_prefix}.", sorted(info["missing_keys"])
+    of_encoder = [name for name in needed_weights(model, missing) if name.startswith(encoder)]
+    if needed := missing if complete else of_encoder:
+        given = f"--{option} {spec}" if option else spec
+        sentence = f"{given} has no weights for {needed[0]}; give a complete checkpoint"
+        raise UsageError(sentence, "weights-missing", option=option, given=spec)
     for tensor in (*model.parameters(), *model.buffers()):
         # The alignment of a loaded tensor depends on the file, and matrix products round differently by alignment. A
         # resumed run must be bitwise identical, so each tensor moves into memory of torch's allocator.
@@ -289,16 +260,13 @@ def new_model(
 def model_identity(name: str) -> str:
     """Return the digest of the configuration that --model or --init names, or the name of a preset or hub model.
 
-    Raises OSError for a file that cannot be read.
+    Raises UsageError for a file that cannot be read.
     """
     path = _config_file(name)
     if name in PRESETS or not path.is_file():
         return name
-    try:
-        values = json.loads(path.read_bytes())
-        content = {key: value for key, value in values.items() if key not in OF_FILES}
-    except (ValueError, AttributeError, RecursionError):
-        return name  # loading the model raises the error
+    with _refusing(name, None, "a configuration of transformers"):
+        content = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in OF_FILES}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"a configuration of SHA-256 {digest[:16]}"
 
@@ -311,7 +279,7 @@ def _config_file(name: str) -> Path:
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return a configuration and the values in its file."""
     path = _config_file(name)
-    with _refusing(name, "model", "a configuration of transformers"):
+    with _refusing(name, "model", "a configuration of a masked language model"):
         if path.is_file():
             values = json.loads(path.read_bytes())
             if not isinstance(values, dict) or values.get("model_type") not in transformers.CONFIG_MAPPING:
@@ -322,7 +290,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             local = not must_download(name, "model", ["config.json"], instead)
             config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
             values = config.to_dict()
-        _check_is_encoder(config, name, "model")
+        _check_is_encoder(config)
     return config, values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from bertdata.support import UsageError
-from bertrain.config import Config
+from bertrain.config import Config, pick
 from bertrain.optim.adam import Lamb, StableAdamW
 from bertrain.optim.muon import Muon, hidden_matrices
 
@@ -17,9 +18,9 @@ from bertrain.optim.muon import Muon, hidden_matrices
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """Return the optimizer that --optimizer names for the trainable parameters of a module, with --lr-scale.
 
-    config: with resolved precision; auto counts as fp32.
+    config: with resolved precision; auto counts as fp32. Raises UsageError for an unknown optimizer.
     """
-    optimizer = OPTIMIZERS[config.optimizer](module, config)
+    optimizer = pick(OPTIMIZERS, config.optimizer, "--optimizer")(module, config)
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     return optimizer
@@ -103,15 +104,14 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
         raise UsageError(sentence, "nothing-to-train", option="lr_scale", given=config.lr_scale)
 
 
-def check_scales(names: Sequence[str], config: Config) -> None:
-    """Raise UsageError for a pattern of --lr-scale that matches no name of a parameter."""
-    for given, (pattern, _) in zip(config.lr_scale, config.rate_scales, strict=True):
-        if not any(pattern.search(name) for name in names):
-            sentence = (
-                f"--lr-scale {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
-                "correct the pattern, or leave it out"
-            )
-            raise UsageError(sentence, "no-match", option="lr_scale", given=given)
+def require_match(pattern: str | re.Pattern[str], names: Sequence[str], option: str, given: str) -> None:
+    """Raise UsageError if a pattern matches no name of a parameter. option, given: where it stands."""
+    if not any(re.search(pattern, name) for name in names):
+        sentence = (
+            f"{option} {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
+            "correct the pattern, or leave it out"
+        )
+        raise UsageError(sentence, "no-match", option=option.strip("-").replace("-", "_"), given=given)
 
 
 def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from bertrain.config import Config
 from bertrain.lab.distillation import taps
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
 from bertrain.lab.options import DistillationOptions
-from bertrain.models.encoder import Encoder, MicroBatch, inputs_of
+from bertrain.models.encoder import Encoder, MicroBatch
 from bertrain.objectives import LossSum, Objective, Outputs, num_targets
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
@@ -174,7 +174,7 @@ class Teacher:
             if self._method == "logits":
                 logits = self._encoder.logits(**piece)
                 return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
-            self._encoder.encode(**inputs_of(piece))
+            self._encoder.encode(**piece)
             if self._method == "relations":
                 tensors = dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
                 self._taps.forget()

@@ -17,7 +17,7 @@ from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, OneSentence, naming
 from bertrain import card, checkpoint, state
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
-from bertrain.models.load import load_complete, plain_tokenizer
+from bertrain.models.load import load_model, plain_tokenizer
 from bertrain.options import Output
 
 
@@ -49,7 +49,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
-    model = load_complete(directory)
+    model = load_model(directory, nsp=None)
     config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)
