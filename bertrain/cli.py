@@ -15,9 +15,9 @@ import click
 from bertdata.support import OneSentence, UsageError, counted, one_sentence
 from bertrain import recipes
 from bertrain.__main__ import imported
-from bertrain.config import HEADINGS, Config, all_options, layered, replaced, without_removed
+from bertrain.config import HEADINGS, Config, all_options, known_options, layered, replaced
 from bertrain.methods import options_of_methods
-from bertrain.options import flag, helps
+from bertrain.options import flag, helps, named
 
 MOST_BYTES = 1 << 24  # of a file of options
 
@@ -89,7 +89,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     _require_apart(given, read)
     values, shown = layered(read, given), []
     if recipe:
-        shown = [f"{flag(name)} {value}" for name, value in values.items() if name not in {"phase", *given}]
+        shown = [f"{named(name)} {value}" for name, value in values.items() if name not in {"phase", *given}]
         if phases := values.get("phase"):
             shown.append(f"and {counted(len(phases), 'phase')} (bertrain doctor shows them)")
     return Config.of(**values), [" ".join([f"--recipe {recipe}:", *shown])] * bool(recipe)
@@ -116,22 +116,11 @@ def read_options(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         sentence = f"--config {path} cannot be read ({reason}); give the run.json of a run, or a .toml file of options"
-        raise UsageError(
-            sentence,
-            "not-found" if isinstance(error, FileNotFoundError) else "malformed",
-            option="config",
-            given=str(path),
-        ) from None
-    saved = without_removed(saved, f"--config {path}")
+        missing = isinstance(error, FileNotFoundError)
+        raise UsageError(sentence, "not-found" if missing else "malformed", option="config", given=str(path)) from None
     if saved.get("init"):
         saved.pop("model", None)  # version 0.1.0 ignored it
-    if unknown := sorted(saved.keys() - all_options().keys()):
-        sentence = (
-            f"--config {path} has options that are unknown here: {', '.join(unknown)}; remove them from it, or install "
-            "the package that adds them"
-        )
-        raise UsageError(sentence, "other-version", option="config", given=unknown)
-    return saved
+    return known_options(saved, f"--config {path}")
 
 
 pretrain = command(
@@ -147,13 +136,11 @@ doctor = command(
     "space.\n\nUnder torchrun the steps are those of all ranks.",
     epilog="\b\nExample:\n  bertrain doctor --data shards/ --model bert-base --nproc 8",
     own=[
-        click.Option(
-            ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
-        ),
+        click.Option(["--nproc"], default=1, show_default=True, help="Number of ranks.", type=click.IntRange(min=1)),
         click.Option(
             ["--hours"],
-            help="Print the number of steps that fits into 95 % of so many hours.",
-            type=click.FloatRange(0, min_open=True),
+            help="Print how many steps fit into 95 % of so many hours.",
+            type=click.FloatRange(0, None, True),
         ),
     ],
 )

@@ -13,31 +13,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from bertdata.support import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy, UsageError, require_local_output
+from bertrain import options as kinds
 from bertrain.methods import options_of_methods
-from bertrain.options import (
-    ABOVE_0,
-    BELOW_1,
-    COUNT,
-    COUNT_OR_0,
-    FLAG,
-    FROM_0,
-    INTEGER,
-    SHARE,
-    TEXT,
-    WEIGHT,
-    Check,
-    Either,
-    Kind,
-    Needs,
-    Options,
-    Rule,
-    amount,
-    choice,
-    flag,
-    is_empty,
-    option,
-    several,
-)
+from bertrain.options import Check, Either, Kind, Needs, Options, Rule, amount, choice, is_empty, named, option, several
 from bertrain.trackers import TRACKERS
 
 T = TypeVar("T", bound=Options)
@@ -45,9 +23,8 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ATTENTION = ("auto", "flash", "cudnn", "efficient", "math")
 MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so many rows on CPUs, tokens on GPUs
 
-DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
-HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
-HEADINGS = (DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS)  # of --help; those of methods are before the last two
+HEADINGS = ("Data", "Model", "Schedule and optimizer", "Speed and memory", "Checkpoints and log")
+DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS = HEADINGS  # of --help; those of methods are before the last two
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
 """Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
 WITHOUT_MUON = ("adamw", "stableadamw", "lamb")
@@ -60,7 +37,7 @@ def rate_scale(given: str) -> tuple[re.Pattern[str], float]:
     pattern, _, factor = given.rpartition("=")
     if not pattern:
         raise ValueError
-    return re.compile(pattern), FROM_0.parse(factor)
+    return re.compile(pattern), kinds.FROM_0.parse(factor)
 
 
 def milestone(given: str) -> tuple[str, list[int]]:
@@ -82,7 +59,7 @@ def _part(given: float | str) -> Fraction:
 
 def _rows(given: int | str) -> int | str:
     """Return 64 for 64 and "64", and "16..64" for itself."""
-    sizes = [COUNT.parse(part) for part in str(given).split("..")]
+    sizes = [kinds.COUNT.parse(part) for part in str(given).split("..")]
     if len(sizes) > 2 or max(sizes) > MOST_ROWS:
         raise ValueError("out-of-range")
     return sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]}..{sizes[1]}"
@@ -100,8 +77,8 @@ def _checked(expected: str, check: Callable[[Any], Any], kind: type = str) -> Ki
     return Kind(expected, parse)
 
 
-TEXTS = several(TEXT, "a text, or a list of texts")
-NUMBERS = several(ABOVE_0, "numbers above 0 with commas between", separator=",")
+TEXTS = several(kinds.TEXT, "a text, or a list of texts")
+NUMBERS = several(kinds.ABOVE_0, "numbers above 0 with commas between", separator=",")
 ROWS = Kind("a number of rows to 2**24, such as 64 or 16..64", _rows)
 AMOUNT = Kind("a number of tokens, such as 40M", amount)
 PART = Kind('a part of the run, such as 0.9 or "1/3"', _part)
@@ -127,87 +104,87 @@ class Config(Options):
     """
     weights: tuple[float, ...] = option((), NUMBERS, DATA, phase=True, of="data")
     """Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3."""
-    mix_temperature: float | None = option(None, FROM_0, DATA, phase=True)
+    mix_temperature: float | None = option(None, kinds.FROM_0, DATA, phase=True)
     """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
     0.7. 1 is the ratio of their tokens.
     """
     out: str = option("", DIRECTORY, CHECKPOINTS, resume="free")
     """Directory of the run: checkpoints, log.jsonl and run.json. Default: a new directory, runs/MODEL-DATE."""
-    model: str = option("modernbert-tiny", TEXT, MODEL, resume="content")
+    model: str = option("modernbert-tiny", kinds.TEXT, MODEL, resume="content")
     """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
     -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
     hub. Vocabulary size and positions are fitted to the data.
     """
-    init: str = option("", TEXT, MODEL, resume="content")
+    init: str = option("", kinds.TEXT, MODEL, resume="content")
     """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
-    objective: str = option("mlm", TEXT, MODEL)
+    objective: str = option("mlm", kinds.TEXT, MODEL)
     """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
     uniform (docs/methods.md).
     """
     trains: str = option("", PATTERN, MODEL, phase=True, in_files=True)
     """Regular expression: only parameters of the model whose name contains a match are trained."""
-    rope_base: float | None = option(None, ABOVE_0, MODEL, phase=True)
+    rope_base: float | None = option(None, kinds.ABOVE_0, MODEL, phase=True)
     """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
-    rope_base_local: float | None = option(None, ABOVE_0, MODEL, phase=True)
+    rope_base_local: float | None = option(None, kinds.ABOVE_0, MODEL, phase=True)
     """Base of the rotary positions of local layers. Default: that of --model."""
-    length: int = option(128, COUNT, DATA, phase=True)
+    length: int = option(128, kinds.COUNT, DATA, phase=True)
     """Row length in tokens, special tokens included."""
-    isolate_documents: bool = option(False, FLAG, DATA)
+    isolate_documents: bool = option(False, kinds.FLAG, DATA)
     """Pack several documents into a row; no token attends to another document."""
-    steps: int | None = option(None, COUNT, SCHEDULE, phase=True, resume="told")
+    steps: int | None = option(None, kinds.COUNT, SCHEDULE, phase=True, resume="told")
     """Number of optimizer steps. Default: one epoch."""
-    epochs: float | None = option(None, ABOVE_0, SCHEDULE, phase=True, resume="told")
+    epochs: float | None = option(None, kinds.ABOVE_0, SCHEDULE, phase=True, resume="told")
     """Number of epochs, instead of --steps."""
     tokens: int | None = option(None, AMOUNT, SCHEDULE, phase=True, resume="told")
     """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
     global_batch_size: int | str = option(256, ROWS, SCHEDULE, phase=True)
     """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
-    micro_batch_size: int | None = option(None, COUNT, HARDWARE, resume="free")
+    micro_batch_size: int | None = option(None, kinds.COUNT, HARDWARE, resume="free")
     """Rows in one forward pass of a rank. Default: its share of a step, but at most 64 on CPUs, and at most 32,768
     tokens on GPUs.
     """
-    lr: float = option(5e-4, ABOVE_0, SCHEDULE, phase=True, of="optimizer")
+    lr: float = option(5e-4, kinds.ABOVE_0, SCHEDULE, phase=True, of="optimizer")
     """Peak learning rate."""
-    lr_end: float = option(0.0, WEIGHT, SCHEDULE, phase=True)
+    lr_end: float = option(0.0, kinds.WEIGHT, SCHEDULE, phase=True)
     """Learning rate at the end of the schedule, as a share of --lr."""
-    warmup: float = option(0.06, BELOW_1, SCHEDULE, phase=True)
+    warmup: float = option(0.06, kinds.BELOW_1, SCHEDULE, phase=True)
     """Length of the linear warm-up, as a share of the run."""
-    warmup_steps: int | None = option(None, COUNT_OR_0, SCHEDULE, phase=True)
+    warmup_steps: int | None = option(None, kinds.COUNT_OR_0, SCHEDULE, phase=True)
     """Length of the linear warm-up in steps, instead of --warmup."""
-    schedule: str = option("linear", TEXT, SCHEDULE, phase=True, resume="told")
+    schedule: str = option("linear", kinds.TEXT, SCHEDULE, phase=True, resume="told")
     """Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the peak
     and falls at the end as 1-sqrt.
     """
-    decay_share: float = option(0.2, SHARE, SCHEDULE, phase=True, of="schedule", resume="told")
+    decay_share: float = option(0.2, kinds.SHARE, SCHEDULE, phase=True, of="schedule", resume="told")
     """Share of the run, at its end, in which the learning rate of --schedule wsd falls."""
-    optimizer: str = option("adamw", TEXT, SCHEDULE)
+    optimizer: str = option("adamw", kinds.TEXT, SCHEDULE)
     """Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others;
     stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps in
     proportion to the norm of each matrix.
     """
-    muon_rate: float = option(4.0, ABOVE_0, SCHEDULE, of="optimizer")
+    muon_rate: float = option(4.0, kinds.ABOVE_0, SCHEDULE, of="optimizer")
     """Learning rate of Muon's matrices, as a multiple of --lr."""
-    muon_momentum: float = option(0.95, BELOW_1, SCHEDULE, of="optimizer")
+    muon_momentum: float = option(0.95, kinds.BELOW_1, SCHEDULE, of="optimizer")
     """Decay rate of Muon's mean of gradients."""
     lr_scale: tuple[str, ...] = option((), SCALES, SCHEDULE)
     """PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular
     expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.
     """
-    weight_decay: float = option(0.01, FROM_0, SCHEDULE, phase=True)
+    weight_decay: float = option(0.01, kinds.FROM_0, SCHEDULE, phase=True)
     """Weight decay of matrices; norms and biases have none."""
-    beta1: float = option(0.9, BELOW_1, SCHEDULE)
+    beta1: float = option(0.9, kinds.BELOW_1, SCHEDULE)
     """Decay rate of the optimizer's mean of gradients."""
-    beta2: float = option(0.98, BELOW_1, SCHEDULE)
+    beta2: float = option(0.98, kinds.BELOW_1, SCHEDULE)
     """Decay rate of the optimizer's mean of squared gradients."""
-    epsilon: float = option(1e-6, ABOVE_0, SCHEDULE)
+    epsilon: float = option(1e-6, kinds.ABOVE_0, SCHEDULE)
     """Number that the optimizer adds to its denominator."""
-    clip_norm: float = option(1.0, ABOVE_0, SCHEDULE)
+    clip_norm: float = option(1.0, kinds.ABOVE_0, SCHEDULE)
     """Largest norm of the gradient; larger gradients are scaled down."""
-    mlm_probability: float = option(0.15, SHARE, DATA, phase=True)
+    mlm_probability: float = option(0.15, kinds.SHARE, DATA, phase=True)
     """Share of a row's tokens to mask and predict."""
-    mask_fraction: float = option(0.8, WEIGHT, DATA, phase=True)
+    mask_fraction: float = option(0.8, kinds.WEIGHT, DATA, phase=True)
     """Share of the chosen tokens that becomes [MASK]."""
-    random_fraction: float = option(0.1, WEIGHT, DATA, phase=True)
+    random_fraction: float = option(0.1, kinds.WEIGHT, DATA, phase=True)
     """Share of the chosen tokens that becomes a random token. The others stay as they are."""
     masking: MaskingPolicy = option("exact", choice(*MASKING_POLICIES), DATA, phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
@@ -216,9 +193,9 @@ class Config(Options):
     """
     shuffle: str = option("full", choice(*SHUFFLES), DATA)
     """Order of an epoch: full, or blocks of 64 MiB for data larger than memory."""
-    seed: int = option(0, INTEGER, SCHEDULE)
+    seed: int = option(0, kinds.INTEGER, SCHEDULE)
     """Random seed for initial weights and dropout, and for the data without --data-seed."""
-    data_seed: int | None = option(None, INTEGER, DATA)
+    data_seed: int | None = option(None, kinds.INTEGER, DATA)
     """Random seed for data order and masks. Default: the same as --seed."""
     precision: str = option("auto", choice(*PRECISIONS), HARDWARE)
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
@@ -228,25 +205,25 @@ class Config(Options):
     """
     compile: str = option("auto", choice("auto", "on", "off"), HARDWARE, resume="free")
     """Use torch.compile. auto: on GPUs."""
-    gradient_checkpointing: bool = option(False, FLAG, HARDWARE, resume="free")
+    gradient_checkpointing: bool = option(False, kinds.FLAG, HARDWARE, resume="free")
     """Save memory: recompute activations in the backward pass."""
-    save_every: int = option(1000, COUNT, CHECKPOINTS, resume="free")
+    save_every: int = option(1000, kinds.COUNT, CHECKPOINTS, resume="free")
     """Steps between checkpoints; the last step always has one."""
     save_at: tuple[str, ...] = option((), MILESTONES, CHECKPOINTS, resume="free")
     """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
     be repeated.
     """
-    keep: int = option(3, COUNT, CHECKPOINTS, resume="free")
+    keep: int = option(3, kinds.COUNT, CHECKPOINTS, resume="free")
     """Number of checkpoints to keep."""
     resume: str = option("auto", choice("auto", "no"), CHECKPOINTS, resume="free")
     """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
-    eval_masking: float = option(0.15, SHARE, CHECKPOINTS)
+    eval_masking: float = option(0.15, kinds.SHARE, CHECKPOINTS)
     """Share of the tokens of the validation split to mask and predict."""
     eval_precision: str = option("auto", choice(*PRECISIONS), CHECKPOINTS)
     """Number format of matrix products in evaluations. auto: that of training on GPUs, fp32 on CPUs."""
-    eval_every: int = option(500, COUNT_OR_0, CHECKPOINTS, resume="free")
+    eval_every: int = option(500, kinds.COUNT_OR_0, CHECKPOINTS, resume="free")
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
-    log_every: int = option(10, COUNT, CHECKPOINTS, resume="free")
+    log_every: int = option(10, kinds.COUNT, CHECKPOINTS, resume="free")
     """Steps between entries of log.jsonl."""
     log_to: tuple[str, ...] = option(
         (), several(choice(*TRACKERS), f"of {tuple(TRACKERS)}"), CHECKPOINTS, resume="free"
@@ -293,14 +270,12 @@ class Config(Options):
     @classmethod
     def of(cls, **given: Any) -> Config:
         """Return the options of a run and of its methods, by name. Raises UsageError for an unknown name."""
-        found = []
+        found, given = [], known_options(given, "the run")
         for kind in options_of_methods().values():
             own = {name: given.pop(name) for name in kind.names() & given.keys()}
             if own and (options := kind(**own)) != kind():
                 found.append(options)
-        if unknown := sorted(given.keys() - all_options().keys() - {"methods"}):
-            raise UsageError(f"{unknown[0]} is no option of a run; leave it out", "unknown", option=unknown[0])
-        return cls(**given | ({"methods": (*given.get("methods", ()), *found)} if found else {}))
+        return cls(**given, methods=tuple(found))
 
     def flat(self) -> dict[str, Any]:
         """Return all options by name, with those of its methods. `Config.of` makes the same options of them."""
@@ -316,12 +291,13 @@ class Config(Options):
 
         Without those of records, and with the last name alone of a value that is a path here.
         """
-        found, options = dict[str, Any](), all_options()
+        options = all_options()
+        found = {}
         for name, value in self.flat().items():
+            is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
             if value != options[name].default and options[name].metadata["group"] != CHECKPOINTS:
-                is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
-                found[flag(name)] = Path(value).name or value if is_path else value
-        return {name: value for name, value in found.items() if name not in ("--data", "--phase")}
+                found[named(name)] = Path(value).name or value if is_path else value
+        return {name: value for name, value in found.items() if name not in ("--data", "phase")}
 
     @property
     def start(self) -> str:
@@ -342,29 +318,25 @@ class Config(Options):
 
 def _rules() -> Iterator[Rule]:
     """Return what is checked of the options of a run and of every method."""
-    kinds: list[type[Options]] = [Config, *options_of_methods().values()]
-    return (rule for kind in kinds for rule in kind.rules)
+    classes: list[type[Options]] = [Config, *options_of_methods().values()]
+    return (rule for each in classes for rule in each.rules)
 
 
 def all_options() -> dict[str, Field[Any]]:
     """Return the options of a run and of every method by name. Raises UsageError for a name that two of them have."""
     found: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
     for name, kind in options_of_methods().items():
-        for each in fields(kind):
-            if each.name in found or each.name in RESERVED:
-                sentence = f"the method {name} has the option {flag(each.name)}, and there is one already; rename it"
-                raise UsageError(sentence, "bad-entry", option=each.name, given=name)
-            found[each.name] = each
+        if same := min(kind.names() & (found.keys() | RESERVED), default=""):
+            sentence = f"the method {name} has the option {named(same)}, and there is one already; rename it"
+            raise UsageError(sentence, "bad-entry", option=same, given=name)
+        found |= {each.name: each for each in fields(kind)}
     return found
 
 
-def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of several layers, such as a file and the command line; later ones replace earlier ones."""
-    found: dict[str, Any] = {}
-    for layer in layers:
-        left_out = replaced(found, layer)
-        found = {name: value for name, value in found.items() if name not in left_out} | dict(layer)
-    return found
+def layered(before: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of two layers, such as a file and the command line; the later one replaces the other."""
+    left_out = replaced(before, layer)
+    return {name: value for name, value in before.items() if name not in left_out} | dict(layer)
 
 
 def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
@@ -379,24 +351,17 @@ def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
     return {name for name, option in options.items() if option.metadata["of"] in changed}.union(layer, *same)
 
 
-REMOVED: dict[str, tuple[Any, str]] = {
-    "branch": ("", "copy the checkpoint into a new directory for --out, and give the options of its run"),
-    "average": (0.0, "keep more checkpoints, and average the last ones with bertrain merge"),
-    "side-channel": ("", "use examples/structured_embeddings.py"),
-    "budget": ("", "give --steps, and bertrain doctor --hours prints how many fit into a time"),
-    "time": ("", "give each phase steps, tokens or epochs, and bertrain doctor --hours says how many fit into a time"),
-}
-"""Options of earlier versions, as the command line had them → (default as in JSON, what to do instead)."""
+REMOVED: dict[str, Any] = {"branch": "", "average": 0.0, "side_channel": "", "budget": "", "time": ""}
+"""Options of earlier versions, with their defaults. CHANGELOG.md says what replaces them."""
 
 
-def without_removed(options: Mapping[str, Any], source: object) -> dict[str, Any]:
-    """Return options without those of REMOVED. Raises UsageError for one that is not at its default."""
-    kept = dict(options)
-    for name, (default, instead) in REMOVED.items():
-        value = kept.pop(name.replace("-", "_"), default)
-        if value != default:
-            sentence = f"{source} has {name} = {value!r}, an option that was removed; {instead}"
-            raise UsageError(sentence, "other-version", option=name, given=value)
+def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return options without those of REMOVED at their defaults. Raises UsageError for one that is unknown."""
+    kept = {name: value for name, value in given.items() if name not in REMOVED or value != REMOVED[name]}
+    if unknown := sorted(kept.keys() - all_options().keys()):
+        listed = ", ".join(unknown)
+        sentence = f"{source} has unknown options: {listed}; leave them out, or install what adds them (CHANGELOG.md)"
+        raise UsageError(sentence, "unknown", option=unknown[0], given=kept[unknown[0]])
     return kept
 
 
@@ -410,9 +375,7 @@ def default_out(config: Config) -> str:
 def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
     """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
-        sentence = (
-            f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
-            f"adds your own ({page})"
-        )
+        known = ", ".join(registry)
+        sentence = f"{flag} {name or '(empty)'} is unknown; give one of {known}, or run the file that adds it ({page})"
         raise UsageError(sentence, "unknown", option=flag[2:].replace("-", "_"), given=name)
     return registry[name]

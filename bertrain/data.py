@@ -68,7 +68,7 @@ def build_loader(
     return make(
         shards,
         length=length or config.length,
-        global_batch_size=ramp(config.global_batch_size).first,
+        global_batch_size=ramp(config.global_batch_size)[0],
         seed=config.seed if config.data_seed is None else config.data_seed,
         rank=rank,
         world_size=world_size,
@@ -210,7 +210,7 @@ class Stream:
             starts=starts,
             **self._ranks,
         )
-        loader.global_batch_size = phase.rows.first
+        loader.global_batch_size = phase.rows[0]
         return loader
 
     def _stream(self, path: str, length: int) -> str:

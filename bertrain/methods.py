@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from bertrain.objectives import Learner, Objective
     from bertrain.plan import Phase
 
+    Tensors = Mapping[str, torch.Tensor]
+
 GROUP = "bertrain.methods"
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
 """A function of the learners and the optimizers before and after, which copies what was learned into those after.
@@ -124,13 +126,7 @@ class Method:
         """Return values for run.json and for the first lines of the run. Called on rank 0."""
         return {}
 
-    def export(
-        self,
-        model: PreTrainedModel,
-        weights: Mapping[str, torch.Tensor],
-        beside: Mapping[str, torch.Tensor],
-        directory: Path,
-    ) -> Mapping[str, torch.Tensor]:
+    def export(self, model: PreTrainedModel, weights: Tensors, beside: Tensors, directory: Path) -> Tensors:
         """Return the state dict of an ordinary model, and write further files into the directory of a checkpoint.
 
         weights: the state dict of the model. beside: the tensors of objectives. Use them, not the tensors in `model`:
@@ -145,15 +141,18 @@ METHODS: dict[str, type[Method]] = {}
 
 @cache
 def _installed() -> dict[str, type[Method]]:
-    """Return the methods of other packages by name. One whose import fails is a warning, once."""
-    methods = {}
+    """Return the methods of other packages by name. One that cannot be used is a warning, once."""
+    methods, taken = dict[str, type[Method]](), set[str]()
     for entry in entry_points(group=GROUP):
         if entry.value.startswith("bertrain."):  # of an older installation of this package
             continue
         try:
-            methods[entry.name] = entry.load()
+            method = entry.load()
+            if same := taken & method.options_type.names():
+                raise ValueError(f"another one has the option {min(same)}")
+            methods[entry.name], taken = method, taken | method.options_type.names()
         except Exception as error:  # a package of somebody else must not stop every command
-            sentence = f"the method {entry.name}, {entry.value}, cannot be imported ({error}); correct its package"
+            sentence = f"the method {entry.name}, {entry.value}, cannot be used ({error}); correct its package"
             click.echo(f"warning: {sentence}", err=True)
     return methods
 

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -124,8 +124,7 @@ class Either(NamedTuple):
 
     def require(self, values: Any, given: Collection[str]) -> None:
         if len(found := [name for name in self.names if name in given]) > 1:
-            shown = " and ".join(flag(name) for name in found)
-            sentence = f"{shown} were given{self.why and ': '}{self.why}; give one of them"
+            sentence = f"{' and '.join(map(named, found))} were given{self.why and ': '}{self.why}; give one of them"
             raise UsageError(sentence, "conflict", option=found[0], given=getattr(values, found[0]))
 
 
@@ -139,9 +138,9 @@ class Needs(NamedTuple):
     def require(self, values: Any, given: Collection[str]) -> None:
         for name in self.names:
             if name in given and not self.holds(values):
-                shown = f"{flag(name)} {getattr(values, name)}"
-                sentence = f"{shown} needs {self.expected}; give that too, or leave {flag(name)} out"
-                raise UsageError(sentence, "needs-option", option=name, given=getattr(values, name))
+                value = getattr(values, name)
+                sentence = f"{named(name)} {value} needs {self.expected}; give that too, or leave {named(name)} out"
+                raise UsageError(sentence, "needs-option", option=name, given=value)
 
 
 class Check(NamedTuple):
@@ -154,11 +153,12 @@ class Check(NamedTuple):
     def require(self, values: Any, given: Collection[str]) -> None:
         if not self.holds(values):
             value = getattr(values, self.name)
-            sentence = f"{flag(self.name)} is {_shown(value)}; give {self.expected.format_map(vars(values))}"
+            sentence = f"{named(self.name)} is {_shown(value)}; give {self.expected.format_map(vars(values))}"
             raise UsageError(sentence, "missing" if is_empty(value) else "conflict", option=self.name, given=value)
 
 
 Rule = Either | Needs | Check
+_IN_FILES: set[str] = set()  # the names of options that the command line does not have
 
 
 # --------------------------------------------------------------------------------------------------------- declarations
@@ -184,6 +184,10 @@ class Options:
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    def __init_subclass__(cls) -> None:
+        options = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
+        _IN_FILES.update(name for name, each in options.items() if each.metadata["in_files"])
+
     def __post_init__(self) -> None:
         """Raises UsageError for a value that is none of its kind."""
         for each in fields(self):
@@ -193,13 +197,10 @@ class Options:
             except UsageError:
                 raise
             except (ValueError, TypeError, ArithmeticError, re.error) as error:
-                fault = str(error)
-                sentence = f"{flag(each.name)} is {_shown(given)}; give {kind.expected}"
+                fault, about = str(error), {"option": each.name, "given": given}
+                sentence = f"{named(each.name)} is {_shown(given)}; give {kind.expected}"
                 raise UsageError(
-                    sentence,
-                    fault if fault in ("out-of-range", "unknown") else "malformed",
-                    option=each.name,
-                    given=given,
+                    sentence, fault if fault in ("out-of-range", "unknown") else "malformed", **about
                 ) from None
             object.__setattr__(self, each.name, value)
 
@@ -221,6 +222,11 @@ def _shown(value: Any) -> str:
 def flag(name: str) -> str:
     """Return an option as the command line has it."""
     return "--" + name.replace("_", "-")
+
+
+def named(name: str) -> str:
+    """Return an option as messages have it: without dashes if only files have it."""
+    return name if name in _IN_FILES else flag(name)
 
 
 def helps(options: type) -> dict[str, str]:

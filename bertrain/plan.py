@@ -9,23 +9,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from decimal import Context, Decimal
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import bertdata
 from bertdata.support import UsageError, counted
-from bertrain.config import (
-    DURATIONS,
-    MICRO_BATCH_SIZE,
-    MICRO_BATCH_TOKENS,
-    TOTALS,
-    Config,
-    all_options,
-    layered,
-    without_removed,
-)
+from bertrain.config import DURATIONS, MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, TOTALS, Config, all_options, layered
 from bertrain.optim import Curve
 from bertrain.options import LONGEST, exact, flag
 
@@ -43,43 +34,20 @@ class Sizes(Protocol):
         """Return the tokens of the train split."""
 
 
-class Ramp(NamedTuple):
-    """The rows of a step along a phase: from `first` to `last`, in multiples of their greatest common divisor.
+def ramp(rows: int | str) -> range:
+    """Return the numbers of rows that the steps of a phase have: multiples of their greatest common divisor.
 
-    All these numbers of rows have the same number of steps, up to rounding.
+    All have the same number of steps, up to rounding. 64 is the same number in every step.
     """
-
-    first: int
-    last: int
-
-    @property
-    def mean(self) -> Fraction:
-        return Fraction(self.first + self.last, 2)
-
-    def at(self, step: int, steps: int) -> int:
-        """Return the rows of step number `step` of `steps`."""
-        unit, sizes = self._parts()
-        return self.first + unit * (step * sizes // steps)
-
-    def total(self, steps: int) -> int:
-        """Return the rows of all steps. The sum of (step · sizes) // steps over `steps` steps has a closed form."""
-        unit, sizes = self._parts()
-        return self.first * steps + unit * (((sizes - 1) * (steps - 1) + math.gcd(sizes, steps) - 1) // 2)
-
-    def _parts(self) -> tuple[int, int]:
-        """Return the difference of consecutive numbers of rows, below 0 for a ramp that falls, and their number."""
-        unit = math.gcd(self.first, self.last)
-        sizes = abs(self.last - self.first) // unit + 1
-        return unit if self.last > self.first else -unit, sizes
-
-    def __str__(self) -> str:
-        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+    given = [int(number) for number in str(rows).split("..")]
+    unit = math.gcd(*given) * (1 if given[0] <= given[-1] else -1)
+    return range(given[0], given[-1] + unit, unit)
 
 
-def ramp(rows: int | str) -> Ramp:
-    """Return "16..64" as a ramp, and 64 as the same rows in every step."""
-    first, _, last = str(rows).partition("..")
-    return Ramp(int(first), int(last or first))
+def mean_rows(options: Config) -> Fraction:
+    """Return the mean of the rows of a step in a phase with these options."""
+    rows = ramp(options.global_batch_size)
+    return Fraction(rows[0] + rows[-1], 2)
 
 
 @dataclass(frozen=True)
@@ -99,24 +67,24 @@ class Phase:
         return self.stop - self.start
 
     @property
-    def rows(self) -> Ramp:
+    def rows(self) -> range:
         return ramp(self.options.global_batch_size)
 
     def rows_at(self, step: int) -> int:
         """Return the rows of a step, over all ranks."""
-        return self.rows.at(step - self.start, self.steps)
+        return self.rows[(step - self.start) * len(self.rows) // self.steps]
 
     def samples(self) -> int:
-        """Return the rows of all steps of the phase."""
-        return self.rows.total(self.steps)
+        """Return the rows of all steps of the phase: the sum of `rows_at` in closed form."""
+        rows, steps = self.rows, self.steps
+        return rows[0] * steps + rows.step * (((len(rows) - 1) * (steps - 1) + math.gcd(len(rows), steps) - 1) // 2)
 
     def saved(self) -> dict[str, Any]:
         """Return the phase as checkpoints and run.json have it: values of JSON (docs/checkpoint.md)."""
         names = ("length", "weight_decay", "trains", "rope_base", "rope_base_local")
-        of_run = {name: getattr(self, name) for name in ("number", "start", "stop", "sources", "rows")}
-        options = {name: getattr(self.options, name) for name in names}
-        options["methods"] = of_methods(self.options)
-        saved = of_run | options | {"masking": asdict(self.masking), "rate": asdict(self.curve)}
+        saved: dict[str, Any] = {name: getattr(self, name) for name in ("number", "start", "stop", "sources")}
+        saved |= {"rows": (self.rows[0], self.rows[-1])} | {name: getattr(self.options, name) for name in names}
+        saved |= {"methods": of_methods(self.options), "masking": asdict(self.masking), "rate": asdict(self.curve)}
         return dict(json.loads(json.dumps(saved)))
 
 
@@ -134,11 +102,16 @@ def options_of(config: Config) -> list[Config]:
     The options of a run without [[phase]] are those of its only phase. Raises UsageError that names the phase.
     """
     above = {name: value for name, value in config.flat().items() if name not in ("phase", *DURATIONS)}
+    allowed = sorted(name for name, each in all_options().items() if each.metadata["phase"])
     phases, rest = [] if config.phase else [config], Fraction(1)
     for number, table in enumerate(config.phase, 1):
-        is_rest = number == len(config.phase) and rest > 0 and not table.keys() & set(DURATIONS)
+        if number == len(config.phase) and rest > 0 and not table.keys() & set(DURATIONS):
+            table = {**table, "share": rest}
         try:
-            phases.append(_options(above, {**table, "share": rest} if is_rest else table))
+            if wrong := min(table.keys() - set(allowed), default=""):
+                sentence = f"{wrong} is none of the options that a phase may set: {', '.join(allowed)}; remove it"
+                raise UsageError(sentence, "unknown", option=wrong, given=table[wrong])
+            phases.append(Config.of(**layered(above, table)))
         except UsageError as error:
             sentence = f"[[phase]] {number}: {error}"
             raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
@@ -146,30 +119,18 @@ def options_of(config: Config) -> list[Config]:
         above = layered(above, {"warmup": 0.0})  # only the first curve has the warm-up above the phases
     units = {next((name for name in DURATIONS if getattr(phase, name)), "no duration") for phase in phases}
     total = [f"{flag(name)} {getattr(config, name)}" for name in TOTALS if getattr(config, name)]
-    if config.phase and units != {"share"} and (total or units & {"share", "no duration"}):
+    shares = sum(phase.share or 0 for phase in phases)
+    if shares != 1 if units == {"share"} else config.phase and (total or units & {"share", "no duration"}):
         sentence = (
-            f"the phases have {' and '.join([*sorted(units), *total])}; give each phase steps, tokens or epochs, or "
-            "each a share of --steps, --tokens or --epochs"
+            f"the phases have {' and '.join([*sorted(units), *total])}, and their shares add up to {float(shares):g}; "
+            "give each phase steps, tokens or epochs, or shares of --steps, --tokens or --epochs that add up to 1"
         )
         raise UsageError(sentence, "conflict", option="phase")
-    if units == {"share"} and (shares := sum(phase.share or 0 for phase in phases)) != 1:
-        sentence = f"the shares of the phases add up to {float(shares):g}; give shares whose sum is 1"
-        raise UsageError(sentence, "out-of-range", option="share", given=float(shares))
     for name in ("rope_base", "rope_base_local"):
         if len({getattr(phase, name) is None for phase in phases}) > 1:
             sentence = f"some phases set {name} and others do not; set it in each, or above them"
             raise UsageError(sentence, "conflict", option=name)
     return phases
-
-
-def _options(above: Mapping[str, Any], table: Mapping[str, Any]) -> Config:
-    table, known = without_removed(table, "the phase"), all_options()
-    allowed = sorted(name for name, option in known.items() if option.metadata["phase"])
-    if wrong := min(table.keys() - set(allowed), default=""):
-        reason = "is an option of the whole run, so set it above the phases" if wrong in known else "is unknown"
-        sentence = f"{wrong} {reason}; a phase may set {', '.join(allowed)}"
-        raise UsageError(sentence, "unknown", option=wrong, given=table[wrong])
-    return Config.of(**layered(above, table))
 
 
 def paths(config: Config) -> tuple[str, ...]:
@@ -186,14 +147,17 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
     """Return the phases of a run; one without [[phase]]. Raises UsageError for phases that no run can have."""
     options = options_of(config)
     borders = _borders(config, options, [sizes.samples(each.data, each.length) for each in options])
+    begins = [number for number, table in enumerate(config.phase) if number and table.keys() & set(CURVE)]
+    curves = [
+        _curve(options[begin], borders[begin], borders[end])
+        for begin, end in pairwise([0, *begins, len(options)])
+        for _ in range(begin, end)
+    ]
     phases = []
-    for number, curve in enumerate(_curves(config, options, borders), 1):
-        start, stop, each = borders[number - 1], borders[number], options[number - 1]
+    for number, (each, curve, (start, stop)) in enumerate(zip(options, curves, pairwise(borders), strict=True), 1):
         if stop <= start:
-            sentence = (
-                f"[[phase]] {number} of {len(options)} has no step, as the run has {counted(borders[-1], 'step')}; "
-                "make the run or this phase longer"
-            )
+            steps = counted(borders[-1], "step")
+            sentence = f"[[phase]] {number} of {len(options)} has no step; make it, or the run of {steps}, longer"
             raise UsageError(sentence, "out-of-range", option="phase", given=number)
         phases.append(Phase(number, start, stop, _sources(each, sizes), each, masking_of(each), curve))
     if sum(phase.samples() for phase in phases) > LONGEST:
@@ -203,12 +167,8 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
 
 def masking_of(options: Config) -> bertdata.Masking:
     """Return the masking of the rows that a phase trains on."""
-    return bertdata.Masking(
-        probability=options.mlm_probability,
-        policy=options.masking,
-        mask_fraction=options.mask_fraction,
-        random_fraction=options.random_fraction,
-    )
+    fractions = {name: getattr(options, name) for name in ("mask_fraction", "random_fraction")}
+    return bertdata.Masking(probability=options.mlm_probability, policy=options.masking, **fractions)
 
 
 def _sources(options: Config, sizes: Sizes) -> Sources:
@@ -216,17 +176,15 @@ def _sources(options: Config, sizes: Sizes) -> Sources:
     if options.mix_temperature is None or len(options.data) == 1:
         return tuple(zip(options.data, map(float, options.weights or (1,)), strict=True))
     tokens = [sizes.tokens(path) for path in options.data]
-    digits, power = Context(prec=28), Decimal(str(options.mix_temperature))
-    shares = [digits.power(digits.divide(Decimal(number), Decimal(max(tokens))), power) for number in tokens]
-    weights = [
-        max(1, int(digits.multiply(share, Decimal(10**6)).to_integral_value(context=digits))) for share in shares
-    ]
+    with localcontext(Context(prec=28)):
+        shares = [(Decimal(number) / max(tokens)) ** Decimal(str(options.mix_temperature)) for number in tokens]
+        weights = [max(1, int((share * 10**6).to_integral_value())) for share in shares]
     return tuple(zip(options.data, map(float, weights), strict=True))
 
 
 def _borders(config: Config, phases: Sequence[Config], samples: Sequence[int]) -> list[int]:
     """Return 0 and the step at which each phase ends. samples: of an epoch of each phase."""
-    means = [ramp(options.global_batch_size).mean for options in phases]
+    means = [*map(mean_rows, phases)]
     shares = [options.share or Fraction(0) for options in phases]
     if shares[0] and not config.tokens:
         rows = sum((share * mean for share, mean in zip(shares, means, strict=True)), Fraction(0))
@@ -239,14 +197,6 @@ def _borders(config: Config, phases: Sequence[Config], samples: Sequence[int]) -
         return options.steps or math.ceil(exact(options.epochs or 1) * epoch / mean)
 
     return list(accumulate(map(steps_of, phases, means, samples), initial=0))
-
-
-def _curves(config: Config, phases: Sequence[Config], borders: Sequence[int]) -> Iterator[Curve]:
-    """Yield the curve of each phase. A phase that sets none of CURVE has that of the phase before it."""
-    tables = config.phase or ({},)
-    begins = [number for number, table in enumerate(tables) if number == 0 or table.keys() & set(CURVE)]
-    for begin, end in pairwise([*begins, len(tables)]):
-        yield from [_curve(phases[begin], borders[begin], borders[end])] * (end - begin)
 
 
 def _curve(options: Config, start: int, stop: int) -> Curve:
@@ -319,43 +269,36 @@ class Plan:
         if not before or [phase["rate"] for phase in before] == [asdict(phase.curve) for phase in self.phases]:
             return []
         was, steps = next((phase for phase in before if phase["stop"] > step), before[-1]), before[-1]["stop"]
-        last = Curve(**was["rate"]).at(min(step, steps - 1))
-        rate = self.phase_at(step).curve.at(min(step, self.steps - 1))
-        end, new_end = Curve(**before[-1]["rate"]).at(steps - 1), self.phases[-1].curve.at(self.steps - 1)
-        return [
-            f"the options have changed: {steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} "
-            f"{last:.2e} → {rate:.2e}, of the last step {end:.2e} → {new_end:.2e}"
-        ]
+        old = Curve(**was["rate"]).at(min(step, steps - 1))
+        new = self.phase_at(step).curve.at(min(step, self.steps - 1))
+        change = f"{steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} {old:.2e} → {new:.2e}"
+        return [f"the options have changed: {change}"]
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
         """Return what holds in a phase, for people. names: the names of datasets by their paths, if not the paths."""
-        options, curve = phase.options, phase.curve
+        options, curve, last = phase.options, phase.curve, phase.stop - 1
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
-        last = phase.stop - 1
         highest = min(max(curve.start + curve.warmup_steps, phase.start), last)
         first, peak, end = (curve.at(step) for step in (phase.start, highest, last))
         masked = "any share" if options.masking == "uniform" else f"{options.mlm_probability:.0%}"
         bases = [f"{base:g}" for base in (options.rope_base, options.rope_base_local) if base]
-        more = "".join(f", {name} {value}" for name, value in of_methods(options).items() if value is not None)
-        more += f", trains {options.trains}" if options.trains else ""
-        more += f", rotary base {' and '.join(bases)}" if bases else ""
+        more = of_methods(options) | {"trains": options.trains or None, "rotary base": " and ".join(bases) or None}
         return (
             f"phase {phase.number} of {len(self.phases)}, steps {phase.start:,} to {phase.stop:,}: {data}, "
-            f"{phase.rows} rows of {options.length} tokens, {masked} masked, rate {first:.2e} to {end:.2e}, "
-            f"peak {peak:.2e} ({curve.schedule}){more}"
-        )
+            f"{options.global_batch_size} rows of {options.length} tokens, {masked} masked, rate {first:.2e} to "
+            f"{end:.2e}, peak {peak:.2e} ({curve.schedule})"
+        ) + "".join(f", {name} {value}" for name, value in more.items() if value is not None)
 
 
 def _warnings(phases: Sequence[Phase], sizes: Sizes, world_size: int) -> Iterator[str]:
     for phase in phases:
-        curve = phase.curve
+        curve, fewest, most = phase.curve, min(phase.rows), max(phase.rows)
+        samples = sizes.samples(phase.options.data, phase.options.length)
         if curve.warmup_steps != curve.asked:
             steps = counted(curve.steps, "step")
             yield f"--warmup-steps {curve.asked} is longer than a schedule of {steps}; using {curve.warmup_steps}"
-        largest, num_samples = max(phase.rows), sizes.samples(phase.options.data, phase.options.length)
-        if largest > num_samples:
-            rows, samples = counted(largest, "row"), counted(num_samples, "sample")
-            yield f"a step of {rows} sees some of the {samples} more than once"
-        if min(phase.rows) < world_size:
-            yield f"{world_size} ranks share {counted(min(phase.rows), 'row')} a step, so some ranks are idle"
+        if most > samples:
+            yield f"a step of {counted(most, 'row')} sees some of the {counted(samples, 'sample')} more than once"
+        if fewest < world_size:
+            yield f"{world_size} ranks share {counted(fewest, 'row')} a step, so some ranks are idle"

@@ -195,12 +195,12 @@ class Report(contextlib.ExitStack):
             yield f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}"
 
     def _lines(self, facts: Mapping[str, Any]) -> list[str]:
-        rows = self.plan.phases[0].rows
+        rows = self.plan.phases[0].options.global_batch_size
         size, number = self.plan.first_micro_batches()
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
         return [
             f"{self.config.start}: {facts['parameters']:,} parameters, {counted(self.plan.steps, 'step')}, {rows} "
-            f"{'row' if max(rows) == 1 else 'rows'} a step, in {number} × {size} on each of "
+            f"{'row' if rows == 1 else 'rows'} a step, in {number} × {size} on each of "
             f"{counted(self.ranks.world_size, 'rank')}, {facts['precision']}, attention by "
             f"{' or '.join(facts['attention'])}, {counted(facts['samples_per_epoch'], 'sample')} an epoch{resumed}",
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "

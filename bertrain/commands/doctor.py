@@ -32,7 +32,7 @@ from bertrain import checkpoint
 from bertrain.cli import doctor as main
 from bertrain.config import DURATIONS, Config
 from bertrain.data import samples_of
-from bertrain.plan import Plan, options_of, ramp
+from bertrain.plan import Plan, mean_rows, options_of
 from bertrain.pretrain import Pretraining, pretrain
 from bertrain.ranks import World
 
@@ -68,7 +68,9 @@ def check(run: Pretraining) -> Iterator[tuple[str, Finding]]:
         shares = f"{padding:.0%} of all tokens are padding and {cropped:.0%} of the text is cut off"
         yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {samples_of(run.config)} for other lengths")
     size, number = plan.first_micro_batches()
-    rows = f"{plan.phases[0].rows} rows a step: {number} × {size} on each of {counted(nproc, 'rank')}"
+    rows = (
+        f"{plan.phases[0].options.global_batch_size} rows a step: {number} × {size} on each of {counted(nproc, 'rank')}"
+    )
     yield "batch", (PASS, rows)
     yield from (("plan", (WARN, warning)) for warning in plan.warnings)
     model = run.trainer.learner.model
@@ -107,7 +109,7 @@ def _existing(path: Path) -> Path:
 
 def _shape(options: Config, ranks: int) -> tuple[int, int, int | None]:
     """Return what the time of a step depends on: the row length, the rows of one of `ranks`, the number of layers."""
-    return options.length, math.ceil(ramp(options.global_batch_size).mean / ranks), options.flat().get("layers")
+    return options.length, math.ceil(mean_rows(options) / ranks), options.flat().get("layers")
 
 
 def _trial(config: Config, out: str, ranks: int) -> Config:

@@ -33,8 +33,7 @@ class Curve:
         options = {"decay_share": self.decay_share} if self.schedule == "wsd" else {}
         factor = SCHEDULES[self.schedule](step, self.steps, self.warmup_steps, **options)
         if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-            returned = f"--schedule {self.schedule} returned {factor!r} at step {step} of {self.steps}"
-            sentence = f"{returned}; return a number of 0 or more"
+            sentence = f"--schedule {self.schedule} returned {factor!r} at step {step}; return a number of 0 or more"
             raise UsageError(sentence, "bad-entry", option="schedule", given=self.schedule)
         return self.peak * (self.end + (1 - self.end) * factor)
 
@@ -65,13 +64,8 @@ def wsd(step: int, steps: int, warmup_steps: int, decay_share: float = 0.2) -> f
     return one_minus_sqrt(max(step, start), steps, start)
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "linear": linear,
-    "cosine": cosine,
-    "constant": constant,
-    "1-sqrt": one_minus_sqrt,
-    "wsd": wsd,
-}
+SCHEDULES: dict[str, Callable[..., float]] = {each.__name__: each for each in (linear, cosine, constant, wsd)}
+SCHEDULES["1-sqrt"] = one_minus_sqrt
 """Functions of (step, steps, warmup_steps) that return a factor on the peak for steps after the warm-up.
 
 docs/extending.md adds one.
