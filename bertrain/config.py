@@ -87,6 +87,7 @@ PATTERN = _checked("a regular expression, such as layers.[6-9]|head", re.compile
 SCALES = several(_checked("", rate_scale), "a regular expression, = and a factor of 0 or more, such as embeddings=0.1")
 MILESTONES = several(_checked("", milestone), "tokens=1B,2B or words=1M,10M")
 TABLES = several(_checked("", dict, Mapping), "tables; write [[phase]] above each")
+LOGS = several(choice(*TRACKERS), f"of {tuple(TRACKERS)}")
 OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 
@@ -225,9 +226,7 @@ class Config(Options):
     """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
     log_every: int = option(10, kinds.COUNT, CHECKPOINTS, resume="free")
     """Steps between entries of log.jsonl."""
-    log_to: tuple[str, ...] = option(
-        (), several(choice(*TRACKERS), f"of {tuple(TRACKERS)}"), CHECKPOINTS, resume="free"
-    )
+    log_to: tuple[str, ...] = option((), LOGS, CHECKPOINTS, resume="free")
     """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
     (docs/records.md). May be repeated.
     """

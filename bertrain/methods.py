@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertrain.objectives import Learner, Objective
     from bertrain.plan import Phase
 
+    BuildModel = Callable[[Phase | None], PreTrainedModel]
     Tensors = Mapping[str, torch.Tensor]
 
 GROUP = "bertrain.methods"
@@ -81,9 +82,7 @@ class Method:
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         """Change a model in place. resume: a checkpoint with more of it than the weights."""
 
-    def check_run(
-        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
-    ) -> Sequence[str]:
+    def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
         """Raise UsageError for rows or a model that cannot follow the phases.
 
         build_model: builds the model of a phase, or the complete one for None. Returns the names of parameters that the

@@ -45,18 +45,11 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     assert ("bertrain doctor" in said) == ("phase" in options_in(name))
 
 
-def test_without_a_recipe_options_have_the_values_that_help_states(options_of):
-    said, config = options_of("--optimizer", "muon")
-    assert (said, config) == ("", Config.of(data="d", out="o", optimizer="muon"))
-
-
 def test_another_model_or_optimizer_beside_a_recipe(options_of):
     _, config = options_of("--recipe", "tiny", "--model", "bert-tiny")
     assert config == Config.of(data="d", out="o", **options_in("tiny") | {"model": "bert-tiny"})
     _, config = options_of("--recipe", "tiny", "--optimizer", "adamw")
     assert (config.lr, config.muon_rate, config.global_batch_size) == (Config.lr, Config.muon_rate, 64)
-    _, config = options_of("--recipe", "tiny", "--optimizer", "muon")
-    assert {name: getattr(config, name) for name in options_in("tiny")} == options_in("tiny")
 
 
 def test_a_file_of_options_is_read_alone(options_of, tmp_path):
