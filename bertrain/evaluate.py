@@ -7,15 +7,14 @@ loss is a mean over tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
-from tqdm import tqdm
 
 import bertdata
 from bertdata.support import TOKENIZER, Spelling, load_tokenizer, spelled
@@ -26,9 +25,10 @@ from bertrain.speed import Clock
 from bertrain.trainer import Trainer, autocast_of
 
 MASKING = bertdata.Masking(probability=0.15, rule=1)  # for good, so that results of all versions compare
-SEED = 0
 ROWS = 64  # of a batch, and of a forward pass
 CONTEXT = 5  # tokens on each side of a masked one
+EVALUATED_SAMPLES = 2048  # of the validation split, in a run
+KEPT_PREDICTIONS = 8  # of an evaluation of a run, about 100 bytes each in log.jsonl
 
 
 @torch.no_grad()
@@ -43,139 +43,92 @@ def evaluate(
     masking: bertdata.Masking = MASKING,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     interrupted: Callable[[], bool] = lambda: False,
-    progress: bool = False,
 ) -> dict[str, Any] | None:
-    """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
+    """Return the mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` samples.
 
-    Also bits_per_byte (bits a token × tokens a byte of the dataset; None where its bytes are not known), and the token
-    predicted most often and its share of all predictions. All ranks must call it; each takes its part, and all get the
-    same result. autocast: makes the context of forward passes. interrupted: called on all ranks after each batch; if
-    it returns true, the result is None. progress: show a bar on rank 0.
+    The order is random and fixed. bits_per_byte are the bits a token × the tokens a byte of the dataset, None if its
+    bytes are not known. All ranks must call it; each takes its part, and all get the same result. autocast: makes the
+    context of forward passes. interrupted: called on all ranks after each batch; if it returns true, the result is
+    None.
     """
     options: dict[str, Any] = {"split": split, "length": length, "masking": masking}
     options |= {"rank": ranks.rank, "world_size": ranks.world_size}
     loader = loader_for(encoder, shards, rows=ROWS * ranks.world_size, **options)
-    predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, correct, targets, samples
     was_training = encoder.training
     encoder.eval()
     size = max(1, min(ROWS, PLACES // length))
     last = min(loader.num_samples, max_samples or loader.num_samples)
-    with tqdm(total=last, unit="sample", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
-        while loader.position < last:
-            loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
-            batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
-            for piece in micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
-                with autocast():
-                    logits = encoder.logits(**piece).flatten(0, 1).float()
-                wanted = piece["targets"].flatten()
-                best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
-                loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
-                totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
-                predicted += torch.bincount(best[counts], minlength=predicted.numel())
-            num_targets = int((batch.targets != bertdata.IGNORE_INDEX).sum())
-            totals[2:] += torch.tensor([num_targets, batch.sample_ids.size], device=ranks.device)
-            bar.update(loader.position - bar.n)
-            if interrupted():
-                encoder.train(was_training)
-                return None
+    while loader.position < last:
+        loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
+        batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
+        for piece in micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
+            with autocast():
+                logits = encoder.logits(**piece).flatten(0, 1).float()
+            wanted = piece["targets"].flatten()
+            loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
+            totals[:2] += torch.stack([loss.double(), (logits.argmax(-1) == wanted).sum().double()])
+        num_targets = int((batch.targets != bertdata.IGNORE_INDEX).sum())
+        totals[2:] += torch.tensor([num_targets, batch.sample_ids.size], device=ranks.device)
+        if interrupted():
+            encoder.train(was_training)
+            return None
     encoder.train(was_training)
-    most = int(ranks.sum(predicted).argmax())
-    result = _means(ranks.sum(totals).tolist(), shards)
-    share = int(predicted[most]) / max(1, result["targets"])
-    return {"split": split} | result | {"same_token": most, "same_share": share}
-
-
-def loader_for(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, **options: Any) -> bertdata.Loader:
-    """The rows of a split, each once, as an encoder takes them, in an order and with masks that never change.
-
-    options: further ones of bertdata.Loader.
-    """
-    kind = "packed" if encoder.isolate else "windows"
-    return bertdata.Loader(shards, global_batch_size=rows, seed=SEED, samples=kind, epochs=1, **options)
-
-
-def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:
-    """What follows from sums over all ranks: of losses, right predictions, targets and samples."""
-    sum_of_losses, num_correct, num_targets, num_samples = totals
-    loss = sum_of_losses / num_targets if num_targets else None
+    *sums, targets, samples = ranks.sum(totals).tolist()
+    mean, accuracy = (total / targets if targets else None for total in sums)
     text_bytes = shards.manifest.counts.get("text_bytes")  # which other programs need not count
     tokens = shards.num_tokens - shards.num_documents * (shards.special_tokens.separator is not None)
     return {
-        "loss": loss,
-        "accuracy": num_correct / num_targets if num_targets else None,
-        "mlm_ppl": None if loss is None else math.exp(min(700.0, loss)),
-        "bits_per_byte": None if loss is None or not text_bytes else loss / math.log(2) * tokens / text_bytes,
-        "targets": int(num_targets),
-        "samples": int(num_samples),
+        "split": split,
+        "loss": mean,
+        "accuracy": accuracy,
+        "mlm_ppl": None if mean is None else math.exp(min(700.0, mean)),
+        "bits_per_byte": None if mean is None or not text_bytes else mean / math.log(2) * tokens / text_bytes,
+        "targets": int(targets),
+        "samples": int(samples),
     }
 
 
-def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any]:
-    """Results of `evaluate` for the datasets of a mix, by name → their means by weight; `sources` has each one's.
+def loader_for(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, **options: Any) -> bertdata.Loader:
+    """Return a loader of the rows of a split, each once, in an order and with masks that never change.
 
-    Where nothing was predicted in a dataset, it does not count. The token that is predicted most often is that of the
-    dataset in which it has the smallest share.
+    options: further options of bertdata.Loader.
     """
-    counted = {name: result for name, result in results.items() if result["targets"]}
-    total = sum(weights[name] for name in counted)
-    names = ("loss", "accuracy")
-    means = {
-        kind: sum(weights[name] * result[kind] for name, result in counted.items()) / total if counted else None
-        for kind in names
-    }
-    least = min(results.values(), key=lambda result: result["same_share"])
-    parts = {name: {kind: result[kind] for kind in (*names, "targets")} for name, result in results.items()}
-    return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
+    options = {"masking": MASKING, "samples": "packed" if encoder.isolate else "windows"} | options
+    return bertdata.Loader(shards, global_batch_size=rows, seed=0, epochs=1, **options)
 
 
-class Shown(NamedTuple):
-    """A sample as people read it."""
-
-    text: str  # as the model sees it; what is masked stands between > and <
-    masked: list[tuple[str, str, list[str]]]  # of each masked token: tokens around, target, the best predictions
+Shown = tuple[str, list[tuple[str, str, list[str]]]]
+"""A sample as people read it: its text, with masked tokens between > and <, and (tokens around, target, the best
+predictions) of each masked token."""
 
 
 @torch.no_grad()
-def samples(
-    encoder: Encoder,
-    shards: bertdata.Dataset,
-    device: torch.device,
-    *,
-    split: str,
-    length: int,
-    rows: int,
-    best: int,
-    masking: bertdata.Masking = MASKING,
-) -> list[Shown]:
-    """The first rows that `evaluate` sees, with the `best` most probable tokens for each mask."""
-    batch = next(loader_for(encoder, shards, rows=rows, split=split, length=length, masking=masking))
-    piece = next(micro_batches(batch, size=rows, count=1, device=device))
+def samples(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, best: int, **options: Any) -> list[Shown]:
+    """Return the first rows that `evaluate` sees, with the `best` most probable tokens for each mask.
+
+    options: split, length and masking, as `evaluate` has them.
+    """
+    batch = next(loader_for(encoder, shards, rows=rows, **options))
+    piece = next(micro_batches(batch, size=rows, count=1, device=encoder.model.device))
     was_training = encoder.training
     encoder.eval()
     logits = encoder.logits(**piece)[..., : shards.special_tokens.vocab_size]
     predicted = logits.topk(min(best, logits.shape[-1]), dim=-1).indices.cpu().numpy()
     encoder.train(was_training)
-    return _read(shards, batch, predicted)
-
-
-def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray) -> list[Shown]:
-    """The rows of a batch as people read them. predicted: int64 [B, K, best]."""
     tokenizer = load_tokenizer(str(shards.path))
     spelling, as_read = Spelling(tokenizer.files[TOKENIZER]), spelled(tokenizer)
-    shown = []
+    shown: list[Shown] = []
     for row, ids in enumerate(batch.input_ids):
         size = ids.size if batch.attention_mask is None else int(batch.attention_mask[row].sum())
-        tokens = [tokenizer.spell(int(token)) for token in ids[:size]]
-        slots = np.flatnonzero(batch.targets[row] != bertdata.IGNORE_INDEX)
-        positions = batch.masked_positions[row, slots].tolist()
-        masked = []
-        for slot, position in zip(slots, positions, strict=True):
+        tokens, masked = [tokenizer.spell(int(token)) for token in ids[:size]], {}
+        for slot in np.flatnonzero(batch.targets[row] != bertdata.IGNORE_INDEX):
+            position = int(batch.masked_positions[row, slot])
             first = max(0, position - CONTEXT)
             around = spelling.text(tokens[first : position + CONTEXT + 1], {position - first})
-            best = [as_read(int(token)) for token in predicted[row, slot]]
-            masked.append((around, as_read(int(batch.targets[row, slot])), best))
-        shown.append(Shown(spelling.text(tokens, {*positions}), masked))
+            guesses = [as_read(int(token)) for token in predicted[row, slot]]
+            masked[position] = around, as_read(int(batch.targets[row, slot])), guesses
+        shown.append((spelling.text(tokens, {*masked}), list(masked.values())))
     return shown
 
 
@@ -198,23 +151,11 @@ def reference_losses(sources: Sources, split: str) -> dict[str, float]:
     return {"uniform": math.log(special.vocab_size), "unigram": unigram}
 
 
-def table(predictions: list[tuple[str, str, str]]) -> list[str]:
-    """Return lines for a terminal, one for each (tokens around, target, predicted); x marks a wrong one."""
-    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
-    return lines + [
-        f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
-        for around, target, guess in predictions
-    ]
-
-
-EVALUATED_SAMPLES = 2048  # of the validation split
-
-
 class Evaluator:
     """Evaluates a run on the validation splits of the datasets of its phase. All ranks call its methods together."""
 
     def __init__(self, trainer: Trainer, stream: Stream, clock: Clock) -> None:
-        self._trainer, self._stream, self._clock, self._ranks = trainer, stream, clock, trainer.ranks
+        self._trainer, self._stream, self._clock = trainer, stream, clock
 
     @property
     def splits(self) -> dict[str, bertdata.Dataset]:
@@ -228,62 +169,60 @@ class Evaluator:
         is_last = step >= self._trainer.plan.steps
         return bool(self.splits) and last < step and (is_last or (every > 0 and step % every == 0))
 
-    def evaluate(self, signals: Signals) -> tuple[dict[str, Any], list[tuple[str, str, str]]] | None:
-        """Return the entry of an evaluation for the log, and on rank 0 predictions; None if a signal came.
+    def evaluate(self, signals: Signals) -> dict[str, Any] | None:
+        """Return an evaluation as an entry of the log, on rank 0 with predictions; None if a signal came.
 
-        The entry has the result of `evaluate`, and the length, masking and precision of its rows. A prediction is
-        (tokens around, target, most probable token).
+        A prediction is (tokens around, target, most probable token).
         """
         before = self._clock.seconds["evaluated"]
-        result = self._evaluate(interrupted=signals.poll)
-        if result is None:
-            self._clock.lap("evaluated")
-            return None
-        predictions: list[tuple[str, str, str]] = []
-
-        def predict() -> None:
-            shards, options = next(iter(self.splits.values())), self._options
-            (row,) = samples(self._trainer.learner, shards, self._ranks.device, rows=1, best=1, **options)
-            predictions.extend((around, target, best) for around, target, (best,) in row.masked)
-
-        self._ranks.on_first(predict)
+        result, shown = self._evaluate(interrupted=signals.poll), None
+        if result is not None:
+            options: dict[str, Any] = {"rows": 1, "best": 1} | self._rows("validation")
+            shards = next(iter(self.splits.values()))
+            shown = self._trainer.ranks.on_first(lambda: samples(self._trainer.learner, shards, **options))
         self._clock.lap("evaluated")
-        config = self._trainer.config
-        rows: dict[str, Any] = {"length": self._stream.loader.length, "masking": config.eval_masking}
-        rows |= {"precision": self._trainer.eval_precision, "s": self._clock.seconds["evaluated"] - before}
-        return result | rows, predictions
+        if result is None:
+            return None
+        config, seconds = self._trainer.config, round(self._clock.seconds["evaluated"] - before, 3)
+        result |= {"length": self._stream.loader.length, "masking": config.eval_masking, "s": seconds}
+        result["precision"] = self._trainer.eval_precision
+        predictions = [(around, target, best) for _, masked in shown or [] for around, target, (best,) in masked]
+        entry = {f"validation_{name}": value for name, value in result.items()}
+        return entry | {"predictions": predictions[:KEPT_PREDICTIONS]}
 
     def loss(self) -> float | None:
         """Return the loss on the validation splits; without any, on the train split of the first dataset."""
         self._trainer.wait()
         self._clock.lap("trained")
-        if self.splits:
-            result = self._evaluate()
-        else:
-            shards = self._stream.datasets[self._stream.phase.sources[0][0]]
-            result = evaluate(self._trainer.learner, shards, self._ranks, **self._limits | {"split": "train"})
+        result = self._evaluate()
         self._clock.lap("evaluated")
         return result["loss"] if result else None
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        """Which rows are evaluated, and how they are masked."""
+    def _rows(self, split: str) -> dict[str, Any]:
+        """Return which rows are evaluated, and how they are masked."""
         masking = replace(MASKING, probability=self._trainer.config.eval_masking)
-        return {"split": "validation", "length": self._stream.loader.length, "masking": masking}
+        return {"split": split, "length": self._stream.loader.length, "masking": masking}
 
-    @property
-    def _limits(self) -> dict[str, Any]:
-        """The same, with the number of rows and the context of forward passes."""
-        autocast = autocast_of(self._ranks.device, self._trainer.eval_precision)
-        return self._options | {"max_samples": EVALUATED_SAMPLES, "autocast": autocast}
+    def _evaluate(self, interrupted: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """Return loss, accuracy and targets: of a mix the means by weight, and `sources` has the numbers of each.
 
-    def _evaluate(self, **more: Any) -> dict[str, Any] | None:
-        """Return the result of `evaluate`; for a mix the mean of each source's by weight."""
+        A dataset in which nothing was predicted does not count.
+        """
+        trainer, stream, splits, names = self._trainer, self._stream, self.splits, ("loss", "accuracy", "targets")
+        options = self._rows("validation" if splits else "train") | {"max_samples": EVALUATED_SAMPLES}
+        options |= {"autocast": autocast_of(trainer.ranks.device, trainer.eval_precision), "interrupted": interrupted}
         results = {}
-        for path, shards in self.splits.items():
-            result = evaluate(self._trainer.learner, shards, self._ranks, **self._limits | more)
+        for path in splits or [stream.phase.sources[0][0]]:
+            result = evaluate(trainer.learner, stream.datasets[path], trainer.ranks, **options)
             if result is None:
                 return None
-            results[path] = result
-        is_mix = len(self._stream.datasets) > 1
-        return mean(results, dict(self._stream.phase.sources)) if is_mix else next(iter(results.values()))
+            results[path] = {name: result[name] for name in names}
+        if not splits or len(stream.datasets) == 1:
+            return next(iter(results.values()))
+        weights = dict(stream.phase.sources)
+        counted = {path: result for path, result in results.items() if result["targets"]}
+        total = sum(weights[path] for path in counted)
+        means: dict[str, Any] = dict.fromkeys(names)
+        for name in names[: 2 * bool(counted)]:
+            means[name] = sum(weights[path] * result[name] for path, result in counted.items()) / total
+        return means | {"targets": sum(result["targets"] for result in results.values()), "sources": results}

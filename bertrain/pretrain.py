@@ -202,7 +202,6 @@ class Pretraining:
             rows = loader.global_batch_size
             trainer.step(module, batch, state.step, phase, rows)
             state.step, state.tokens = state.step + 1, state.tokens + rows * phase.options.length
-            report.advance()
             report.flush()  # an entry of the step before; a GPU has work now
             self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)
             signals.poll()
@@ -217,7 +216,7 @@ class Pretraining:
         self.clock.lap("trained")
         evaluated = self.evaluator.evaluate(signals)
         if evaluated is not None:
-            self.report.evaluation(self.state.step, *evaluated)
+            self.report.evaluation(self.state.step, evaluated)
 
     def _amounts(self) -> dict[str, float]:
         """Return what --save-at counts: the tokens and words read."""

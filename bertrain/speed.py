@@ -36,7 +36,7 @@ class Clock:
     def start(self, model: PreTrainedModel, length: int, slots: int) -> None:
         """Begin the steps of a phase, and forget the time before. slots: masked positions of a row."""
         self._length, self._row_flops = length, flops_of_row(model, length, slots)
-        self._since, self._graphs = time.perf_counter(), _num_graphs()
+        self._since, self._graphs = time.perf_counter(), torch._dynamo.utils.counters["stats"]["unique_graphs"]
         self._begin_entry()
 
     def lap(self, kind: str) -> None:
@@ -47,7 +47,7 @@ class Clock:
 
     def end_step(self, *, rows: float, waited: float) -> None:
         """Count the time of a training step. rows: this rank's share of the step. waited: seconds for the batch."""
-        before, self._graphs = self._graphs, _num_graphs()
+        before, self._graphs = self._graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]
         self.lap("trained" if before == self._graphs else "compiled")
         self._rows += rows
         self._waited += waited
@@ -64,55 +64,42 @@ class Clock:
         before, rows, waited = self._before, self._rows, self._waited
         self._begin_entry()
         seconds = max(1e-9, self._before - before)
+        flops, on_gpu = rows * self._row_flops / seconds, self._device.type == "cuda"
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         rates = {
             "tokens_per_s": round(rows * self._length * world_size / seconds, 1),
             "data_wait": round(waited / seconds, 5),
-            "flops_per_s": round(rows * self._row_flops / seconds),
-            "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "flops_per_s": round(flops),
+            "memory_bytes": torch.cuda.max_memory_allocated(self._device) if on_gpu else memory,
         }
-        if self._peak:
-            rates["mfu"] = round(rows * self._row_flops / seconds / self._peak, 4)
-        if self._device.type == "cuda":
-            rates["memory_bytes"] = torch.cuda.max_memory_allocated(self._device)
-        return rates
+        return rates | ({"mfu": round(flops / self._peak, 4)} if self._peak else {})
 
     def _begin_entry(self) -> None:
         self._before, self._rows, self._waited = self.seconds["trained"] + self.seconds["compiled"], 0.0, 0.0
 
 
-def _num_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
 PEAK_FLOPS = {
     "H200": 989e12,
-    "H100": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
+    "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
-    "L40": 181e12,
     "L4": 121e12,
-    "A10": 125e12,
-    "V100": 125e12,
-    "T4": 65e12,
     "4090": 165e12,
-    "3090": 71e12,
 }
-"""Dense bf16 and fp16 operations a second, from the makers' data sheets."""
+"""Dense bf16 and fp16 operations a second, from the makers' data sheets. The first name that fits counts."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the operations that a GPU does at best in a second; None if they are not known, and for a CPU.
 
-    The words of the GPU's name decide: "NVIDIA A100-SXM4-80GB" is an A100, and an A10G is not an A10.
+    The words of the GPU's name decide: "NVIDIA A100-SXM4-80GB" is an A100, and an L40 is not an L4.
     """
     if device.type != "cuda" or precision == "fp32" or (precision == "bf16" and not has_bf16(device)):
         return None
     words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
-    longest_first = sorted(PEAK_FLOPS, key=len, reverse=True)
-    return next((PEAK_FLOPS[name] for name in longest_first if words.issuperset(name.split())), None)
+    return next((peak for name, peak in PEAK_FLOPS.items() if words.issuperset(name.split())), None)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from bertdata.support import UsageError, install, write_file
@@ -18,29 +19,26 @@ from bertdata.support import UsageError, install, write_file
 ID = "record-id"  # the file of a run directory with the name of its record in other programs
 ANSWER_S = 20.0  # how long a server may take at the start and at the end of a run
 
-Record = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
-"""A function that writes the numbers of a step, and one that ends the record."""
 
-
-def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
+def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     board = SummaryWriter(out / "tensorboard", purge_step=step + 1)
 
-    def write(numbers: dict[str, float], step: int) -> None:
+    def log(numbers: dict[str, float], *, step: int) -> None:
         for name, value in numbers.items():
             board.add_scalar(name, value, step)
 
-    return write, board.close
+    return SimpleNamespace(log=log, finish=board.close)
 
 
-def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
+def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
     import wandb
 
     is_offline = wandb.setup().settings.mode in ("offline", "dryrun", "disabled")
     if not is_offline and not wandb.login(prompt=False, verify=False):
         raise PermissionError("there is no account here; run wandb login, or set WANDB_MODE=offline")
-    run = wandb.init(
+    return wandb.init(
         project=os.environ.get("WANDB_PROJECT", "bertrain"),
         name=os.environ.get("WANDB_NAME", out.resolve().name),
         id=identity,
@@ -49,22 +47,32 @@ def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Reco
         settings=wandb.Settings(console="off", init_timeout=ANSWER_S, finish_timeout=ANSWER_S),
         resume=None if is_offline else "allow",
     )
-    return lambda numbers, step: run.log(numbers, step=step), run.finish
 
 
-def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> Record:
+def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
     import trackio
 
     name, project = f"{out.resolve().name}-{identity}", os.environ.get("TRACKIO_PROJECT", "bertrain")
-    run = trackio.init(project=project, name=name, config=options, resume="allow", embed=False)
-    return lambda numbers, step: run.log(numbers, step=step), run.finish
+    return trackio.init(project=project, name=name, config=options, resume="allow", embed=False)
 
 
 TRACKERS = {"tensorboard": (_tensorboard, "train"), "wandb": (_wandb, "wandb"), "trackio": (_trackio, "trackio")}
 """Library → a function that begins the record of a run, and the extra that installs the library.
 
-The function takes the run directory, the options, a name for the record, and the last step that the record may have.
+The function takes the run directory, the options, a name for the record, and the last step that the record may have. It
+returns an object with `log(numbers, step=…)` and `finish()`.
 """
+
+
+def _numbers(entry: Mapping[str, Any], before: str = "") -> dict[str, float]:
+    """Return the numbers of an entry by name, those of sources as sources/<name>/tokens."""
+    numbers: dict[str, float] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers(value, f"{before}{name}/")
+        elif isinstance(value, (int, float)):
+            numbers[before + name.replace("validation_", "validation/")] = value
+    return numbers
 
 
 def require(names: Sequence[str]) -> None:
@@ -82,24 +90,23 @@ class Trackers:
         self, names: Sequence[str], out: Path, options: dict[str, Any], *, step: int, warn: Callable[[str], None]
     ) -> None:
         """step: the last finished step; a resumed run continues its records. warn: prints a line."""
-        self._records, self._warn = dict[str, Record](), warn
-        if not names:
-            return
+        self._records, self._warn = dict[str, Any](), warn
         identity = (out / ID).read_text().strip() if (out / ID).exists() else secrets.token_hex(4)
         write_file(out / ID, f"{identity}\n".encode())
-        for name in names:
+        for name in dict.fromkeys(names):
             begin, _ = TRACKERS[name]
             self._try(name, lambda: self._records.update({name: begin(out, options, identity, step)}))  # noqa: B023
 
-    def write(self, numbers: dict[str, float], step: int) -> None:
-        """Send the numbers of a step."""
-        for name, (write, _) in list(self._records.items()):
-            self._try(name, lambda: write(numbers, step))  # noqa: B023
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Send the numbers of an entry of the log."""
+        numbers = _numbers({name: value for name, value in entry.items() if name != "step"})
+        for name, record in list(self._records.items()):
+            self._try(name, lambda: record.log(numbers, step=entry["step"]))  # noqa: B023
 
     def close(self) -> None:
         """End all records."""
-        for name, (_, close) in list(self._records.items()):
-            self._try(name, close)
+        for name, record in list(self._records.items()):
+            self._try(name, record.finish)
 
     def _try(self, name: str, action: Callable[[], object]) -> None:
         try:

@@ -265,8 +265,8 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     options = {"split": "validation", "length": 24, "rows": 2}
     encoder = Encoder(load_model(directory))
-    shown = evaluation.samples(encoder, data, CPU, best=1, **options)
-    predicted = [(around, target, best) for row in shown for around, target, (best,) in row.masked]
+    shown = evaluation.samples(encoder, data, best=1, **options)
+    predicted = [(around, target, best) for row in shown for around, target, (best,) in row[1]]
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluation.MASKING))
     used = batch.targets >= 0
     assert len(predicted) == used.sum()
@@ -283,4 +283,4 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     assert all(f"  {'x' * (target != best):<2}{target:<16}  {best}" in shown for _, target, best in predicted)
     options["rows"] = 1000
     validation = bertdata.Loader(data, length=24, split="validation")
-    assert len(evaluation.samples(encoder, data, CPU, best=1, **options)) == validation.num_samples
+    assert len(evaluation.samples(encoder, data, best=1, **options)) == validation.num_samples

@@ -89,7 +89,7 @@ def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(da
 def test_without_an_account_the_run_is_told_what_to_do_and_nobody_is_asked(tmp_path, library):
     library.mode, faults = "run", []
     record = trackers.Trackers(["wandb"], tmp_path, {}, step=0, warn=faults.append)
-    record.write({"loss": 1.0}, 1)
+    record.write({"step": 1, "loss": 1.0})
     record.close()
     assert ["wandb login" in fault and "WANDB_MODE=offline" in fault for fault in faults] == [True]
     assert library.begun == library.rows == []

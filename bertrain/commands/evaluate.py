@@ -36,11 +36,11 @@ ONLY_WITH = {
 def _samples(shown: list[Shown]) -> str:
     """Return samples for a terminal: the text of each, and a line for each masked token."""
     blocks = []
-    for number, sample in enumerate(shown, 1):
+    for number, (text, masked) in enumerate(shown, 1):
         lines = [f"sample {number} of {len(shown)}, with >masked< tokens:", ""]
-        lines += textwrap.wrap(sample.text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         lines += ["", f"  {'':<2}{'target':<16}  the {BEST} most probable predictions, the best first"]
-        for _, target, best in sample.masked:
+        for _, target, best in masked:
             wrong = "" if target == best[0] else "x"
             lines.append(f"  {wrong:<2}{target:<16}  {'  '.join(best)}")
         blocks.append("\n".join(lines))
@@ -182,11 +182,11 @@ def main(
             return
         assert data is not None  # noqa: S101  (one of the two is given)
         encoder, shards, directory, of_rows = ranks.together(lambda: opened(path, data, split, length, ranks))
-        result = evaluate(encoder, shards, ranks, split=split, length=of_rows, max_samples=max_samples, progress=True)
+        result = evaluate(encoder, shards, ranks, split=split, length=of_rows, max_samples=max_samples)
         if ranks.rank == 0 and result is not None:
             if show:
                 options: dict[str, Any] = {"split": split, "length": of_rows, "rows": show, "best": BEST}
-                click.echo(_samples(samples(encoder, shards, ranks.device, **options)))
+                click.echo(_samples(samples(encoder, shards, **options)))
             reference = reference_losses([(shards, 1.0)], split)
             if as_json:
                 facts = {"checkpoint": str(directory), "length": of_rows}
