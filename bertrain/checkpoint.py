@@ -24,6 +24,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -156,10 +157,8 @@ def fault_of(path: Path) -> str | None:
         for name, stated in files.items():
             if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
                 return f"{name} is not what {INDEX} says"
-    except DatasetError as error:  # a link, or no ordinary file
+    except (DatasetError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return str(error)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        return f"{Path(error.filename).name}: {error.strerror}"
     except OSError as error:
         sentence = f"checkpoint {path} cannot be read: {error.strerror}; run the same command again when it can be read"
         raise DatasetError(sentence, "unreadable", given=str(path)) from None
@@ -178,26 +177,25 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 
     Never unpickles (weights_only). Raises DatasetError if they are damaged, or of other parameters.
     """
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         if names := objective_tensors(learner).keys():
             beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
             if beside.keys() != names:
                 raise ValueError(f"objectives had {', '.join(beside)}")
             learner.load_state_dict(beside, strict=False)
-        optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+        saved = torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True)
+        for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+            old |= {name: value for name, value in group.items() if name != "params"}
+        optimizer.load_state_dict(saved)
     except Exception as error:  # torch raises any for bytes that are damaged
         if is_out_of_memory(error) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
             raise
-        first, *lines = str(error).splitlines() or [type(error).__name__]
-        reason = lines[0].strip() if first.endswith(":") and lines else first
+        reason = " ".join(str(error).split()[:30])
         sentence = (
             f"{path} has no optimizer state of these parameters ({reason}); give the same --objective and methods, "
             "another checkpoint, or its weights alone with --init"
         )
         raise DatasetError(sentence, "other-settings", option="objective", given=str(path)) from None
-    for group, given in zip(optimizer.param_groups, settings, strict=True):
-        group.update(given)
 
 
 STEP, LAST, DAMAGED = "step-", "last", "damaged-"
@@ -239,9 +237,6 @@ class Lock:
         self._file: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
-        if not next(path for path in (self._run.absolute(), *self._run.absolute().parents) if path.exists()).is_dir():
-            sentence = f"--out {self._run} is a file, or below one; give a directory"
-            raise UsageError(sentence, "out-exists", option="out", given=str(self._run))
         make_directory(self._run)
         self._held.enter_context(locked(self._run / ".lock", f"{self._run} is in use", "give another --out"))
         self._file = (self._run / ".lock").stat()
@@ -286,15 +281,21 @@ def step_of(path: Path) -> int:
 def newest(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint of a run, or None, and a warning for each newer one that is damaged.
 
-    Raises DatasetError if one cannot be read now, and OSError if the directory cannot be listed.
+    Raises DatasetError if all are damaged or one cannot be read now, and OSError if the directory cannot be listed.
     """
+    return _first_complete(_checkpoints(run), "out")
+
+
+def _first_complete(paths: Sequence[Path], option: str) -> tuple[Path | None, list[str]]:
     warnings: list[str] = []
-    for path in _checkpoints(run):
-        fault = fault_of(path)
-        if fault is None:
+    for path in paths:
+        if (fault := fault_of(path)) is None:
             return path, warnings
         warnings.append(f"checkpoint {path} is damaged: {fault}")
-    return None, warnings
+    if warnings:
+        sentence = f"{warnings[0]}, and no older one is complete; remove the damaged ones, or give another directory"
+        raise DatasetError(sentence, "damaged", option=option, given=str(paths[0]))
+    return None, []
 
 
 def wait_until_seen(path: Path) -> str:
@@ -316,31 +317,15 @@ def choose(run: Path) -> tuple[Path | None, list[str]]:
     and its directory has files that are not of a run.
     """
     path, warnings = newest(run)
-    if warnings and path is None:
-        sentence = f"{warnings[0]}, and --out has no complete one; remove its step-* directories, or give another --out"
-        raise DatasetError(sentence, "damaged", option="out", given=str(run))
     others = sorted(name for name in os.listdir(run) if not re.fullmatch(_OF_RUN, name))
     if others and path is None:
         sentence = f"--out {run} has files that are not of a run ({', '.join(others[:3])}); give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(run))
     named = zip(warnings, _checkpoints(run), strict=False)
     warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
-    if path:
-        _point_to(path)
     for unfinished in run.glob(f".{STEP}*{TEMPORARY}"):
         shutil.rmtree(unfinished, ignore_errors=True)
     return path, warnings
-
-
-def _point_to(path: Path) -> None:
-    """Make the link `last` of a run point to a checkpoint. A directory of this name is a copy of such a link."""
-    link, temporary = path.with_name(LAST), path.with_name(f".{LAST}{TEMPORARY}")
-    if not link.is_symlink():
-        shutil.rmtree(link, ignore_errors=True)
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(path.name)
-    os.replace(temporary, link)
-    fsync_directory(path.parent)
 
 
 def set_aside(damaged: Path) -> Path:
@@ -351,16 +336,6 @@ def set_aside(damaged: Path) -> Path:
     renamed = damaged.rename(_free(damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))))
     fsync_directory(renamed.parent)
     return renamed
-
-
-def remove_others(target: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints of a run, of which `target` stays, and milestones.
-
-    Raises OSError if one cannot be removed.
-    """
-    others = [path for path in _checkpoints(target.parent) if path != target and not _stays(path)]
-    for old in others[keep - 1 :]:
-        shutil.rmtree(old)
 
 
 def _stays(path: Path) -> bool:
@@ -376,21 +351,14 @@ def find(path: Path, option: str = "checkpoint") -> Path:
 
     option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
     """
-    if (path / "config.json").is_file():
-        fault = fault_of(path) if (path / INDEX).exists() else None
-        found, warnings = (path, []) if fault is None else (None, [f"checkpoint {path} is damaged: {fault}"])
-    else:
-        found, warnings = newest(path)
-    if found:
-        return found
-    if warnings:
-        sentence = f"{warnings[0]}, and {path} has no complete one; give another run, or a checkpoint"
-        raise DatasetError(sentence, "damaged", option=option, given=str(path))
-    if not path.exists():
-        sentence = f"{path} does not exist; give the directory of a run or of a model"
-        raise UsageError(sentence, "not-found", option=option, given=str(path))
-    sentence = f"{path} holds no checkpoint; give the directory of a run or of a model"
-    raise UsageError(sentence, "not-a-run", option=option, given=str(path))
+    is_model = (path / "config.json").is_file()
+    if is_model and not (path / INDEX).exists():  # another program wrote it
+        return path
+    found, _ = _first_complete([path] if is_model else _checkpoints(path), option)
+    if not found:
+        sentence = f"{path} holds no checkpoint; give the directory of a run or of a model"
+        raise UsageError(sentence, "not-a-run", option=option, given=str(path))
+    return found
 
 
 def resolved(spec: str, option: str = "checkpoint") -> str:
@@ -408,15 +376,13 @@ class Writer:
     soon as the file under way is complete, and nothing of the checkpoint stays.
     """
 
-    def __init__(
-        self, *, keep: int, saved: Path | None, warn: Callable[[str], None], methods: Sequence[Method] = ()
-    ) -> None:
+    def __init__(self, keep: int, saved: Path | None, warn: Callable[[str], None], methods: Sequence[Method]) -> None:
         """saved: the checkpoint that the run resumes from. warn: shows a line, in any thread. methods: of the run."""
         self.keep, self.saved, self.warn, self._methods = keep, saved, warn, methods
         self.leaving = threading.Event()
         self._stager = StateDictStager(pin_memory=torch.cuda.is_available())
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._thread, self._writing = ThreadPoolExecutor(1), Future[None]()
+        self._writing.set_result(None)
 
     @property
     def saved_step(self) -> int | None:
@@ -437,8 +403,7 @@ class Writer:
         """
         self.wait()
         copied = Content(*self._stager.stage([dict(content.weights), dict(content.objects), dict(content.files)]))
-        self._thread = threading.Thread(target=self._write, args=(target, model, copied, required), daemon=True)
-        self._thread.start()
+        self._writing = self._thread.submit(self._write, target, model, copied, required)
         if required:
             self.wait()
 
@@ -451,26 +416,33 @@ class Writer:
                 write(target, model, content, leaving=self.leaving, methods=self._methods)
             self.saved = target
             self.clear(target)
-        except Exception as error:
-            if required or not isinstance(error, OSError | BertdataError):
-                self._failure = error
-            else:
-                self.warn(f"no checkpoint of step {step_of(target)} was written, and training continues: {error}")
+        except (OSError, BertdataError) as error:
+            if required:
+                raise
+            self.warn(f"no checkpoint of step {step_of(target)} was written, and training continues: {error}")
 
     def clear(self, saved: Path) -> None:
-        """Make `last` point to a checkpoint, and remove the oldest ones that are too many. Warn of what fails."""
+        """Make `last` point to a checkpoint, and remove all but the newest `keep` ones and milestones.
+
+        Warn of what fails. A directory `last` is a copy of such a link.
+        """
+        link, temporary = saved.with_name(LAST), saved.with_name(f".{LAST}{TEMPORARY}")
         try:
-            _point_to(saved)
-            remove_others(saved, keep=self.keep)
+            if not link.is_symlink():
+                shutil.rmtree(link, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(saved.name)
+            os.replace(temporary, link)
+            fsync_directory(saved.parent)
+            others = [path for path in _checkpoints(saved.parent) if path != saved and not _stays(path)]
+            for old in others[self.keep - 1 :]:
+                shutil.rmtree(old)
         except OSError as error:
             self.warn(f"{error.filename} cannot be replaced or removed: {error.strerror}")
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises the error of a write that must not fail."""
-        if self._thread:
-            self._thread.join()
-        self._thread, failure, self._failure = None, self._failure, None
-        if failure and not self.leaving.is_set():
+        if (failure := self._writing.exception()) and not self.leaving.is_set():
             raise failure
 
     def __enter__(self) -> Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,18 @@ from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
 from bertrain.objectives import num_targets, objectives_of
 from bertrain.plan import Phase, Plan, masking_of, paths, ramp
+from bertrain.ranks import World
 from bertrain.state import TrainingError, TrainState, kept_options, require_same
 
 
 def samples_of(config: Config) -> str:
-    """The kind of rows a run reads: what --isolate-documents or an objective needs, else windows."""
+    """Return the kind of rows that --isolate-documents or the objectives of a run need, else windows."""
     needed = {kind.samples for kind in objectives_of(config).values() if kind.samples}
     needed |= {"packed"} if config.isolate_documents else set()
     if len(needed) > 1:
-        sentence = (
-            f"--objective {config.objective} needs rows of {' and of '.join(sorted(needed))}"
-            + " (--isolate-documents: packed)" * config.isolate_documents
-            + "; leave one of them out"
-        )
+        sentence = f"rows cannot be {' and '.join(sorted(needed))}: change --objective or --isolate-documents"
         raise UsageError(sentence, "conflict", option="objective", given=config.objective)
     return next(iter(needed), "windows")
-
-
-def open_datasets(config: Config) -> dict[str, bertdata.Dataset]:
-    """Opens the datasets of a run, by path. Raises UsageError unless all have the same tokenizer."""
-    opened = {path: bertdata.open(path) for path in paths(config)}
-    if len(opened) > 1:
-        bertdata.Loader([(shards, 1) for shards in opened.values()], masking=None)  # which refuses others
-    return opened
 
 
 def build_loader(
@@ -113,9 +103,6 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-CHECKED_ROWS = 64  # before the first step
-
-
 class Stream:
     """The batches of a run on one rank, from its datasets.
 
@@ -123,27 +110,18 @@ class Stream:
     stream of positions, which continues in whatever phase reads it next (docs/determinism.md, Phases of a run).
     """
 
-    def __init__(
-        self,
-        config: Config,
-        datasets: dict[str, bertdata.Dataset],
-        *,
-        methods: Sequence[Method] = (),
-        rank: int = 0,
-        world_size: int = 1,
-        on_gpu: bool = False,
-    ) -> None:
-        """datasets: by path. Raises UsageError for options that do not fit the datasets."""
-        self.config, self.datasets, self._methods = config, datasets, methods
-        self._num_samples: dict[tuple[str, int], int] = {}
-        self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
-        self.plan = Plan.of(config, self, world_size=world_size, on_gpu=on_gpu)
+    def __init__(self, config: Config, ranks: World, methods: Sequence[Method] = ()) -> None:
+        """Open the datasets. Raises UsageError for options that do not fit them, or for different tokenizers."""
+        self.config, self._ranks, self._methods = config, ranks, methods
+        self.datasets = {path: bertdata.open(path) for path in paths(config)}
+        if len(self.datasets) > 1:
+            bertdata.Loader([(shards, 1) for shards in self.datasets.values()], masking=None)  # compares tokenizers
+        self._num_samples = cache(lambda path, n: build_loader(config, self.datasets[path], length=n).num_samples)
+        self.plan = Plan.of(config, self, world_size=ranks.world_size, on_gpu=ranks.device.type == "cuda")
         self.phase = self.plan.phases[0]
         self._before: dict[str, int] = {}  # samples read of each stream before the loader of this phase
         self.step = 0  # of the next batch
-        for phase in {(each.sources, each.masking.policy): each for each in self.plan.phases}.values():
-            self._loader(phase)  # an invalid mix ends a run here
-        self.loader = self._loader(self.phase)
+        self.loader = [self._loader(phase) for phase in self.plan.phases][0]  # an invalid mix ends a run here
         self._take_mask_rule(self.loader.state_dict()["masking"])  # the cache of a teacher decides it
 
     def _take_mask_rule(self, masking: Mapping[str, Any]) -> None:
@@ -156,11 +134,7 @@ class Stream:
 
     def samples(self, paths: Sequence[str], length: int) -> int:
         """Return the number of samples in an epoch of some datasets, in rows of `length` tokens."""
-        for path in paths:
-            if (path, length) not in self._num_samples:
-                loader = build_loader(self.config, self.datasets[path], length=length)
-                self._num_samples[path, length] = loader.num_samples
-        return sum(self._num_samples[path, length] for path in paths)
+        return sum(self._num_samples(path, length) for path in paths)
 
     def tokens(self, path: str) -> int:
         """Return the number of tokens in the train split of a dataset."""
@@ -178,14 +152,10 @@ class Stream:
         """Continue with the rows of a phase."""
         before, loader = self.phase, self.loader
         self._before, self.phase = self.positions, phase
-        if (before.sources, before.options.length) == (phase.sources, phase.options.length):
-            self.loader = self._loader(phase, starts=loader.starts)
-            self.loader.position = loader.position
-            return
         starts = [self._before.get(stream, 0) for stream in self._streams(phase)]
-        self.loader = self._loader(phase, starts=starts if len(starts) > 1 else ())
-        if len(starts) == 1:
-            self.loader.position = starts[0]
+        is_same = (before.sources, before.options.length) == (phase.sources, phase.options.length)
+        self.loader = self._loader(phase, starts=loader.starts if is_same else starts * (len(starts) > 1))
+        self.loader.position = loader.position if is_same else starts[0] * (len(starts) == 1)
 
     def resume(self, path: Path, saved: TrainState, made_with: dict[str, Any]) -> None:
         """Continue after the checkpoint `path`; `saved` is its state.
@@ -193,9 +163,11 @@ class Stream:
         made_with: the model of this run, by its content. Raises UsageError if a resumed run must not change an option.
         """
         self._take_mask_rule(saved.loader["masking"])
-        saved.made_with = made_with | saved.made_with
-        now: dict[str, Any] = {"made_with": saved.made_with | made_with, "options": kept_options(self.config.flat())}
-        require_same(saved, TrainState(**now, phases=self.saved_phases()), path)
+        saved.made_with, saved.phases = made_with | saved.made_with, saved.phases or self.saved_phases()
+        options = kept_options(self.config.flat())
+        saved.options = saved.options or options
+        now = TrainState(made_with=saved.made_with | made_with, options=options, phases=self.saved_phases())
+        require_same(saved, now, path)
         self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)
         self.loader = self._loader(self.phase, starts=saved.loader.get("starts", ()))
         self.loader.load_state_dict(saved.loader)
@@ -208,16 +180,14 @@ class Stream:
             masking=phase.masking,
             methods=self._methods,
             starts=starts,
-            **self._ranks,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
         )
         loader.global_batch_size = phase.rows[0]
         return loader
 
-    def _stream(self, path: str, length: int) -> str:
-        return f"{self.datasets[path].dataset_id} {length}"
-
     def _streams(self, phase: Phase) -> list[str]:
-        return [self._stream(path, phase.options.length) for path, _ in phase.sources]
+        return [f"{self.datasets[path].dataset_id} {phase.options.length}" for path, _ in phase.sources]
 
     # ---------------------------------------------------------------------------------------------------- what was read
 
@@ -287,39 +257,18 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------- before the first step
 
-    def check(self) -> int:
-        """Return the number of targets in the first rows. `phase` must be the phase of the first step.
-
-        Raises TrainingError for rows with too few targets.
-        """
+    def check(self) -> None:
+        """Raise TrainingError unless the first rows have targets and all later phases mask tokens."""
         for path, dataset in self.datasets.items():
             if self.config.milestones["words"] and "train" not in dataset.manifest.counts.get("words", {}):
                 sentence = f"--save-at words: {path} has no count of words; build it again, or give tokens"
                 raise UsageError(sentence, "missing", option="save_at", given=path)
-        for phase in self.plan.phases[1:]:
-            if phase.masking.num_slots(phase.options.length) == 0:
-                raise self._too_few_targets(f"[[phase]] {phase.number}", phase, "it masks less than one token of a row")
-        most = min(self.loader.num_samples, self.plan.samples(), 1024)
-        batch = self.loader.read(np.arange(most))
-        if (targets := num_targets(batch)) == 0:
-            raise self._too_few_targets("the first rows", self.phase, "their samples are too short to mask")
-        lengths = np.full(most, self.loader.length) if batch.attention_mask is None else batch.attention_mask.sum(1)
-        wanted = sum(map(self.phase.masking.quota, lengths[:CHECKED_ROWS].tolist()))
-        masked = int((batch.targets[:CHECKED_ROWS] != bertdata.IGNORE_INDEX).sum())
-        policy = self.phase.masking.policy
-        least = 200 if policy == "bernoulli" else 0
-        if policy != "uniform" and self.step == 0 and max(2 * masked, least) < wanted:
-            reason = f"they have {masked:,} of {wanted:,} targets, because most tokens are [UNK]"
-            reason += ", or words are too long for --masking" * (policy in ("whole_word", "span"))
-            raise self._too_few_targets("the first rows", self.phase, reason)
-        return targets
-
-    @staticmethod
-    def _too_few_targets(where: str, phase: Phase, reason: str) -> TrainingError:
-        sentence = (
-            f"{where} of {' and '.join(path for path, _ in phase.sources)} cannot be trained on: {reason} (--masking "
-            f"{phase.masking.policy}, --mlm-probability {phase.masking.probability}, rows of {phase.options.length} "
-            "tokens); raise --mlm-probability or --length, give --masking exact, or build with a tokenizer for such "
-            "text"
-        )
-        return TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=phase.masking.probability)
+        rows = self.loader.read(np.arange(min(self.loader.num_samples, self.plan.samples(), 1024)))
+        for phase in self.plan.phases:
+            share, length = phase.masking.probability, phase.options.length
+            if phase.masking.num_slots(length) == 0 or (phase is self.phase and num_targets(rows) == 0):
+                sentence = (
+                    f"phase {phase.number} has no token to predict (--mlm-probability {share}, --length {length}); "
+                    "raise --mlm-probability or --length, or build with a tokenizer that knows the text"
+                )
+                raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)

@@ -33,7 +33,7 @@ from bertdata.support import UsageError, one_sentence
 from bertrain import card, checkpoint, trackers
 from bertrain.cli import pretrain as main  # noqa: F401  (public)
 from bertrain.config import Config
-from bertrain.data import Stream, open_datasets
+from bertrain.data import Stream
 from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
 from bertrain.models.load import max_length, model_identity, tokenizer_files
@@ -86,11 +86,9 @@ class Pretraining:
         self._index_sha256 = checkpoint.wait_until_seen(resumed_from) if resumed_from else None
         if config.log_to and ranks.rank == 0:
             trackers.require(config.log_to)
-        on_gpu, methods = ranks.device.type == "cuda", methods_of(config)
+        methods = methods_of(config)
         self.config, self.ranks, self.resumed_from = config, ranks, resumed_from
-        self.stream = Stream(
-            config, open_datasets(config), methods=methods, rank=ranks.rank, world_size=ranks.world_size, on_gpu=on_gpu
-        )
+        self.stream = Stream(config, ranks, methods)
         shards = next(iter(self.stream.datasets.values()))  # any of them: all have one tokenizer
         source = checkpoint.resolved(config.init, "init") or config.model
         self.made_with: dict[str, Any] = {"model": model_identity(source)}  # by its content: a file may move
@@ -103,14 +101,14 @@ class Pretraining:
         check_run(self.stream, self.trainer.learner, methods)
         self.stream.check()
         if resumed_from:
-            require_same(self.state, TrainState(made_with=self.made_with), resumed_from)
+            require_same(self.state, replace(self.state, made_with=self.made_with), resumed_from)
             self.trainer.load(resumed_from, self.state)
         self.trainer.apply(self.stream.phase)
         self.clock = Clock(self.state.seconds, ranks.device, self.trainer.precision)
         self.tokenizer = tokenizer_files(shards.tokenizer_file, weights, max_length(weights.config))
-        self.warnings, self._read = [*warnings, *lines], self._amounts()
-        self._milestones: list[str] = []  # of --save-at, which no checkpoint on disk has yet
-        self._tried = (-1, 0)  # the step of the last checkpoint that was to be written, and its number of milestones
+        self.warnings, self._marks = [*warnings, *lines], config.milestones
+        self._on_disk = self._amounts()  # at the newest checkpoint on disk
+        self._tried = self.state.step, self._on_disk  # the last checkpoint that was begun: its step, and the amounts
 
     def _resume(self) -> TrainState:
         """Return the state to begin with. Raises UsageError if an option has changed that must not change."""
@@ -131,11 +129,7 @@ class Pretraining:
     def facts(self) -> dict[str, object]:
         """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
         datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
-        resolved = {
-            "precision": self.trainer.precision,
-            "attention": self.trainer.attention,
-            "checkpoint": self._index_sha256,
-        }
+        resolved = {"precision": self.trainer.precision, "checkpoint": self._index_sha256}
         return self.config.flat() | resolved | self.made_with | datasets | card.versions()
 
     def begin(self, lock: checkpoint.Lock) -> None:
@@ -143,12 +137,11 @@ class Pretraining:
         self._lock, state = lock, self.state
         state.phases, state.options = self.stream.saved_phases(), kept_options(self.config.flat())
         state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
-        options: dict[str, Any] = {"step": state.step, "guard": lock.require}
-        self.report = self.ranks.together(lambda: Report(self.trainer, self.stream, self.clock, **options))
-        self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
-        self.writer = checkpoint.Writer(
-            keep=self.config.keep, saved=self.resumed_from, warn=self.report.warn, methods=self.trainer.methods
+        self.report = self.ranks.together(
+            lambda: Report(self.trainer, self.stream, self.clock, step=state.step, guard=lock.require)
         )
+        self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
+        self.writer = checkpoint.Writer(self.config.keep, self.resumed_from, self.report.warn, self.trainer.methods)
         if self.ranks.rank == 0 and self.resumed_from:
             self.writer.clear(self.resumed_from)  # old checkpoints that a killed run left
         self.report.begin(self.resumed_from, self.warnings, self.changes)
@@ -205,7 +198,7 @@ class Pretraining:
             report.flush()  # an entry of the step before; a GPU has work now
             self.clock.end_step(rows=rows / self.ranks.world_size, waited=waited)
             signals.poll()
-            is_saved = not (self._passes_milestone() or state.step % config.save_every == 0)
+            is_saved = not (self._milestones(since=self._tried[1]) or state.step % config.save_every == 0)
             is_saved = is_saved and not signals.stopped and state.step < phase.stop
             if not is_saved or state.step % config.log_every == 0:
                 report.log(state, now=not is_saved)
@@ -220,20 +213,13 @@ class Pretraining:
 
     def _amounts(self) -> dict[str, float]:
         """Return what --save-at counts: the tokens and words read."""
-        words = self.stream.words() if self.config.milestones["words"] else 0.0
+        words = self.stream.words() if self._marks["words"] else 0.0
         return {"tokens": self.state.tokens, "words": words}
 
-    def _passes_milestone(self) -> bool:
-        """Return whether the last step passed a number of --save-at, and keep the names of those it passed."""
-        before, self._read = self._read, self._amounts()
-        passed = [
-            f"{unit}={number}"
-            for unit, numbers in self.config.milestones.items()
-            for number in numbers
-            if before[unit] < number <= self._read[unit]
-        ]
-        self._milestones += passed
-        return bool(passed)
+    def _milestones(self, *, since: dict[str, float]) -> list[str]:
+        """Return the numbers of --save-at that the run has passed since it had read so much."""
+        now, marks = self._amounts(), self._marks.items()
+        return [f"{unit}={n}" for unit, numbers in marks for n in numbers if since[unit] < n <= now[unit]]
 
     def save(self, *, required: bool) -> None:
         """Copy the state, and write it beside training. Call it on all ranks.
@@ -245,23 +231,22 @@ class Pretraining:
         self.trainer.wait()
         self.clock.lap("trained")
         self.ranks.on_first(lambda: self._write(required=required))
+        self._tried = self.state.step, self._amounts()
         self.clock.lap("waited")
 
     def _write(self, *, required: bool) -> None:
         self._lock.require()
         self.writer.wait()
-        step = self.state.step
         if self.writer.saved_step == self._tried[0]:
-            del self._milestones[: self._tried[1]]
-        if self.writer.saved_step != step:
-            self._tried = step, len(self._milestones)
+            self._on_disk = self._tried[1]
+        if self.writer.saved_step != (step := self.state.step):
             target = Path(self.config.out) / f"{checkpoint.STEP}{step:08d}"
             self.writer.save(target, self.trainer.learner.model, self._content(), required=required)
 
     def _content(self) -> checkpoint.Content:
         """Return what is saved. Its tensors are those that training changes."""
         trainer, stream, state = self.trainer, self.stream, self.state
-        state.seconds, state.milestones = self.clock.seconds, self._milestones
+        state.seconds, state.milestones = self.clock.seconds, self._milestones(since=self._on_disk)
         state.scaler, state.phase = trainer.scaler.state_dict(), stream.phase.number
         state.loader, state.streams = stream.loader.state_dict(), stream.positions
         objects: dict[str, Any] = {checkpoint.OPTIMIZER: trainer.optimizer.state_dict()}

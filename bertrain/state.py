@@ -6,9 +6,9 @@ trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,6 @@ class TrainState:
         """Return trainer.json."""
         return json.dumps(asdict(self), indent=1).encode()
 
-    def kept(self) -> dict[str, Any]:
-        """Return what a resumed run must have again, by option: in general, and "phase N option" of begun phases."""
-        found = self.made_with | self.options
-        for number, phase in enumerate(self.phases[: self.phase], 1):
-            flat = phase | phase.get("rate", {}) | phase.get("masking", {}) | phase.get("methods", {})
-            told = _TOLD | ({"stop"} if number == self.phase else set())
-            found |= {f"phase {number} {_OPTIONS.get(name, name)}": flat[name] for name in sorted(flat.keys() - told)}
-        return found
-
 
 _TOLD = {"rate", "masking", "methods", "number", "start", "steps", "schedule", "decay_share", "warmup_steps", "asked"}
 _OPTIONS = {
@@ -73,29 +64,36 @@ _OPTIONS = {
 
 def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that must not change, without those that a phase may set, from all options by name."""
-    known = {name: each.metadata for name, each in all_options().items()}
-    names = [name for name in options if name in known and not known[name]["phase"]]
-    kept: dict[str, Any] = {name: options[name] for name in names if known[name]["resume"] == "never"}
-    return json.loads(json.dumps(kept))
+    rules = {name: each.metadata for name, each in all_options().items()}
+    names = [name for name, rule in rules.items() if rule["resume"] == "never" and not rule["phase"]]
+    return dict(json.loads(json.dumps({name: options[name] for name in names if name in options})))
+
+
+def _kept_phases(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what must not change of phases that have begun, by "phase N option"."""
+    kept: dict[str, Any] = {}
+    for number, phase in enumerate(phases, 1):
+        flat = phase | phase.get("rate", {}) | phase.get("masking", {}) | phase.get("methods", {})
+        told = _TOLD | ({"stop"} if number == len(phases) else set())
+        kept |= {f"phase {number} {_OPTIONS.get(name, name)}": flat[name] for name in sorted(flat.keys() - told)}
+    return kept
 
 
 def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
     """Raise UsageError that lists what must not change between a checkpoint and a run that resumes from it.
 
-    now: the `made_with`, `options` and `phases` of the run; empty ones are not compared. path: of the checkpoint.
+    now: the `made_with`, `options` and `phases` of the run. path: of the checkpoint.
     """
-    members = [name for name in ("made_with", "options", "phases") if getattr(saved, name) and getattr(now, name)]
-    first = TrainState(phase=min(saved.phase, len(now.phases)))
-    before, after = (replace(first, **{name: getattr(each, name) for name in members}).kept() for each in (saved, now))
-    if now.phases:
-        stop = now.phases[first.phase - 1]["stop"]
-        before |= {"phase": saved.phase, "steps": max(stop, saved.step)}
-        after |= {"phase": first.phase, "steps": stop}
+    begun = min(saved.phase, len(now.phases))
+    stop = now.phases[begun - 1]["stop"]
+    before = saved.made_with | saved.options | _kept_phases(saved.phases[:begun])
+    after = now.made_with | now.options | _kept_phases(now.phases[:begun])
+    before |= {"phase": saved.phase, "steps": max(stop, saved.step)}
+    after |= {"phase": begun, "steps": stop}
     usual = json.loads(json.dumps({name: each.default for name, each in all_options().items()}))
     names = dict.fromkeys([*before, *after])  # an option that is missing has its default
     pairs = {name: [each.get(name, usual.get(name.split()[-1])) for each in (before, after)] for name in names}
-    differing = [(name, old, new) for name, (old, new) in pairs.items() if old != new]
-    if differing:
+    if differing := [(name, old, new) for name, (old, new) in pairs.items() if old != new]:
         listed = ", ".join(f"{name} {old} → {new}" for name, old, new in differing)
         if max(len(saved.phases), len(now.phases)) < 2:  # a run without [[phase]]
             listed = listed.replace("phase 1 ", "")
@@ -111,7 +109,8 @@ def read(path: Path) -> TrainState:
         if saved["version"] not in (1, VERSION):
             raise ValueError(f"its version is {saved['version']}, and this bertrain reads 1 and {VERSION}")
         state = TrainState(**(_of_version_1(saved, path) if saved["version"] == 1 else saved))
-        _require_sound(state)
+        if not _is_sound(state):
+            raise ValueError("it holds what no run writes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         sentence = f"{path / TRAINER} is damaged: {error}; give another checkpoint, or its weights alone with --init"
         raise DatasetError(sentence, "damaged", given=str(path)) from None
@@ -135,20 +134,19 @@ def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     return members | {"version": VERSION, "options": options, "made_with": made_with}
 
 
-def _require_sound(state: TrainState) -> None:
-    """Raise ValueError, TypeError or KeyError unless the members have the types and the values that a run writes."""
-    usual, seconds, loader = TrainState(), state.seconds, state.loader
-    same_types = all(type(getattr(state, name)) is type(value) for name, value in asdict(usual).items())
+def _is_sound(state: TrainState) -> bool:
+    """Return whether the members have the types and the values that a run writes. Raises KeyError or TypeError too."""
+    seconds, loader = state.seconds, state.loader
+    same_types = all(type(getattr(state, name)) is type(value) for name, value in asdict(TrainState()).items())
     counts = [state.step, state.tokens, state.phase - 1, *state.streams.values(), *loader.get("starts", [])]
-    numbers = [seconds["trained"], *seconds.values()]
     parts = [phase.get(name, {}) for phase in state.phases for name in ("rate", "masking", "methods")]
-    if not (
+    return (
         same_types
+        and "trained" in seconds
         and all(type(number) is int and number >= 0 for number in counts)
-        and all(type(number) in (int, float) for number in numbers)
+        and all(type(number) in (int, float) for number in seconds.values())
         and all(type(phase["stop"]) is int for phase in state.phases)
         and all(isinstance(part, dict) for part in [loader["masking"], *parts])
         and state.phase <= max(1, len(state.phases))
         and loader.keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
-    ):
-        raise ValueError("it holds what no run writes")
+    )

@@ -75,8 +75,8 @@ def test_a_milestone_that_cannot_be_read_is_not_removed(trained, tmp_path, monke
         shutil.copytree(trained / "step-00000002", tmp_path / f"step-0000000{step}")
     cannot_read(monkeypatch, tmp_path / "step-00000001" / state.TRAINER)
     (tmp_path / "step-00000002" / state.TRAINER).write_bytes(b"{")
-    checkpoint.remove_others(tmp_path / "step-00000004", keep=1)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000001", "step-00000002", "step-00000004"]
+    checkpoint.Writer(1, None, print, ()).clear(tmp_path / "step-00000004")
+    assert [path.name[-1] for path in sorted(tmp_path.glob("step-*"))] == ["1", "2", "4"]
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_code_that_a_model_brings_is_not_run(dataset, model, tmp_path, monkeypat
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "here")])
 @pytest.mark.parametrize("command", ["doctor", "pretrain"])
 def test_an_error_while_a_command_begins_is_one_sentence(dataset, tmp_path, monkeypatch, command, error):
-    monkeypatch.setattr(pretrain, "open_datasets", lambda config: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(pretrain, "Stream", lambda *given: (_ for _ in ()).throw(error))
     done = invoke(main, command, "--data", dataset.path, "--out", tmp_path / "run")
     last = done.stderr.splitlines()[-1]
     is_interrupt = isinstance(error, KeyboardInterrupt)

@@ -106,7 +106,7 @@ def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_p
     refuse(first, bert_run, kind="conflict", says="hidden_size")
     refuse(first, finished, kind="conflict", says="model_type")
     refuse(first, changed(first, tmp_path / "dropout", "config.json", layer_norm_eps=1e-6), kind="conflict")
-    refuse(first, tmp_path / "gone", kind="not-found")
+    refuse(first, tmp_path / "gone", kind="not-a-run")
     content = json.loads((first / "tokenizer.json").read_bytes())
     model = content["model"] | {"unk_token": "[PAD]"}
     other = changed(first, tmp_path / "other", "tokenizer.json", model=model)

@@ -38,10 +38,11 @@ from bertdata.format.records import read_record, write_record
 from bertrain import pretrain, state
 from bertrain.commands import doctor
 from bertrain.config import Config
-from bertrain.data import Stream, build_loader, open_datasets
+from bertrain.data import Stream, build_loader
 from bertrain.models.encoder import set_rotary_bases
 from bertrain.models.load import load_model, new_model
 from bertrain.plan import Plan, resolve
+from bertrain.ranks import World
 from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
@@ -206,7 +207,7 @@ def mixed(dataset, other):
 
 def batches_of(phases, *, rank=0, world_size=1):
     config = Config.of(phase=phases, global_batch_size=7)
-    return Stream(config, open_datasets(config), rank=rank, world_size=world_size)
+    return Stream(config, World(rank, world_size, torch.device("cpu")))
 
 
 def test_streams_go_on_where_they_were(mixed, dataset, other):

@@ -191,7 +191,7 @@ def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_p
 
 def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
     """Options, the teacher and objectives included, are refused by both alike."""
-    for options, kind in (({"teacher": tmp_path / "nothing"}, "not-found"), ({"schedule": "none"}, "unknown")):
+    for options, kind in (({"teacher": tmp_path / "nothing"}, "not-a-run"), ({"schedule": "none"}, "unknown")):
         (option,) = options
         sentence = refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **options).sentence
         result = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options))

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import pyarrow as pa
+import torch
 from freeze import write_ids
 from pyarrow import parquet
 from soak import write_text, write_vocab
@@ -207,9 +208,10 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     from bertrain import checkpoint, state
     from bertrain.cli import read_options
     from bertrain.config import Config
-    from bertrain.data import Stream, open_datasets
+    from bertrain.data import Stream
     from bertrain.methods import methods_of
     from bertrain.pretrain import main as pretrain
+    from bertrain.ranks import World
 
     run, runner = scratch / "run", CliRunner()
     given = ["--model", "bert-tiny", "--length", "16", "--global-batch-size", "4", "--steps", "1", "--eval-every", "0"]
@@ -218,14 +220,11 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     made = checkpoint.find(run)
     yield "trainer.json", Target(made / "trainer.json", lambda: state.read(made))
 
-    def chosen() -> None:
-        checkpoint.choose(run)
-
     def planned() -> None:
         config = Config.of(**read_options(scratch / "run.toml"))
-        Stream(config, open_datasets(config), methods=methods_of(config))
+        Stream(config, World(0, 1, torch.device("cpu")), methods_of(config))
 
-    yield "checkpoint.json", Target(made / "checkpoint.json", chosen)
+    yield "checkpoint.json", Target(made / "checkpoint.json", lambda: checkpoint.choose(run))
     (scratch / "run.toml").write_text(
         f'data = "{small}"\nmodel = "bert-tiny"\nlength = 16\nglobal_batch_size = 4\nlr = 1e-3\n[[phase]]\nsteps = 4\n'
         'warmup = 0.1\n[[phase]]\ntokens = "1K"\nlength = 32\nmlm_probability = 0.3\nschedule = "1-sqrt"\n'
