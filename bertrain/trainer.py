@@ -197,9 +197,8 @@ class LossSums:
         """
         means: dict[str, Any] = {}
         for number, name in enumerate(self._names):
-            loss, correct, count = taken[3 * number : 3 * number + 3]
-            loss_name, accuracy_name = log_names[name]
-            means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
+            *sums, count = taken[3 * number : 3 * number + 3]
+            means |= {key: total / count if count else None for key, total in zip(log_names[name], sums, strict=True)}
         num_skipped, *not_finite = taken[3 * len(self._names) :]
         if num_skipped:
             names = [log_names[name][0] for name, times in zip(self._names, not_finite, strict=True) if times]
@@ -277,7 +276,9 @@ class Trainer:
         set_rotary_bases(self.learner.model, phase.options.rope_base, phase.options.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.options.trains, name) is not None)
-        optimizers.set_weight_decay(self.optimizer, phase.options.weight_decay)
+        for group in self.optimizer.param_groups:
+            if group.get("decays"):
+                group["weight_decay"] = phase.options.weight_decay
 
     def enter(self, phase: Phase) -> torch.nn.Module:
         """Apply what a phase sets, and return the module that its steps call. All ranks call it at the same time.

@@ -143,10 +143,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group to `rate` times its rate_scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_scale", 1.0)
-
-
-def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
-    """Set the weight decay of every group with "decays"."""
-    for group in optimizer.param_groups:
-        if group.get("decays"):
-            group["weight_decay"] = weight_decay
