@@ -212,7 +212,7 @@ def directory_of(config: Config) -> Path:
     """
     if config.out:
         return Path(config.out)
-    first, launch = Path(default_out(config)), os.environ.get("TORCHELASTIC_RUN_ID", "")
+    first, launch = Path(default_out(config)).absolute(), os.environ.get("TORCHELASTIC_RUN_ID", "")
     if launch and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         found = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
         if found:
@@ -221,6 +221,12 @@ def directory_of(config: Config) -> Path:
     (run := _free(first)).mkdir()
     write_file(run / LAUNCH, launch.encode())
     return run
+
+
+def remove_unused(run: Path) -> None:
+    """Remove the directory of a run that failed before its first line."""
+    if run.is_dir() and {*os.listdir(run)} <= {LAUNCH, ".lock"}:
+        shutil.rmtree(run)
 
 
 def _free(path: Path) -> Path:
@@ -434,11 +440,14 @@ class Writer:
             temporary.symlink_to(saved.name)
             os.replace(temporary, link)
             fsync_directory(saved.parent)
+        except OSError as error:  # a file system without links
+            self.warn(f"{link} cannot be made: {error.strerror}")
+        try:
             others = [path for path in _checkpoints(saved.parent) if path != saved and not _stays(path)]
             for old in others[self.keep - 1 :]:
                 shutil.rmtree(old)
         except OSError as error:
-            self.warn(f"{error.filename} cannot be replaced or removed: {error.strerror}")
+            self.warn(f"{error.filename} cannot be removed: {error.strerror}")
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises the error of a write that must not fail."""

@@ -22,6 +22,8 @@ from bertrain.plan import Phase, Plan, masking_of, paths, ramp
 from bertrain.ranks import World
 from bertrain.state import TrainingError, TrainState, kept_options, require_same
 
+CHECKED_ROWS = 64  # before the first step
+
 
 def samples_of(config: Config) -> str:
     """Return the kind of rows that --isolate-documents or the objectives of a run need, else windows."""
@@ -272,3 +274,16 @@ class Stream:
                     "raise --mlm-probability or --length, or build with a tokenizer that knows the text"
                 )
                 raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
+        masking, targets = self.phase.masking, rows.targets[:CHECKED_ROWS]
+        lengths = np.full(len(targets), self.loader.length)
+        if rows.attention_mask is not None:
+            lengths = rows.attention_mask.sum(1)[:CHECKED_ROWS]
+        wanted, masked = sum(map(masking.quota, lengths.tolist())), int((targets != IGNORE_INDEX).sum())
+        least = 200 if masking.policy == "bernoulli" else 0
+        if masking.policy != "uniform" and self.step == 0 and max(2 * masked, least) < wanted:
+            sentence = (
+                f"the first {len(targets)} rows have {masked:,} of the {wanted:,} targets that they should have: most "
+                "tokens are [UNK], or words are too long to mask; give --masking exact, or build with a tokenizer for "
+                "this text"
+            )
+            raise TrainingError(sentence, "too-short-to-mask", option="masking", given=masking.policy)

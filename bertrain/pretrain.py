@@ -50,13 +50,15 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = ranks.from_first(lambda: checkpoint.directory_of(config))
         if ranks.rank == 0 and not config.out:
-            click.echo(f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run")
-        config = replace(config, out=str(out))
+            stack.callback(checkpoint.remove_unused, out)
+        is_new, config = not config.out, replace(config, out=str(out))
         lock = checkpoint.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
+        if is_new:
+            run.changes = [f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run"]
         run.begin(lock)
         with run.report, Signals(ranks) as signals:
             try:
@@ -173,7 +175,7 @@ class Pretraining:
 
     def _train_phase(self, phase: Phase, signals: Signals) -> None:
         trainer, state, report, config = self.trainer, self.state, self.report, self.config
-        module, is_saved = trainer.enter(phase), True
+        module, is_saved, logged = trainer.enter(phase), True, state.step
         gc.unfreeze()
         gc.collect()
         gc.freeze()  # the objects of a run live until its end, so the garbage collector can skip them
@@ -182,6 +184,8 @@ class Pretraining:
         while True:
             if not signals.stopped and self.evaluator.is_due(state.step, report.last_evaluation):
                 self._evaluate(signals)
+                if signals.stopped and is_saved and logged < state.step:
+                    report.log(state, now=True)
                 is_saved = is_saved and not signals.stopped
             if not is_saved:
                 self.save(required=bool(signals.stopped) or state.step >= self.stream.plan.steps)
@@ -202,6 +206,7 @@ class Pretraining:
             is_saved = is_saved and not signals.stopped and state.step < phase.stop
             if not is_saved or state.step % config.log_every == 0:
                 report.log(state, now=not is_saved)
+                logged = state.step
 
     def _evaluate(self, signals: Signals) -> None:
         self.report.flush()

@@ -128,8 +128,9 @@ def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     for each in (saved["loader"], *saved["phases"]):  # without a rule the masks follow rule 1
         each["masking"] = {"rule": 1, **(each.get("masking") or {})}
     made_with = {name: value for name, value in saved["made_with"].items() if not str(value).startswith("that of ")}
-    for name in ("optimizer", "lr-scale", "seed"):  # are options
-        made_with.pop(name, None)
+    optimizer, scales, seed = (made_with.pop(name, None) for name in ("optimizer", "lr-scale", "seed"))
+    if optimizer and seed and not options:  # a copied checkpoint
+        options = {"optimizer": optimizer, "lr_scale": (scales or "").split(), "seed": int(seed)}
     members = {name: value for name, value in saved.items() if name not in ("read", "methods", "since_entry")}
     return members | {"version": VERSION, "options": options, "made_with": made_with}
 

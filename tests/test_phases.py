@@ -295,7 +295,7 @@ def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tm
     said = capsys.readouterr().out
     assert "phase 2 of 2, steps 2 to 4" in said
     card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
-    assert "- phase 1 of 2, steps 0 to 2" in card
+    assert "| phase 1 of 2, steps 0 to 2 |" in card
     resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
     assert [phase["masking"]["mask_fraction"] for phase in resolved["phases"]] == [0.9, 0.0]
 

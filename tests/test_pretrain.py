@@ -263,6 +263,13 @@ def test_rows_with_nothing_to_predict_are_refused(shards_of, tmp_path):
     refused_run(shards_of("stone"), tmp_path / "run", **options)
 
 
+@pytest.mark.parametrize("masking", ["exact", "whole_word", "span"])
+def test_a_run_whose_rows_lack_targets_stops_before_its_first_step(shards_of, tmp_path, masking):
+    """Nine of ten tokens are [UNK], so a row has two candidates of the five that it should have."""
+    shards = shards_of("水 " * 270 + "the " * 30)
+    refused_run(shards, tmp_path / "run", masking=masking, kind="too-short-to-mask", option="masking", given=masking)
+
+
 def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_tokenizer(finished, tmp_path):
     """Nothing of such a dataset can be predicted, as nearly all of its tokens are [UNK]."""
     vocabulary = write(tmp_path / "vocab.txt", *SPECIALS, "水")
