@@ -243,6 +243,9 @@ class Lock:
         self._file: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
+        if not next(path for path in (self._run.absolute(), *self._run.absolute().parents) if path.exists()).is_dir():
+            sentence = f"--out {self._run} is a file, or below one; give a directory"
+            raise UsageError(sentence, "out-exists", option="out", given=str(self._run))
         make_directory(self._run)
         self._held.enter_context(locked(self._run / ".lock", f"{self._run} is in use", "give another --out"))
         self._file = (self._run / ".lock").stat()

@@ -167,7 +167,7 @@ class Stream:
         self._take_mask_rule(saved.loader["masking"])
         saved.made_with, saved.phases = made_with | saved.made_with, saved.phases or self.saved_phases()
         options = kept_options(self.config.flat())
-        saved.options = saved.options or options
+        saved.options = options | saved.options  # those that the checkpoint does not know are not compared
         now = TrainState(made_with=saved.made_with | made_with, options=options, phases=self.saved_phases())
         require_same(saved, now, path)
         self.step, self.phase, self._before = saved.step, self.plan.phases[saved.phase - 1], dict(saved.streams)

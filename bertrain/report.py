@@ -177,9 +177,10 @@ class Report(contextlib.ExitStack):
             lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in found.items())}")
         lines += [
             f"{config.start}: {trainer.num_parameters:,} parameters, {counted(plan.steps, 'step')}, "
-            f"{plan.phases[0].options.global_batch_size} rows a step, in {number} × {size} on each of "
-            f"{counted(self.ranks.world_size, 'rank')}, {trainer.precision}, attention by "
-            f"{' or '.join(trainer.attention)}, {counted(stream.loader.num_samples, 'sample')} an epoch{resumed}",
+            f"{plan.phases[0].options.global_batch_size} rows a step, in {number} "
+            f"{'pass' if number == 1 else 'passes'} of {size} on each of {counted(self.ranks.world_size, 'rank')}, "
+            f"{trainer.precision}, attention by {' or '.join(trainer.attention)}, "
+            f"{counted(stream.loader.num_samples, 'sample')} an epoch{resumed}",
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
             f"evenly, {self.reference['unigram']:.3f} by frequency alone",
         ]

@@ -63,10 +63,13 @@ _OPTIONS = {
 
 
 def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that must not change, without those that a phase may set, from all options by name."""
-    rules = {name: each.metadata for name, each in all_options().items()}
-    names = [name for name, rule in rules.items() if rule["resume"] == "never" and not rule["phase"]]
-    return dict(json.loads(json.dumps({name: options[name] for name in names if name in options})))
+    """Return the options that must not change, without those that a phase may set. A missing one has its default."""
+    kept = {
+        name: options.get(name, each.default)
+        for name, each in all_options().items()
+        if each.metadata["resume"] == "never" and not each.metadata["phase"]
+    }
+    return dict(json.loads(json.dumps(kept)))
 
 
 def _kept_phases(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, voca
     arguments, code = flags(tmp_path / "shards", tmp_path / "run", **options), int(text == "stone")
     _, err = on_ranks(2, "bertrain.pretrain", arguments, code=code)
     if code:
-        assert err.count("Error: ") == err.count("samples 1, ranks 2, batch 6") == 1
+        assert err.count("Error: ") == err.count("phase 1 has no token to predict") == 1
         assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
     else:
         assert [entry["step"] for entry in entries(tmp_path / "run")] == [1, 2, 3]
@@ -173,14 +173,14 @@ def test_the_shortest_command_trains_on_all_ranks_in_one_directory(dataset, tmp_
 @pytest.fixture
 def late(dataset, tmp_path, monkeypatch):
     """A run of four steps, of which every rank but the first sees the first checkpoint alone, as a file system may."""
-    other, newest = tmp_path / "other", checkpoint.newest
+    other, listed = tmp_path / "other", checkpoint._checkpoints
     train(dataset.path, other, steps=4, model=TINY, eval_every=0, lr=1e-2, save_every=1)
 
     def seen(run):
         is_late = run == other and os.environ.get("RANK", "0") != "0"
-        return (run / "step-00000001", []) if is_late else newest(run)
+        return [run / "step-00000001"] if is_late else listed(run)
 
-    monkeypatch.setattr(checkpoint, "newest", seen)
+    monkeypatch.setattr(checkpoint, "_checkpoints", seen)
     return other
 
 

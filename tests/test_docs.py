@@ -367,8 +367,11 @@ def run(words, stdin=b""):
 CHINESE = [*zip("好说铁江狗邓马龠", "女言金水犬邑馬龠", strict=True)]  # characters, and a radical of each
 BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 SMALL_PRESETS = {
-    "_BERT": {"bert-small": (4, 64), "bert-base": (12, 64), "bert-large": (24, 64)},
-    "_MODERN": {"modernbert-small": (2, 64, 96), "modernbert-base": (4, 64, 96)},
+    "bert-small": (4, 64, 256),
+    "bert-base": (12, 64, 256),
+    "bert-large": (24, 64, 256),
+    "modernbert-small": (2, 64, 96),
+    "modernbert-base": (4, 64, 96),
 }
 
 
@@ -530,9 +533,8 @@ def test_commands_have_options_that_exist(page, monkeypatch):
 @pytest.fixture
 def _as_before(monkeypatch, tmp_path, tables_as_they_were):
     """Small presets; and what a page's Python adds to the tables of bertrain, and imports, is gone after it."""
-    for table, presets in SMALL_PRESETS.items():
-        for name, sizes in presets.items():
-            monkeypatch.setitem(getattr(families, table), name, sizes)
+    for name, sizes in SMALL_PRESETS.items():
+        monkeypatch.setitem(families.PRESETS, name, sizes)
     yield
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):

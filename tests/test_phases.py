@@ -453,7 +453,7 @@ def test_the_doctor_prints_the_phases_first(dataset, tmp_path):
 def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):
     options = QUIET | {"steps": 2, "micro_batch_size": 64, "phase": changing(0.5, global_batch_size=[4, 70])}
     train(dataset.path, tmp_path / "run", **options)
-    assert "4 rows a step, in 1 × 4 on" in capsys.readouterr().out
+    assert "4 rows a step, in 1 pass of 4 on" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------ copied checkpoints and milestones

@@ -182,8 +182,8 @@ bertdata/transfer/pulling.py
 
 states pretrain: how many checkpoints stay
 bertrain/checkpoint.py
--others[keep - 1 :]
-+others[keep:]
+-others[self.keep - 1 :]
++others[self.keep :]
 """)
 """A missing sync, name, check, lock or bound."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from bertdata import BertdataError, Dataset, SpecialTokens, key
@@ -78,6 +79,8 @@ def must_download(name: str, option: str, files: Iterable[str], instead: str) ->
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # of the hub or the network, or for a name that no model can have
         reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, HFValidationError):
+            reason = "it is not the name of a model"
         sentence = (
             f"--{option} {name} does not exist here, and {huggingface_hub.constants.ENDPOINT} does not give it "
             f"({reason}); give {instead}, or set HF_TOKEN for a private model"
