@@ -66,7 +66,7 @@ def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, voca
     arguments, code = flags(tmp_path / "shards", tmp_path / "run", **options), int(text == "stone")
     _, err = on_ranks(2, "bertrain.pretrain", arguments, code=code)
     if code:
-        assert err.count("Error: ") == err.count("phase 1 has no token to predict") == 1
+        assert err.count("Error: ") == 1
         assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
     else:
         assert [entry["step"] for entry in entries(tmp_path / "run")] == [1, 2, 3]

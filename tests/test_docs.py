@@ -430,6 +430,8 @@ def _tables():
         write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
     pair = {"good": "the river", "bad": "river the", "field": "syntax"}
     draw = random.Random(8)
+    proteins = ["entry\tsequence", *(f"{n}\t{''.join(draw.choices('LAGVSERTIDPKQ', k=60))}" for n in range(60))]
+    write("benchmarks/SEQ_SOLUBLE.tsv", *proteins)
     genome = [line for n in range(40) for line in (f">{n}", "".join(draw.choices("ACGTacgtN", k=400)))]
     write("genome.fa", *genome)
     Path("uniref50.fasta.gz").write_bytes(gzip.compress("\n".join(genome).upper().encode()))

@@ -150,7 +150,7 @@ def _unloadable(directory: Path | str, error: Exception, option: str = "checkpoi
     if Path(directory).exists():
         sentence = f"--{option} {directory} cannot be loaded ({reason}); give another"
         return UsageError(sentence, "model-unreadable", option=option, given=str(directory))
-    sentence = f"--{option} {directory} does not exist here or on the hub ({reason}); give a run or a checkpoint"
+    sentence = f"--{option} {directory} does not exist here, and the hub does not give it; give a run or a checkpoint"
     return UsageError(sentence, "model-not-found", option=option, given=str(directory))
 
 
