@@ -85,8 +85,13 @@ PEAK_FLOPS = {
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
+    "A10": 125e12,
+    "V100": 125e12,
+    "T4": 65e12,
     "4090": 165e12,
+    "3090": 71e12,
 }
 """Dense bf16 and fp16 operations a second, from the makers' data sheets. The first name that fits counts."""
 
@@ -94,7 +99,7 @@ PEAK_FLOPS = {
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the operations that a GPU does at best in a second; None if they are not known, and for a CPU.
 
-    The words of the GPU's name decide: "NVIDIA A100-SXM4-80GB" is an A100, and an L40 is not an L4.
+    The words of the GPU's name decide: "NVIDIA A100-SXM4-80GB" is an A100, and an A10G is not an A10.
     """
     if device.type != "cuda" or precision == "fp32" or (precision == "bf16" and not has_bf16(device)):
         return None

@@ -202,8 +202,7 @@ def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
 def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset, tmp_path):
     options = {"objective": "nsp", "model": "bert-tiny", "steps": 3, "eval_every": 0, "micro_batch_size": 2}
     alone = train(dataset.path, tmp_path / "alone", **options)
-    out, _ = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **options))
-    assert "unigram" not in out.split("step 3/3")[1]  # no loss of tokens
+    on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **options))
     assert_near(entries(tmp_path / "two"), alone, rel=1e-5)
 
 

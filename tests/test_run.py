@@ -302,7 +302,8 @@ def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
             "NVIDIA H100 PCIe": 756e12,
             "NVIDIA A100-SXM4-80GB": 312e12,
             "NVIDIA GeForce RTX 4090": 165e12,
-            "NVIDIA L40": None,
+            "NVIDIA L40": 181e12,
+            "NVIDIA A10G": None,
         },
     )
     for name, peak in names.items():
