@@ -1,19 +1,15 @@
 """What a run does beside its objectives: a Method, which others may write too.
 
-A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS, and another
-package names its own by an entry point of the group `bertrain.methods`. docs/extending.md has an example.
+A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS: docs/extending.md
+has an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-
-import click
 
 from bertrain import lab
 from bertrain.options import Options
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     BuildModel = Callable[[Phase | None], PreTrainedModel]
     Tensors = Mapping[str, torch.Tensor]
 
-GROUP = "bertrain.methods"
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
 """A function of the learners and the optimizers before and after, which copies what was learned into those after.
 
@@ -138,32 +133,13 @@ METHODS: dict[str, type[Method]] = {}
 """Methods that a program adds, by name: docs/extending.md."""
 
 
-@cache
-def _installed() -> dict[str, type[Method]]:
-    """Return the methods of other packages by name. One that cannot be used is a warning, once."""
-    methods, taken = dict[str, type[Method]](), set[str]()
-    for entry in entry_points(group=GROUP):
-        if entry.value.startswith("bertrain."):  # of an older installation of this package
-            continue
-        try:
-            method = entry.load()
-            if same := taken & method.options_type.names():
-                raise ValueError(f"another one has the option {min(same)}")
-            methods[entry.name], taken = method, taken | method.options_type.names()
-        except Exception as error:  # a package of somebody else must not stop every command
-            sentence = f"the method {entry.name}, {entry.value}, cannot be used ({error}); correct its package"
-            click.echo(f"warning: {sentence}", err=True)
-    return methods
-
-
 def options_of_methods() -> dict[str, type[Options]]:
-    """Return the options of our methods and of those of installed packages by name, then of METHODS.
+    """Return the options of our methods by name, then of METHODS. A run calls its methods in this order.
 
-    A run calls its methods in this order. Imports no module of our methods.
+    Imports no module of our methods.
     """
     ours = {name: resolve_name(options) for name, (options, _) in lab.METHODS.items()}
-    installed = {name: method.options_type for name, method in _installed().items()}
-    return dict(sorted((ours | installed).items())) | {name: method.options_type for name, method in METHODS.items()}
+    return ours | {name: method.options_type for name, method in METHODS.items()}
 
 
 def methods_of(config: Config) -> list[Method]:
@@ -173,7 +149,7 @@ def methods_of(config: Config) -> list[Method]:
     for name, options_type in options_of_methods().items():
         usual = options_type()
         if options_type in given or any(getattr(usual, key, value) != value for key, value in of_phases):
-            kind = METHODS.get(name) or _installed().get(name) or resolve_name(lab.METHODS[name][1])
+            kind = METHODS.get(name) or resolve_name(lab.METHODS[name][1])
             method: Method = kind(given.get(options_type, usual))
             method.name = name
             methods.append(method)

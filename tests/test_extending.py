@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 from dataclasses import dataclass, fields, make_dataclass
-from importlib.metadata import EntryPoint
 from inspect import signature
 
 import click
@@ -25,7 +24,7 @@ from training import (
     train_twice,
 )
 
-from bertrain import lab, methods, optim
+from bertrain import optim
 from bertrain.commands import doctor
 from bertrain.config import Config, all_options
 from bertrain.data import build_loader
@@ -183,23 +182,6 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset,
     assert Config.of(**made.flat()) == made
     line = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path, "--noise", 0.1, "--model", TINY).output
     assert "FAIL" not in line
-
-
-def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkeypatch, capsys):
-    """Entry points of an older installation of ours are ignored. One that fails, or has options of another, warns."""
-    values = {
-        "zoo": "test_extending:Noisy",
-        "a": "test_extending:Noisy",
-        "b": "no_such_module:C",
-        "c": "bertrain.lab:C",
-    }
-    entries = [EntryPoint(name, value, methods.GROUP) for name, value in values.items()]
-    monkeypatch.setattr(methods, "entry_points", lambda group: entries)
-    monkeypatch.setattr(methods, "_installed", methods._installed.__wrapped__)
-    METHODS["own"] = Noisy
-    assert [*methods.options_of_methods()] == [*lab.METHODS, "zoo", "own"]
-    for line, name in zip(capsys.readouterr().err.splitlines(), "ab", strict=True):
-        assert line.startswith(f"warning: the method {name}, ")
 
 
 def test_the_example_of_a_method_trains_and_resumes_to_the_same_bits(dataset, tmp_path):
