@@ -21,11 +21,10 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,41 +65,29 @@ class Content(NamedTuple):
     files: Mapping[str, bytes]
 
 
-class WriteAbandoned(Exception):
-    """A write was abandoned because the run ends at once."""
-
-
-def write(
-    target: Path,
-    model: PreTrainedModel,
-    content: Content,
-    *,
-    leaving: threading.Event | None = None,
-    methods: Sequence[Method] = (),
-) -> None:
+def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Sequence[Method] = ()) -> None:
     """Write a directory that AutoModelForMaskedLM loads, as `whole` does.
 
     model: its configuration is written. methods: they make ordinary weights of the model's, and write further files.
     """
-    with whole(target, leaving=leaving) as temporary:
+    with whole(target) as temporary:
         weights = content.weights
         for method in methods:
             weights = method.export(model, weights, content.objects.get(BESIDE, {}), temporary)
         add_names_of_4(model.config)
         model.save_pretrained(temporary, state_dict=dict(weights))
         for name, saved in content.objects.items():
-            _raise_if(leaving)
             torch.save(saved, temporary / name)
         for name, data in content.files.items():
             (temporary / name).write_bytes(data)
 
 
 @contextmanager
-def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[Path]:
+def whole(target: Path) -> Iterator[Path]:
     """Give a temporary directory to write a model into; then sync it, add the index, and rename it to `target`.
 
-    Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After an error before
-    the renaming, a directory of this name is as it was.
+    Raises OSError or BuildError if there is no room. After an error before the renaming, a directory of this name is as
+    it was.
     """
     temporary = target.with_name(f".{target.name}{TEMPORARY}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -108,8 +95,7 @@ def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[P
         make_directory(target.parent)  # also that of a run, should somebody have removed it
         temporary.mkdir()
         yield temporary
-        _seal(temporary, leaving)
-        _raise_if(leaving)
+        _seal(temporary)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         fsync_directory(target.parent)
@@ -122,7 +108,7 @@ def whole(target: Path, *, leaving: threading.Event | None = None) -> Iterator[P
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
 
 
-def _seal(directory: Path, leaving: threading.Event | None) -> None:
+def _seal(directory: Path) -> None:
     """Sync all files of a directory, then write the index, which has the size and the digest of each."""
 
     def fail(error: OSError) -> None:
@@ -132,7 +118,6 @@ def _seal(directory: Path, leaving: threading.Event | None) -> None:
     mode = (directory / "config.json").stat().st_mode  # safetensors writes files that only the owner can read
     for root, _, names in os.walk(directory, topdown=False, onerror=fail):
         for path in sorted(Path(root, name) for name in names):
-            _raise_if(leaving)
             path.chmod(mode)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
@@ -141,11 +126,6 @@ def _seal(directory: Path, leaving: threading.Event | None) -> None:
                 files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
         fsync_directory(Path(root))
     write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
-
-
-def _raise_if(leaving: threading.Event | None) -> None:
-    if leaving and leaving.is_set():
-        raise WriteAbandoned
 
 
 def fault_of(path: Path) -> str | None:
@@ -213,14 +193,17 @@ def directory_of(config: Config) -> Path:
     if config.out:
         return Path(config.out)
     first, launch = Path(default_out(config)).absolute(), os.environ.get("TORCHELASTIC_RUN_ID", "")
+    launch += f" of process {os.getppid()}" * (launch == "none")  # without --rdzv-id all launches have this one
     if launch and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         found = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
         if found:
             return max(found, key=lambda path: path.stat().st_mtime).parent
     make_directory(first.parent)
-    (run := _free(first)).mkdir()
-    write_file(run / LAUNCH, launch.encode())
-    return run
+    while True:
+        with suppress(FileExistsError):  # of another launch, just now
+            (run := _free(first)).mkdir()
+            write_file(run / LAUNCH, launch.encode())
+            return run
 
 
 def remove_unused(run: Path) -> None:
@@ -235,32 +218,15 @@ def _free(path: Path) -> Path:
     return next(each for each in paths if not each.exists())
 
 
-class Lock:
+@contextmanager
+def lock(run: Path) -> Iterator[None]:
     """Keep a second job out of a run directory while this is entered, at most as long as this process lives."""
-
-    def __init__(self, run: Path) -> None:
-        self._run, self._held = run, ExitStack()
-        self._file: os.stat_result | None = None
-
-    def __enter__(self) -> Lock:
-        if not next(path for path in (self._run.absolute(), *self._run.absolute().parents) if path.exists()).is_dir():
-            sentence = f"--out {self._run} is a file, or below one; give a directory"
-            raise UsageError(sentence, "out-exists", option="out", given=str(self._run))
-        make_directory(self._run)
-        self._held.enter_context(locked(self._run / ".lock", f"{self._run} is in use", "give another --out"))
-        self._file = (self._run / ".lock").stat()
-        return self
-
-    def require(self) -> None:
-        """Take the lock again if somebody removed its file. Raises BuildError if another job has taken it since."""
-        with suppress(FileNotFoundError):
-            if self._file and os.path.samestat((self._run / ".lock").stat(), self._file):
-                return
-        self._held.close()
-        self.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        self._held.close()
+    if not next(path for path in (run.absolute(), *run.absolute().parents) if path.exists()).is_dir():
+        sentence = f"--out {run} is a file, or below one; give a directory"
+        raise UsageError(sentence, "out-exists", option="out", given=str(run))
+    make_directory(run)
+    with locked(run / ".lock", f"{run} is in use", "give another --out"):
+        yield
 
 
 def require_new(out: str) -> Path:
@@ -379,16 +345,11 @@ def resolved(spec: str, option: str = "checkpoint") -> str:
 
 
 class Writer:
-    """Writes the checkpoints of a run, one after the other. Enter it while the run trains; only rank 0 saves.
-
-    On leaving it waits for the write under way, also after an error. After a KeyboardInterrupt it abandons the write as
-    soon as the file under way is complete, and nothing of the checkpoint stays.
-    """
+    """Writes the checkpoints of a run, one after the other. Only rank 0 saves."""
 
     def __init__(self, keep: int, saved: Path | None, warn: Callable[[str], None], methods: Sequence[Method]) -> None:
         """saved: the checkpoint that the run resumes from. warn: shows a line, in any thread. methods: of the run."""
         self.keep, self.saved, self.warn, self._methods = keep, saved, warn, methods
-        self.leaving = threading.Event()
         self._stager = StateDictStager(pin_memory=torch.cuda.is_available())
         self._thread, self._writing = ThreadPoolExecutor(1), Future[None]()
         self._writing.set_result(None)
@@ -422,7 +383,7 @@ class Writer:
             with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
                 os.fsync(file.fileno())
             with naming(target):
-                write(target, model, content, leaving=self.leaving, methods=self._methods)
+                write(target, model, content, methods=self._methods)
             self.saved = target
             self.clear(target)
         except (OSError, BertdataError) as error:
@@ -454,13 +415,4 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises the error of a write that must not fail."""
-        if (failure := self._writing.exception()) and not self.leaving.is_set():
-            raise failure
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self.leaving.set()
-        self.wait()
+        self._writing.result()

@@ -20,6 +20,7 @@ if __name__ == "__main__":  # which imports this module again, after the options
 
 import contextlib
 import gc
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -52,21 +53,20 @@ def pretrain(config: Config) -> None:
         if ranks.rank == 0 and not config.out:
             stack.callback(checkpoint.remove_unused, out)
         is_new, config = not config.out, replace(config, out=str(out))
-        lock = checkpoint.Lock(out)
-        ranks.on_first(lambda: stack.enter_context(lock))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
         if is_new:
             run.changes = [f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run"]
-        run.begin(lock)
+        run.begin()
         with run.report, Signals(ranks) as signals:
+            run.report.callback(run.writer.wait)
             try:
-                with run.writer:
-                    run.train(signals)
-            except KeyboardInterrupt:  # the second Ctrl-C
+                run.train(signals)
+            except KeyboardInterrupt:  # the second Ctrl-C: the next run removes a checkpoint that is being written
                 run.report.say(f"Interrupted at step {run.state.step}. {run.writer.describe()}")
-                sys.exit(130)
+                os._exit(130)
         if ranks.rank == 0 and signals.stopped:
             by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
             click.echo(f"Stopped by {by} after step {run.state.step}. {run.writer.describe()}")
@@ -134,14 +134,12 @@ class Pretraining:
         resolved = {"precision": self.trainer.precision, "checkpoint": self._index_sha256}
         return self.config.flat() | resolved | self.made_with | datasets | card.versions()
 
-    def begin(self, lock: checkpoint.Lock) -> None:
-        """Open the log, and print the first lines. Call it on all ranks. lock: of the directory, held on rank 0."""
-        self._lock, state = lock, self.state
+    def begin(self) -> None:
+        """Open the log, and print the first lines. Call it on all ranks."""
+        state = self.state
         state.phases, state.options = self.stream.saved_phases(), kept_options(self.config.flat())
         state.made_with, state.world_size, state.versions = self.made_with, self.ranks.world_size, card.versions()
-        self.report = self.ranks.together(
-            lambda: Report(self.trainer, self.stream, self.clock, step=state.step, guard=lock.require)
-        )
+        self.report = self.ranks.together(lambda: Report(self.trainer, self.stream, self.clock, step=state.step))
         self.evaluator = Evaluator(self.trainer, self.stream, self.clock)
         self.writer = checkpoint.Writer(self.config.keep, self.resumed_from, self.report.warn, self.trainer.methods)
         if self.ranks.rank == 0 and self.resumed_from:
@@ -240,7 +238,6 @@ class Pretraining:
         self.clock.lap("waited")
 
     def _write(self, *, required: bool) -> None:
-        self._lock.require()
         self.writer.wait()
         if self.writer.saved_step == self._tried[0]:
             self._on_disk = self._tried[1]

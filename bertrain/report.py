@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 import bertdata
-from bertdata.support import counted, make_directory, write_file
+from bertdata.support import counted, write_file
 from bertrain import card
 from bertrain.data import Stream
 from bertrain.evaluate import EVALUATED_SAMPLES, reference_losses
-from bertrain.models.families import has_dropout
 from bertrain.optim.optimizers import scaled_rates
 from bertrain.ranks import Reading
 from bertrain.speed import Clock
@@ -45,11 +44,11 @@ class Log(contextlib.AbstractContextManager["Log"]):
     """Appends one JSON object a line to log.jsonl.
 
     A run first removes the entries after its checkpoint; a new run removes all. An entry that does not fit on the disk
-    is written with the next one, or at the end. If somebody removes the file, it is written again.
+    is written with the next one, or at the end.
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
-        self._path, self._waiting = path, b""
+        self._waiting = b""
         lines = path.read_text(errors="replace").splitlines() if after_step and path.exists() else []
         entries = [(line, entry_of(line)) for line in lines]
         self.bad_lines = [number for number, (_, entry) in enumerate(entries[:-1], 1) if entry is None]
@@ -64,12 +63,8 @@ class Log(contextlib.AbstractContextManager["Log"]):
                 break
             self._note(entry)
             kept.append(line + "\n")
-        self._begin("".join(kept).encode())
-
-    def _begin(self, content: bytes) -> None:
-        make_directory(self._path.parent)
-        write_file(self._path, content)
-        self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        write_file(path, "".join(kept).encode())
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (lives as long as the run)
 
     def _note(self, entry: dict[str, Any]) -> None:
         if "validation_loss" in entry:
@@ -80,11 +75,6 @@ class Log(contextlib.AbstractContextManager["Log"]):
         self._waiting += json.dumps(entry).encode() + b"\n"
         self._note(entry)
         try:
-            if not self._path.exists():
-                removed = self._file  # its content exists as long as it is open
-                removed.seek(0)
-                self._begin(removed.read())
-                removed.close()
             self._flush()
         except OSError as error:
             return error.strerror
@@ -103,10 +93,10 @@ class Log(contextlib.AbstractContextManager["Log"]):
 class Report(contextlib.ExitStack):
     """Logs and prints a run. Call `log` and `flush` on all ranks; what only rank 0 does, others leave out."""
 
-    def __init__(self, trainer: Trainer, stream: Stream, clock: Clock, *, step: int, guard: Callable[[], None]) -> None:
-        """step: of the checkpoint. guard: called on rank 0 before each entry, to check the lock of the directory."""
+    def __init__(self, trainer: Trainer, stream: Stream, clock: Clock, *, step: int) -> None:
+        """step: of the checkpoint."""
         super().__init__()
-        self._trainer, self._stream, self._clock, self._guard = trainer, stream, clock, guard
+        self._trainer, self._stream, self._clock = trainer, stream, clock
         self.config, self.plan, self.ranks = trainer.config, trainer.plan, trainer.ranks
         self.out, self.is_first = Path(self.config.out), self.ranks.rank == 0
         self.reference = reference_losses(stream.sources, "train")
@@ -159,12 +149,13 @@ class Report(contextlib.ExitStack):
             "phases": [phase.saved() for phase in plan.phases],
             "reference_loss": self.reference,
         }
-        self._run_json = {"config": config.flat(), "resolved": facts | of_methods}
+        self._run_json = {"config": config.flat() | {"out": str(self.out.absolute())}, "resolved": facts | of_methods}
         of_model = self._keep_model()
         for path, shards in stream.datasets.items():
             if "validation" not in shards.splits and config.eval_every:
                 self.warn(f"{path} has no validation split and is not evaluated; build it with a larger --validation")
-        if any(has_dropout(each.model) for each in trainer.learner.encoders) and self.ranks.world_size > 1:
+        dropouts = (each.p for each in trainer.learner.modules() if isinstance(each, torch.nn.Dropout))
+        if any(dropouts) and self.ranks.world_size > 1:
             self.warn("the model has dropout, so another number of ranks would give another run")
         if self._log.bad_lines:
             self.warn(f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}")
@@ -245,7 +236,6 @@ class Report(contextlib.ExitStack):
 
     def _entry(self, entry: dict[str, Any], *, in_a_row: int) -> None:
         """Log and print an entry. in_a_row: the number of steps before it that were skipped; too many end the run."""
-        self._guard()
         step, loss, config = entry["step"], entry["loss"], self.config
         self._keep(entry)
         if causes := " and ".join(entry.get("not_finite", [])):
@@ -253,10 +243,12 @@ class Report(contextlib.ExitStack):
             self.warn(f"{line}; log.jsonl counts such steps as skipped", once="skipped")
         if step == self.plan.steps or time.perf_counter() - self._last_line > QUIET_S:
             self._last_line = time.perf_counter()
+            mfu = f"{entry['mfu']:.1%} MFU, " if "mfu" in entry else ""
             left = (self.plan.steps - step) * entry["seconds"] / max(1, step - self._first_step)
             self.say(
                 f"step {step}/{self.plan.steps}: loss {'-' if loss is None else format(loss, '.4f')}, "
-                f"{entry['tokens_per_s'] / 1000:.1f} ktok/s, lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}, "
+                f"{entry['tokens_per_s'] / 1000:.1f} ktok/s, {mfu}lr {entry['lr']:.2e}, data wait "
+                f"{entry['data_wait']:.1%}, "
                 f"{timedelta(seconds=round(left))} left, {entry['seconds']:.0f} s"
             )
         # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
@@ -358,11 +350,7 @@ class Report(contextlib.ExitStack):
             self.say(f"warning: {line}")
 
     def _keep(self, entry: dict[str, Any]) -> None:
-        was_removed = not (self.out / "log.jsonl").exists()
         if fault := self._log.write(entry):
             self.warn(f"log.jsonl cannot be written and is tried again with the next entry: {fault}", once="log")
-        elif was_removed:
-            self._write_run_json()
-            self.warn(f"{self.out} was removed during the run and has been made again", once="gone")
         if self.config.log_to and "stream" not in entry:
             self._trackers.write(entry)

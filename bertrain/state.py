@@ -112,8 +112,6 @@ def read(path: Path) -> TrainState:
         if saved["version"] not in (1, VERSION):
             raise ValueError(f"its version is {saved['version']}, and this bertrain reads 1 and {VERSION}")
         state = TrainState(**(_of_version_1(saved, path) if saved["version"] == 1 else saved))
-        if not _is_sound(state):
-            raise ValueError("it holds what no run writes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         sentence = f"{path / TRAINER} is damaged: {error}; give another checkpoint, or its weights alone with --init"
         raise DatasetError(sentence, "damaged", given=str(path)) from None
@@ -136,21 +134,3 @@ def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
         options = {"optimizer": optimizer, "lr_scale": (scales or "").split(), "seed": int(seed)}
     members = {name: value for name, value in saved.items() if name not in ("read", "methods", "since_entry")}
     return members | {"version": VERSION, "options": options, "made_with": made_with}
-
-
-def _is_sound(state: TrainState) -> bool:
-    """Return whether the members have the types and the values that a run writes. Raises KeyError or TypeError too."""
-    seconds, loader = state.seconds, state.loader
-    same_types = all(type(getattr(state, name)) is type(value) for name, value in asdict(TrainState()).items())
-    counts = [state.step, state.tokens, state.phase - 1, *state.streams.values(), *loader.get("starts", [])]
-    parts = [phase.get(name, {}) for phase in state.phases for name in ("rate", "masking", "methods")]
-    return (
-        same_types
-        and "trained" in seconds
-        and all(type(number) is int and number >= 0 for number in counts)
-        and all(type(number) in (int, float) for number in seconds.values())
-        and all(type(phase["stop"]) is int for phase in state.phases)
-        and all(isinstance(part, dict) for part in [loader["masking"], *parts])
-        and state.phase <= max(1, len(state.phases))
-        and loader.keys() >= {"length", "samples", "seed", "short_seq_prob", "shuffle"}
-    )

@@ -118,7 +118,7 @@ def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, 
     assert process.returncode != 0
     waited(lambda: not any(alive(pid) for pid in ranks))
     assert checkpoint.newest(out)[0] is not None
-    with checkpoint.Lock(out):
+    with checkpoint.lock(out):
         pass
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,6 +54,7 @@ def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, 
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ranks, "REPEAT_S", 0.0)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     saved = tmp_path / "run" / "step-00000002"
     at_step(monkeypatch, "next_batch", 3, lambda: (waited(saved.exists), interrupt(), time.sleep(0.01), interrupt()))
     with pytest.raises(SystemExit) as ended:
@@ -132,34 +132,6 @@ def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, fini
         assert ("token_type_ids" in pair) == (length == 512)
         assert pair.get("token_type_ids", torch.tensor([0, 1])).unique().tolist() == [0, 1]
         model(**pair)
-
-
-def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(dataset, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "run"
-    at_step(monkeypatch, "next_batch", 3, lambda: (waited((out / "step-00000002").exists), shutil.rmtree(out)))
-    log = train(dataset.path, out, steps=5, eval_every=0, save_every=2, model="bert-tiny")
-    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
-    assert checkpoint.newest(out)[0].name == "step-00000005"
-    assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
-    assert f"warning: {out} " in capsys.readouterr().out
-
-
-def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(dataset, tmp_path, monkeypatch):
-    """Nothing of it is written among the files of the other."""
-    out, other = tmp_path / "run", ExitStack()
-
-    def taken():
-        waited((out / "step-00000002").exists)
-        shutil.rmtree(out)
-        other.enter_context(checkpoint.Lock(out))
-        (out / "log.jsonl").write_text("mine")
-
-    at_step(monkeypatch, "next_batch", 2, taken)
-    options = {"steps": 4, "eval_every": 0, "save_every": 1, "model": "bert-tiny"}
-    with other:
-        refused_run(dataset.path, out, kind="busy", **options)
-    assert {path.name for path in out.iterdir()} == {".lock", "log.jsonl"}
-    assert (out / "log.jsonl").read_text() == "mine"
 
 
 def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, capsys):

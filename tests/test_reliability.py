@@ -81,10 +81,10 @@ def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(datase
         if os.readlink(f"/proc/self/fd/{fd}") == str(log):
             synced.append(log.read_bytes())
 
-    def sealed(directory, leaving):
+    def sealed(directory):
         steps.append(int(directory.name.removesuffix(".tmp")[-8:]))
         assert f'{{"step": {steps[-1]}, "loss"' in synced[-1].decode()
-        seal(directory, leaving)
+        seal(directory)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(checkpoint, "_seal", sealed)

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,7 +41,7 @@ import bertdata
 from bertdata.errors import UsageError
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import checkpoint, ranks, speed, state
+from bertrain import checkpoint, speed, state
 from bertrain import evaluate as evaluation
 from bertrain import trainer as trainer_module
 from bertrain.commands import doctor, evaluate
@@ -388,30 +387,6 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
     assert saved == [False, False]
     for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
-
-
-def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ranks, "REPEAT_S", 0.0)
-    leave = checkpoint.Writer.__exit__
-    held = Held(monkeypatch)
-
-    def interrupt_twice():
-        assert held.begun.wait(120)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    def left(self, *exception):
-        threading.Thread(target=lambda: (self.leaving.wait(120), held.go.set())).start()
-        leave(self, *exception)
-
-    monkeypatch.setattr(checkpoint.Writer, "__exit__", left)
-    at_step(monkeypatch, "next_batch", 3, interrupt_twice)
-    with pytest.raises(SystemExit) as ended:
-        train(dataset.path, tmp_path / "run", steps=9, **QUIET | {"save_every": 2})
-    assert ended.value.code == 130
-    assert "step 3" in capsys.readouterr().out.splitlines()[-1]
-    assert not list((tmp_path / "run").glob("*step*"))
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def run_of(config):
 
 def save(run):
     """Writes a checkpoint of such a run."""
-    run.begin(checkpoint.Lock(Path(run.config.out)))
+    run.begin()
     with run.report:
         run.save(required=True)
 

@@ -433,7 +433,7 @@ def main(start: str, copies: int, share: float, seed: int, **options: Any) -> No
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         directory = ranks.from_first(lambda: checkpoint.resolved(start))
         work = ranks.together(lambda: _Work(ranks, directory, **options))
-        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(work.parts)))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(work.parts)))
         ranks.on_first(work.clear)
         ranks.together(lambda: work.propose(ranks))
         ranks.on_first(lambda: click.echo(work.write(copies=copies, share=share, seed=seed)))

@@ -153,7 +153,7 @@ def alone(ranks: World, out: Path) -> Iterator[None]:
     """Makes --out, and keeps a second job out of it until the context ends."""
 
     with contextlib.ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(checkpoint.Lock(out)))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
         yield
 
 

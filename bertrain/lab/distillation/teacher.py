@@ -308,7 +308,7 @@ def main(context: click.Context, **options: Any) -> None:
                     f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
                 )
             is_new = not out.exists()
-            stack.enter_context(checkpoint.Lock(out))
+            stack.enter_context(checkpoint.lock(out))
             stack.callback(_unlock, out, is_new=is_new)
 
         ranks.on_first(lock)

@@ -279,7 +279,7 @@ def main(
                 f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
             )
             raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
-        with checkpoint.Lock(Path(out)):
+        with checkpoint.lock(Path(out)):
             space = Space(trained, encoder.model.config)
             latency = {"rows": batch_size, "length": places}
             samples = {"split": split, "length": places, "max_samples": max_samples}
