@@ -288,7 +288,7 @@ def test_layers_that_share_weights_or_have_no_known_projections_are_compared_les
     shared = Config.of(**given | {"model": configs["albert"]}, distil="hidden")
     with refuses("unsupported", "distil_layers"):
         learner_of(shared, built(configs["albert"], dataset), dataset)
-    monkeypatch.setattr("bertrain.models.families._PROJECTIONS", ())  # as in a family with the entry Family()
+    monkeypatch.setattr("bertrain.lab.distillation.taps._PROJECTIONS", ())  # as in a family with the entry Family()
     with refuses("unsupported", "distil"):
         learner_of(Config.of(**given), weights, dataset)
 

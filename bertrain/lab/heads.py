@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,19 +12,25 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from bertdata.support import UsageError, is_out_of_memory
+from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, UsageError, is_out_of_memory
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
-from bertrain.models.families import DROPOUTS, family_of
-from bertrain.models.load import HARMLESS, check_length, max_length, needed_weights, plain_tokenizer
+from bertrain.models.families import family_of
+from bertrain.models.load import HARMLESS, check_length, max_length, needed_weights
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
 SHOWN = 5  # labels that a message lists
 ROWS = 64  # of a batch that is scored, at most
-HEAD_DROPOUTS = (
+DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "embedding_dropout",
+    "mlp_dropout",
+    "attention_dropout",
+    "dropout",
     "classifier_dropout",
     "classifier_dropout_prob",
     "seq_classif_dropout",
@@ -31,7 +38,7 @@ HEAD_DROPOUTS = (
     "summary_last_dropout",
     "summary_first_dropout",
 )
-"""The names that configurations of all families give to dropout probabilities of a classification head."""
+"""The names that configurations of all families give to dropout probabilities of encoders and classification heads."""
 
 
 class Reader(NamedTuple):
@@ -71,7 +78,7 @@ def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: floa
     labels = task.config()
     if is_same and task.names is None:
         del labels["id2label"], labels["label2id"]
-    labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
+    labels |= {name: dropout for name in DROPOUTS if hasattr(config, name)}
     try:
         model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
     except Exception as error:  # of transformers, for files of any bytes
@@ -187,13 +194,28 @@ def tokenizer_of(directory: Path | str) -> Any:
 
 
 def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
-    """Return the files that the tokenizer of a checkpoint was read from."""
+    """Return the files of the tokenizer of a checkpoint as transformers 4 and 5, and other programs, read them.
+
+    A file has other bytes only if it holds truncation or padding of an earlier use, or what transformers 5 alone knows.
+    """
     more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     files = {}
     for name in {*tokenizer.vocab_files_names.values(), *more}:
         if path := cached_file(directory, name, _raise_exceptions_for_missing_entries=False):
             files[name] = Path(path).read_bytes()
-    return plain_tokenizer(files)
+    before = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    if config != before:
+        files[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
+    content = json.loads(files.get(TOKENIZER, b"{}"))
+    if content.get("truncation") or content.get("padding"):
+        content |= {"truncation": None, "padding": None}
+        files[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
+    return files
 
 
 def ends_warning(directory: Path | str) -> list[str]:

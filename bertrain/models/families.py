@@ -18,24 +18,6 @@ from transformers import BertConfig, BertForPreTraining, ModernBertConfig, PreTr
 
 from bertdata import SpecialTokens
 
-DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "embedding_dropout",
-    "mlp_dropout",
-    "attention_dropout",
-    "dropout",
-)
-"""The names of the encoder's dropout probabilities in the configurations of all families."""
-_PROJECTIONS = (
-    ("query", "key", "value"),
-    ("q_lin", "k_lin", "v_lin"),
-    ("q_proj", "k_proj", "v_proj"),
-    ("query_proj", "key_proj", "value_proj"),
-    ("q", "k", "v"),
-    ("Wqkv",),
-)
-"""The names of the linear maps for queries, keys and values, or of one map for all three, in attention modules."""
 FUSED = {"Wqkv": 3, "Wi": 2}
 """Linear maps whose weights stack several matrices, and how many: queries, keys and values; input and gate."""
 
@@ -162,21 +144,6 @@ def layers_of(model: PreTrainedModel) -> Sequence[Module] | ModuleList:
     lists = (module for module in model.base_model.modules() if isinstance(module, ModuleList))
     number = getattr(model.config, "num_hidden_layers", 0)
     return next((modules for modules in lists if len(modules) == number), ModuleList())
-
-
-def projections_of(layer: Module) -> list[Module]:
-    """Return a layer's linear maps for queries, keys and values, or one map for all three, or an empty list."""
-    for module in layer.modules():
-        parts = dict(module.named_children())
-        for names in _PROJECTIONS:
-            if parts.keys() >= set(names):
-                return [parts[name] for name in names]
-    return []
-
-
-def has_dropout(model: PreTrainedModel) -> bool:
-    """Return whether the encoder of a model has dropout."""
-    return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
 
 
 def freeze(model: PreTrainedModel) -> PreTrainedModel:

@@ -6,14 +6,13 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from bertdata import BertdataError, Dataset, SpecialTokens, key
@@ -79,8 +78,6 @@ def must_download(name: str, option: str, files: Iterable[str], instead: str) ->
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # of the hub or the network, or for a name that no model can have
         reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, HFValidationError):
-            reason = "it is not the name of a model"
         sentence = (
             f"--{option} {name} does not exist here, and {huggingface_hub.constants.ENDPOINT} does not give it "
             f"({reason}); give {instead}, or set HF_TOKEN for a private model"
@@ -341,26 +338,6 @@ def _fit(
     if nsp and getattr(config, "type_vocab_size", 2) < 2:
         change("type_vocab_size", 2)
     return changes
-
-
-def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the files of a tokenizer as transformers 4 and 5, and other programs, read them.
-
-    A file has other bytes only if it holds truncation or padding of an earlier use, or what transformers 5 alone knows.
-    """
-    written, before = dict(files), json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
-    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    if config != before:
-        written[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
-    content = json.loads(files.get(TOKENIZER, b"{}"))
-    if content.get("truncation") or content.get("padding"):
-        content |= {"truncation": None, "padding": None}
-        written[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
-    return written
 
 
 def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 from bertdata.support import UsageError
-from bertrain.models.families import FAMILIES, layers_of, projections_of
+from bertrain.models.families import FAMILIES, layers_of
 
 READABLE = {
     "deberta": "hidden",  # one map makes queries, keys and values head by head
@@ -24,6 +25,15 @@ READABLE = {
 
 Of others in FAMILIES also attention: queries, keys and values. Of types that are not in FAMILIES nothing.
 """
+_PROJECTIONS = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+    ("Wqkv",),
+)
+"""The names of the linear maps for queries, keys and values, or of one map for all three, in attention modules."""
 EMBEDDINGS = -1  # stands for the embeddings among layer numbers
 
 
@@ -41,6 +51,16 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
             f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}"
         )
         raise UsageError(sentence, "unsupported", option="distil", given="hidden" if hidden else "relations")
+
+
+def projections_of(layer: Module) -> list[Module]:
+    """Return a layer's linear maps for queries, keys and values, or one map for all three, or an empty list."""
+    for module in layer.modules():
+        parts = dict(module.named_children())
+        for names in _PROJECTIONS:
+            if parts.keys() >= set(names):
+                return [parts[name] for name in names]
+    return []
 
 
 def has_attention(model: PreTrainedModel) -> bool:
