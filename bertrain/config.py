@@ -252,6 +252,7 @@ class Config(Options):
             lambda c: not c.data or c.mix_temperature is not None or len(c.weights) == len(c.data) * (len(c.data) > 1),
             "a number for each of several --data, such as --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature",
         ),
+        Check("masking", lambda c: "diffusion" not in c.objective or c.masking == "uniform", "uniform, for diffusion"),
         Check(
             "random_fraction", lambda c: c.mask_fraction + c.random_fraction < 1 + 1e-9, "1 - --mask-fraction or less"
         ),
@@ -286,17 +287,17 @@ class Config(Options):
         return next((options for options in self.methods if isinstance(options, kind)), kind())
 
     def differing(self) -> dict[str, Any]:
-        """Return options, as the command line has them, that have another value than the default.
+        """Return options, as the command line has them, that differ from the default and that decide the weights.
 
-        Without those of records, and with the last name alone of a value that is a path here.
+        A value that is a path here is its last name alone.
         """
-        options = all_options()
-        found = {}
+        options, found = all_options(), {}
         for name, value in self.flat().items():
-            is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
-            if value != options[name].default and options[name].metadata["group"] != CHECKPOINTS:
-                found[named(name)] = Path(value).name or value if is_path else value
-        return {name: value for name, value in found.items() if name not in ("--data", "phase")}
+            is_shown = options[name].metadata["group"] != CHECKPOINTS and name not in ("data", "phase")
+            if is_shown and value != options[name].default:
+                is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
+                found[named(name)] = Path(value).name if is_path else value
+        return found
 
     @property
     def start(self) -> str:

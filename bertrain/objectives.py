@@ -11,10 +11,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX, Batch
-from bertdata.support import UsageError
 from bertrain.config import Config, pick
 from bertrain.models.encoder import Encoder, MicroBatch
-from bertrain.plan import options_of
 
 
 def num_targets(batch: Batch) -> int:
@@ -196,15 +194,8 @@ class Diffusion(Objective):
     """The cross entropy of the masked tokens, divided by the masked share of the row. Counts tokens that may be masked.
 
     The mean is an upper bound of the negative log-likelihood of a token, in nats. The accuracy has the same weights.
-    Raises UsageError without `--masking uniform`.
+    Rows need `--masking uniform`.
     """
-
-    def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        super().__init__(model, config)
-        for masking in (options.masking for options in options_of(config)):
-            if masking != "uniform":
-                sentence = f"--objective diffusion cannot use --masking {masking}; give --masking uniform"
-                raise UsageError(sentence, "needs-option", option="masking", given=masking)
 
     def count(self, batch: Batch) -> int:
         assert batch.weights is not None  # noqa: S101  (--masking uniform gives weights)

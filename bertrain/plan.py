@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import bertdata
 from bertdata.support import UsageError, counted
@@ -20,18 +20,11 @@ from bertrain.config import DURATIONS, MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, TOT
 from bertrain.optim import Curve
 from bertrain.options import LONGEST, exact, flag
 
+if TYPE_CHECKING:
+    from bertrain.data import Stream
+
 CURVE = ("lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps")  # each of them begins a new curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
-
-
-class Sizes(Protocol):
-    """The sizes of the datasets of a run."""
-
-    def samples(self, paths: Sequence[str], length: int) -> int:
-        """Return the samples of an epoch of these datasets, in rows of `length`."""
-
-    def tokens(self, path: str) -> int:
-        """Return the tokens of the train split."""
 
 
 def ramp(rows: int | str) -> range:
@@ -143,7 +136,7 @@ def longest(config: Config) -> int:
     return max(options.length for options in options_of(config))
 
 
-def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
+def resolve(config: Config, sizes: Stream) -> tuple[Phase, ...]:
     """Return the phases of a run; one without [[phase]]. Raises UsageError for phases that no run can have."""
     options = options_of(config)
     borders = _borders(config, options, [sizes.samples(each.data, each.length) for each in options])
@@ -171,7 +164,7 @@ def masking_of(options: Config) -> bertdata.Masking:
     return bertdata.Masking(probability=options.mlm_probability, policy=options.masking, **fractions)
 
 
-def _sources(options: Config, sizes: Sizes) -> Sources:
+def _sources(options: Config, sizes: Stream) -> Sources:
     """Return the datasets of a phase with their weights, which are given or follow from their sizes."""
     if options.mix_temperature is None or len(options.data) == 1:
         return tuple(zip(options.data, map(float, options.weights or (1,)), strict=True))
@@ -227,7 +220,7 @@ class Plan:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: Config, sizes: Sizes, *, world_size: int, on_gpu: bool = False) -> Plan:
+    def of(cls, config: Config, sizes: Stream, *, world_size: int, on_gpu: bool = False) -> Plan:
         """Return the plan of a run. All steps are complete; the last may read rows of the next epoch."""
         phases = resolve(config, sizes)
         share = -(-max(max(phase.rows) for phase in phases) // world_size)  # rows of the fullest rank, at most
@@ -291,7 +284,7 @@ class Plan:
         ) + "".join(f", {name} {value}" for name, value in more.items() if value is not None)
 
 
-def _warnings(phases: Sequence[Phase], sizes: Sizes, world_size: int) -> Iterator[str]:
+def _warnings(phases: Sequence[Phase], sizes: Stream, world_size: int) -> Iterator[str]:
     for phase in phases:
         curve, fewest, most = phase.curve, min(phase.rows), max(phase.rows)
         samples = sizes.samples(phase.options.data, phase.options.length)

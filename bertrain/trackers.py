@@ -64,17 +64,6 @@ returns an object with `log(numbers, step=…)` and `finish()`.
 """
 
 
-def _numbers(entry: Mapping[str, Any], before: str = "") -> dict[str, float]:
-    """Return the numbers of an entry by name, those of sources as sources/<name>/tokens."""
-    numbers: dict[str, float] = {}
-    for name, value in entry.items():
-        if isinstance(value, Mapping):
-            numbers |= _numbers(value, f"{before}{name}/")
-        elif isinstance(value, (int, float)):
-            numbers[before + name.replace("validation_", "validation/")] = value
-    return numbers
-
-
 def require(names: Sequence[str]) -> None:
     """Raise UsageError for a library that is not installed. Import none."""
     for name in names:
@@ -99,7 +88,8 @@ class Trackers:
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Send the numbers of an entry of the log."""
-        numbers = _numbers({name: value for name, value in entry.items() if name != "step"})
+        numbers = {name: value for name, value in entry.items() if isinstance(value, int | float) and name != "step"}
+        numbers = {name.replace("validation_", "validation/"): value for name, value in numbers.items()}
         for name, record in list(self._records.items()):
             self._try(name, lambda: record.log(numbers, step=entry["step"]))  # noqa: B023
 

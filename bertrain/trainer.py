@@ -243,7 +243,7 @@ class Trainer:
             recompute_activations(weights)
         self.learner = build_learner(config, weights, self.shards, self.ranks, self.precision, self.methods)
         for encoder in self.learner.encoders:
-            require_kernel(config.attention, encoder, device, self.autocast)
+            require_kernel(config.attention, encoder, device, self.precision)
         self.attention = attention_kernels(config.attention, self.learner, device)
         """The names of the attention kernels that may run."""
         self._limited = limit_kernels(self.attention)

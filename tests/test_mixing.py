@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, succeeds
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import (
     QUIET,
     changing,
@@ -77,15 +76,6 @@ def test_a_dataset_that_a_phase_leaves_out_keeps_its_epochs_in_the_log(mix, tmp_
     entries = [entry["sources"] for entry in log if "loss" in entry]
     assert [round(entries[n][str(one)]["epochs"], 4) for n in (1, 2, 3)] == [entries[1][str(one)]["epochs"]] * 3
     assert entries[1][str(one)]["epochs"] > 0
-
-
-def test_tensorboard_gets_the_tokens_of_each_source(mix, tmp_path):
-    log = train(mix, tmp_path / "run", log_to=["tensorboard"], **QUICK)
-    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    board.Reload()
-    for name, part in next(entry["sources"] for entry in log if "sources" in entry).items():
-        assert part.keys() == {"tokens", "epochs"}
-        assert board.Scalars(f"sources/{name}/tokens")[0].value == part["tokens"]
 
 
 def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):

@@ -1,6 +1,5 @@
 """What one step does on any device: where it computes in half precision, by which kernels, and that it never waits."""
 
-import contextlib
 import json
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from bertrain import report as report_module
 from bertrain import trainer as trainer_module
 from bertrain.config import Config
 from bertrain.data import Stream
-from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels, require_kernel
+from bertrain.models.encoder import Encoder, attention_kernels, limit_kernels
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.pretrain import Pretraining
 from bertrain.ranks import World
@@ -174,21 +173,6 @@ def test_kernels_learn_the_same(dataset, tmp_path):
     ]
     assert_near(logs[0], logs[1], rel=1e-4)
     assert_near(logs[0], logs[2], rel=2e-2)
-
-
-def test_the_kernel_that_is_asked_for_is_tried_alone(monkeypatch):
-    """With flash on GPUs efficient may run too, which would hide that flash cannot."""
-    seen, plain = [], torch.nn.functional.scaled_dot_product_attention
-
-    def attend(*arguments, **options):
-        seen.append(enabled())
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(trainer_module, "attention_kernels", lambda *_: ("flash", "efficient"))
-    encoder = Encoder(AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(TINY)))
-    require_kernel("flash", encoder, torch.device("cpu"), contextlib.nullcontext)
-    assert {*seen} == {("flash",)}
 
 
 @pytest.mark.parametrize("choice", ["cudnn", "efficient"])

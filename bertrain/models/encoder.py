@@ -43,7 +43,6 @@ LAST_FAULTY = (2, 13)
 """The newest tested torch whose cuDNN attention may give NaN in the backward pass (pytorch #196678, since 2.11, for
 masks and some lengths on H100 and H200; diffusers #9768 for 2.5). --attention auto does not use cuDNN up to it."""
 SHORT = 512  # up to this row length, plain products in bf16 are faster on CPUs than torch's kernel
-PROBED = 64  # tokens of the row that tests a kernel
 
 
 @functools.cache
@@ -88,27 +87,13 @@ def limit_kernels(names: tuple[str, ...]) -> Callable[[], contextlib.AbstractCon
     return lambda: sdpa_kernel(allowed) if allowed else contextlib.nullcontext()
 
 
-def require_kernel(
-    choice: str, encoder: Encoder, device: torch.device, autocast: Callable[[], contextlib.AbstractContextManager[Any]]
-) -> None:
-    """Run a model on one row of PROBED tokens with the kernel that --attention names. Raise UsageError if it fails."""
-    if choice == "auto":
-        return
-    config: Any = encoder.model.config
-    positions = torch.arange(PROBED)[None]
-    piece = {"input_ids": positions % config.vocab_size, "masked_positions": positions[:, :1]}
-    if encoder.isolate:
-        piece["position_ids"] = positions
-        piece |= {"cu_seqlens": cu_seqlens_of(positions)} if has_kernel(device) else {}
-    try:
-        if (own := attention_kernels(choice, encoder, device)[0]) != choice:
-            raise RuntimeError(f"its attention is {own}")
-        with autocast(), limit_kernels((choice,))():  # without a second kernel: a full row has no mask
-            encoder.logits(**{name: tensor.to(device) for name, tensor in piece.items()})
-    except RuntimeError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        sentence = f"a {config.model_type} cannot use --attention {choice} on {device.type} ({reason}); give auto"
-        raise UsageError(sentence, "unsupported", option="attention", given=choice) from None
+def require_kernel(choice: str, encoder: Encoder, device: torch.device, precision: str) -> None:
+    """Raise UsageError if a model or a device does not support --attention."""
+    is_supported = choice in ON_CPUS if device.type == "cpu" else precision != "fp32" or choice in ("efficient", "math")
+    if choice != "auto" and not (is_supported and attention_kernels(choice, encoder, device)[0] == choice):
+        model = encoder.model.config.model_type
+        sentence = f"a {model} cannot use --attention {choice} in {precision} on {device.type}; give auto"
+        raise UsageError(sentence, "unsupported", option="attention", given=choice)
 
 
 def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
