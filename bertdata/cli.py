@@ -39,6 +39,7 @@ from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
+_ROWS = "global-batch-size"
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -55,6 +56,27 @@ class _Size(click.ParamType):
         if not 1 <= size < 1 << 62:
             self.fail(f"{value!r} is not a size below 4 EiB; write it like 1GiB, 64MiB or 1000000", param, ctx)
         return int(size)
+
+
+_OTHER_NAMES = {
+    **{"learning-rate": "lr", "max-steps": "steps", "wd": "weight-decay", "max-grad-norm": "clip-norm", "bs": _ROWS},
+    **{"batch-size": _ROWS, "train-batch-size": _ROWS, "per-device-train-batch-size": "micro-batch-size"},
+    **{"num-train-epochs": "epochs", "lr-scheduler-type": "schedule", "max-seq-length": "length", "fp16": "precision"},
+    **{"warmup-ratio": "warmup", "save-total-limit": "keep", "report-to": "log-to", "bf16": "precision"},
+}
+"""The names that other trainers give to options → ours."""
+
+
+def nearest(given: str, names: Iterable[str]) -> list[str]:
+    """Return the one of the names that the user probably meant by an unknown one; [] if none is similar."""
+    import difflib
+
+    given, known = given.lstrip("-").replace("_", "-"), {name.lstrip("-").replace("_", "-"): name for name in names}
+    known |= {other: known[name] for other, name in _OTHER_NAMES.items() if name in known and other not in known}
+    words = [word for word in known if given not in (f"no-{word}", f"un{word}")]
+    begun = [word for word in words if word.startswith(given) or (given.startswith(word) and len(word) > 2)]
+    near = difflib.get_close_matches(given, begun, 1, 0) or difflib.get_close_matches(given, words, 1, 0.76)
+    return [known[word] for word in near]
 
 
 @contextmanager
@@ -87,14 +109,14 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
             size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)  # in torch's long sentences
             reason = size[0] if size else str(error).partition("\n")[0]
             reason = f": {reason}" if reason else ""
-            say(f"Error: not enough memory{reason}; use fewer --workers, a smaller batch or shorter rows")
+            say(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
             sys.exit(1)
         if not isinstance(error, OSError):
             raise
         where = f"{error.filename}: " if error.filename else ""
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = "; make room and run the same command again"
+            advice = "; make room and run the same command again with --out DIR"
         elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "; correct the path or its permissions, or give another"
         say(f"Error: {where}{error.strerror or error}{advice}")
@@ -144,15 +166,10 @@ class OneSentence(click.Command):
         with one_sentence():  # the types of options may refuse values
             try:
                 return super().parse_args(ctx, args)
-            except click.NoSuchOption as error:  # click suggests options that are less alike, too
-                import difflib
-
-                given, parameters = error.option_name.lstrip("-"), self.get_params(ctx)
-                names = [name for each in parameters if isinstance(each, click.Option) for name in each.opts]
-                words = [name[2:] for name in names if given not in (f"no-{name[2:]}", f"un{name[2:]}")]
-                begun = [word for word in words if word.startswith(given) or (given.startswith(word) and len(word) > 2)]
-                near = difflib.get_close_matches(given, begun, 1, 0) or difflib.get_close_matches(given, words, 1, 0.76)
-                vars(error)["possibilities"] = [f"--{word}" for word in near]  # the class leaves out what is less alike
+            except click.NoSuchOption as error:  # click's own suggestions are less alike
+                parameters = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+                names = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
+                vars(error)["possibilities"] = nearest(error.option_name, names)
                 raise
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -41,7 +41,7 @@ KINDS = {
     "bad-entry": "An entry that you added to a table does not do what docs/extending.md asks. Correct it.",
     # outputs
     "out-exists": "Something is in the way of the output. Give another --out, or remove what is there.",
-    "unwritable": "A file cannot be written. Make room, or correct the permissions, and run the same command again.",
+    "unwritable": "A file cannot be written. Make room or correct the permissions, and run it again with that --out.",
     "busy": "Another process writes there. Wait for it, or give another --out.",
     "unfinished": "Work that was begun there is not finished. Run the command that began it again.",
     "other-settings": "What is there was made with other settings. Give the same ones, or another --out.",

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bertdata.choices import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy
-from bertdata.cli import OneSentence, one_sentence
+from bertdata.cli import OneSentence, nearest, one_sentence
 from bertdata.cli import main as bertdata_main
 from bertdata.errors import BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.errors import counted, install, is_out_of_memory

@@ -104,7 +104,10 @@ class _Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_NAMES = dict.fromkeys(COMMANDS, click.Command(""))  # from which click suggests one for an unknown name
+
+
+@click.command(cls=_Commands, commands=_NAMES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(bertdata.__version__, prog_name="bertrain")
 def main() -> None:
     """Train BERT-style encoders on the shards that bertdata made.

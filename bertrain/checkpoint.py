@@ -104,7 +104,7 @@ def whole(target: Path) -> Iterator[Path]:
         if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
             raise  # else it is how safetensors, torch and tokenizers report a disk that fails
         reason = str(error).partition("\n")[0]
-        sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
+        sentence = f"{target} cannot be written ({reason}); make room and run the same command again with --out DIR"
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
 
 
@@ -201,18 +201,21 @@ def directory_of(config: Config) -> Path:
     make_directory(first.parent)
     while True:
         with suppress(FileExistsError):  # of another launch, just now
-            (run := _free(first)).mkdir()
+            (run := free(first)).mkdir()
             write_file(run / LAUNCH, launch.encode())
             return run
 
 
 def remove_unused(run: Path) -> None:
-    """Remove the directory of a run that failed before its first line."""
-    if run.is_dir() and {*os.listdir(run)} <= {LAUNCH, ".lock"}:
-        shutil.rmtree(run)
+    """Remove what a run without a log leaves: its lock, and the directory if that is empty."""
+    with suppress(OSError):
+        if not (run / "log.jsonl").exists():
+            for name in (LAUNCH, ".lock"):
+                (run / name).unlink(missing_ok=True)
+            run.rmdir()
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
     """Return the first of NAME, NAME-2, NAME-3 and so on that does not exist."""
     paths = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
     return next(each for each in paths if not each.exists())
@@ -308,7 +311,7 @@ def set_aside(damaged: Path) -> Path:
 
     seed-0 of a fine-tuning becomes damaged-seed-0.
     """
-    renamed = damaged.rename(_free(damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))))
+    renamed = damaged.rename(free(damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))))
     fsync_directory(renamed.parent)
     return renamed
 

@@ -10,9 +10,9 @@ from datetime import date
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from bertdata.support import MASKING_POLICIES, MOST_ROWS, SHUFFLES, MaskingPolicy, UsageError, require_local_output
+from bertdata.support import MOST_ROWS, SHUFFLES, MaskingPolicy, UsageError, nearest, require_local_output
 from bertrain import options as kinds
 from bertrain.methods import options_of_methods
 from bertrain.options import Check, Either, Kind, Needs, Options, Rule, amount, choice, is_empty, named, option, several
@@ -87,7 +87,7 @@ PATTERN = _checked("a regular expression, such as layers.[6-9]|head", re.compile
 SCALES = several(_checked("", rate_scale), "a regular expression, = and a factor of 0 or more, such as embeddings=0.1")
 MILESTONES = several(_checked("", milestone), "tokens=1B,2B or words=1M,10M")
 TABLES = several(_checked("", dict, Mapping), "tables; write [[phase]] above each")
-LOGS = several(choice(*TRACKERS), f"of {tuple(TRACKERS)}")
+LOGS = several(choice(*TRACKERS), choice(*TRACKERS).expected)
 OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 
@@ -187,7 +187,7 @@ class Config(Options):
     """Share of the chosen tokens that becomes [MASK]."""
     random_fraction: float = option(0.1, kinds.WEIGHT, DATA, phase=True)
     """Share of the chosen tokens that becomes a random token. The others stay as they are."""
-    masking: MaskingPolicy = option("exact", choice(*MASKING_POLICIES), DATA, phase=True)
+    masking: MaskingPolicy = option("exact", choice(*get_args(MaskingPolicy)), DATA, phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
     tokens of a word; span, one to ten neighbouring words; uniform, a share drawn anew for each row, for --objective
     diffusion.
@@ -359,8 +359,8 @@ def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return options without those of REMOVED at their defaults. Raises UsageError for one that is unknown."""
     kept = {name: value for name, value in given.items() if name not in REMOVED or value != REMOVED[name]}
     if unknown := sorted(kept.keys() - all_options().keys()):
-        listed = ", ".join(unknown)
-        sentence = f"{source} has unknown options: {listed}; leave them out, or install what adds them (CHANGELOG.md)"
+        listed = ", ".join(" → ".join([name, *nearest(name, all_options())]) for name in unknown)
+        sentence = f"{source} has unknown options: {listed}; correct them, or install what adds them (CHANGELOG.md)"
         raise UsageError(sentence, "unknown", option=unknown[0], given=kept[unknown[0]])
     return kept
 

@@ -216,7 +216,7 @@ def is_empty(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(repr, value if isinstance(value, list | tuple) else [value])) or "missing"
+    return ", ".join(map(repr, value if isinstance(value, list | tuple) else [value])) or "missing"
 
 
 def flag(name: str) -> str:

@@ -50,13 +50,18 @@ def pretrain(config: Config) -> None:
     """Pre-train a masked language model on the shards that bertdata build made. Runs alone or under torchrun."""
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = ranks.from_first(lambda: checkpoint.directory_of(config))
-        if ranks.rank == 0 and not config.out:
-            stack.callback(checkpoint.remove_unused, out)
         is_new, config = not config.out, replace(config, out=str(out))
         ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
+        if ranks.rank == 0:
+            stack.callback(checkpoint.remove_unused, out)
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
+        if resumed_from and run.state.step >= run.stream.plan.steps:
+            if ranks.rank == 0:
+                checkpoint.Writer(config.keep, resumed_from, click.echo, ()).clear(resumed_from)  # a kill came before
+                click.echo(f"the run is complete: {resumed_from}; give more --steps, or another --out")
+            return
         if is_new:
             run.changes = [f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run"]
         run.begin()
@@ -124,8 +129,6 @@ class Pretraining:
         self.stream.resume(self.resumed_from, saved, self.made_with)
         with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
             self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
-        if saved.step >= self.stream.plan.steps:
-            self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or another --out")
         return saved
 
     def facts(self) -> dict[str, object]:

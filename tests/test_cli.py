@@ -96,14 +96,18 @@ def test_an_output_that_cannot_be_made_is_named(corpus):
         ("bertrain pretrain --pos", None),
         ("bertrain pretrain --dataset", "--data"),
         ("bertrain pretrain --warmup-step", "--warmup-steps"),
-        ("bertrain doctor --learning-rate", None),
+        ("bertrain pretrain --warmup_steps", "--warmup-steps"),
+        ("bertrain pretrain --no-gradient-checkpoint", "--no-gradient-checkpointing"),
+        ("bertrain doctor --leanring-rate", "--lr"),
+        ("bertrain finetune --learning-rate", "--lr"),
+        ("bertrain pretrain --batch-size", "--global-batch-size"),
     ],
 )
 def test_a_misspelt_option_gets_the_one_that_it_probably_is(command, suggested):
     program, *words = command.split()
     done = invoke(GROUPS[program], *words, "1")
     assert done.exit_code == 2
-    assert re.findall("--[a-z-]+", done.stderr.splitlines()[-1]) == [words[-1], *([suggested] if suggested else [])]
+    assert re.findall("--[a-z_-]+", done.stderr.splitlines()[-1]) == [words[-1], *([suggested] if suggested else [])]
 
 
 def inspected(*arguments):

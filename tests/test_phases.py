@@ -388,7 +388,7 @@ def test_a_run_without_a_rule_of_masks_continues_with_rule_1(dataset, tmp_path):
         ([FIRST[0] | {"layers": 1}, *FIRST[1:]], "layers", "phase 1 layers None → 1"),
         ([FIRST[0], FIRST[1] | {"lr": 1.0, "global_batch_size": 8}], "lr", "phase 2 global_batch_size"),
         ([FIRST[0] | {"steps": 5, "mask_fraction": 0.3}, FIRST[1]], "mask_fraction", ", phase 1 steps 4 → 5"),
-        (FIRST[:1], "phase", "phase 2 → 1, steps 6 → 4"),
+        (FIRST[:1], "phase", "phase 2 → 1, --steps 6 → 4"),
         ([FIRST[0], {"steps": 1, "lr": 2e-3}], "steps", "steps 6 → 5"),
     ],
 )

@@ -39,8 +39,8 @@ This page has every sentence, by kind. Words in *italics* stand for a value, …
 between two texts means one or the other. `make reference` makes the page from the source.
 
 The commands also pass on errors of the operating system about a file, such as
-`Error: PATH: No space left on device; make room and run the same command again`, and
-`Error: not enough memory: …; use fewer --workers, a smaller batch or shorter rows`, on CPUs and GPUs.
+`Error: PATH: No space left on device; make room and run the same command again with --out DIR`, and
+`Error: not enough memory: …; use smaller batches, shorter rows or fewer processes`, on CPUs and GPUs.
 """
 
 COMMANDS = """# Commands

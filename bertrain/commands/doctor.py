@@ -30,7 +30,7 @@ from bertdata import BertdataError
 from bertdata.support import counted, verify
 from bertrain import checkpoint
 from bertrain.cli import doctor as main
-from bertrain.config import DURATIONS, Config
+from bertrain.config import DURATIONS, Config, default_out
 from bertrain.data import samples_of
 from bertrain.plan import Plan, mean_rows, options_of
 from bertrain.pretrain import Pretraining, pretrain
@@ -191,7 +191,7 @@ def _seconds(
 def _findings(config: Config, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
     """Yield all checks on rank 0. A failed one is the last, or is followed by others that take no step."""
     plan, failed = None, False
-    config = config if config.out else replace(config, out="runs")  # in which a run makes a new directory
+    config = config if config.out else replace(config, out=str(checkpoint.free(Path(default_out(config)))))
     if os.environ.get("RANK", "0") == "0":
         try:
             run = build(config, nproc)

@@ -21,6 +21,7 @@ import bertdata
 from bertdata.support import OneSentence, UsageError, counted
 from bertrain import checkpoint, state
 from bertrain.commands import pairs
+from bertrain.data import open_dataset
 from bertrain.evaluate import Shown, evaluate, reference_losses, samples
 from bertrain.models.encoder import Encoder
 from bertrain.models.load import check_fits, check_length, load_model, max_length
@@ -51,11 +52,7 @@ def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
     """Return the encoder, the shards, the checkpoint and the row length. Raises UsageError if they do not fit."""
-    directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
-    if split not in shards.splits:
-        only = ", ".join(shards.splits)
-        sentence = f"{data} has no split {split!r}, only {only}; give --split, or build with a larger --validation"
-        raise UsageError(sentence, "no-split", option="split", given=split)
+    directory, shards = checkpoint.find(Path(path)), open_dataset(data)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
         trained |= state.read(directory).loader
@@ -96,15 +93,9 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
     """Raise UsageError unless there is either --data or --pairs, with its own options alone."""
-    if data is None and pairs_path is None:
-        sentence = (
-            "there is nothing to evaluate on; give --data, a directory of shards, or --pairs, a file of minimal pairs"
-        )
-        raise UsageError(sentence, "missing", option="data")
-    if data is not None and pairs_path is not None:
-        raise UsageError(
-            "--data and --pairs were given; leave one of them out", "conflict", option="pairs", given=pairs_path
-        )
+    if (data is None) == (pairs_path is None):
+        sentence = "give either --data, a directory of shards, or --pairs, a file of minimal pairs"
+        raise UsageError(sentence, "conflict" if data else "missing", option="data", given=data)
     given, other = ("pairs", "data") if data is None else ("data", "pairs")
     for name in ONLY_WITH[other]:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:

@@ -21,14 +21,13 @@ def text(path: str, option: str | None = None) -> str:
     option: the name of the option that names the file, without dashes, for errors. Raises UsageError, which names the
     file, if it cannot be read, decompressed or decoded, or has more than MOST_BYTES.
     """
+    flag = f"--{option}: " if option else ""
     try:
         with opened(local(path)) as stream:
             content = stream.read(MOST_BYTES + 1)
     except InputError as error:
-        flag = f"--{option}: " if option else ""
         raise UsageError(f"{flag}{error}", error.kind, option=option, given=path) from None
     if len(content) > MOST_BYTES:
-        flag = f"--{option}: " if option else ""
         sentence = f"{flag}{path} has more than {MOST_BYTES >> 20} MiB, decompressed; give a smaller file"
         raise UsageError(sentence, "too-large", option=option, given=path)
     return decoded(content, path)

@@ -19,6 +19,7 @@ import numpy as np
 
 import bertdata
 from bertdata.support import TABLE_KINDS, Input, OneSentence, Origins, UsageError, load_tokenizer
+from bertrain.data import open_dataset
 from bertrain.report import entry_of
 
 
@@ -45,7 +46,7 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
         sentence = f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain"
         raise UsageError(sentence, "not-a-run", option="run", given=run) from None
     log = [entry for line in lines if (entry := entry_of(line))]
-    found = [(entry["step"], entry["stream"]) for entry in log if _is_sound(entry.get("stream"))]
+    found = [(entry["step"], entry["stream"]) for entry in log if "stream" in entry]
     streams = sorted(found, key=itemgetter(0))
     last = max((entry["step"] for entry in log), default=0)
     before = [each for each in streams if each[0] < step <= last]
@@ -55,15 +56,6 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
         raise UsageError(sentence, "out-of-range", option="step", given=step)
     after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
-
-
-def _is_sound(stream: Any) -> bool:
-    """Return whether the log has a position, a batch size, and one dataset or several."""
-    return (
-        isinstance(stream, dict)
-        and all(type(stream.get(name)) is int for name in ("position", "global_batch_size"))
-        and isinstance(stream.get("sources") or stream.get("dataset_id"), (list, str))
-    )
 
 
 def _paths(run: Path) -> list[str]:
@@ -81,7 +73,7 @@ def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loade
 
     Raises UsageError if a dataset is missing.
     """
-    datasets = {dataset.dataset_id: dataset for dataset in map(bertdata.open, paths)}
+    datasets = {dataset.dataset_id: dataset for dataset in map(open_dataset, paths)}
     sources = stream.get("sources") or [[stream["dataset_id"], 1]]
     if missing := [name for name, _ in sources if name not in datasets]:
         sentence = f"the run read the dataset {missing[0][:16]}, which is not {' or '.join(paths)}; give it by --data"
