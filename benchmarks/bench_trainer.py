@@ -128,7 +128,7 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
     trainer.choose_attention = watched
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
     pretrain(
-        Config.of(
+        Config.make(
             data=data,
             out=out,
             model=f"{out}/../config.json",

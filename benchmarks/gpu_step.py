@@ -138,7 +138,7 @@ def measure(
         torch.compiler.config.cache_key_tag = way  # as bertrain does, so that no other way's kernels are taken
         module.compile(fullgraph=True, dynamic=False)
     limited = kernels_of(way, module, device)
-    config = Config.of(data=str(shards.path), out="none")
+    config = Config.make(data=str(shards.path), out="none")
     optimizer = optimizers.build(weights, config)
     waited = 0.0
 
@@ -192,7 +192,7 @@ def whole_run(shards: bertdata.Dataset, name: str, length: int, *, rows: int, **
     with tempfile.TemporaryDirectory() as out:
         each, start = 2 if length == 32 else 20, time.perf_counter()
         options = {"global_batch_size": rows, "micro_batch_size": rows, "steps": 3 * each, "log_every": each, **given}
-        pretrain(Config.of(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
+        pretrain(Config.make(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
         entry = json.loads((Path(out) / "log.jsonl").read_text().splitlines()[-1])
     kept = {key: entry.get(key) for key in ("tokens_per_s", "mfu", "data_wait")}
     return kept | {"step_ms": round(1000 * rows * length / entry["tokens_per_s"], 2),

@@ -66,11 +66,11 @@ class Content(NamedTuple):
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Sequence[Method] = ()) -> None:
-    """Write a directory that AutoModelForMaskedLM loads, as `whole` does.
+    """Write a directory that AutoModelForMaskedLM loads, as `publish` does.
 
     model: its configuration is written. methods: they make ordinary weights of the model's, and write further files.
     """
-    with whole(target) as temporary:
+    with publish(target) as temporary:
         weights = content.weights
         for method in methods:
             weights = method.export(model, weights, content.objects.get(BESIDE, {}), temporary)
@@ -83,7 +83,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Se
 
 
 @contextmanager
-def whole(target: Path) -> Iterator[Path]:
+def publish(target: Path) -> Iterator[Path]:
     """Give a temporary directory to write a model into; then sync it, add the index, and rename it to `target`.
 
     Raises OSError or BuildError if there is no room. After an error before the renaming, a directory of this name is as
@@ -181,7 +181,7 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 STEP, LAST, DAMAGED = "step-", "last", "damaged-"
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 LAUNCH = ".launch"  # the file of a run directory with the id of the launch of torchrun that made it
-_OF_RUN = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
+_RUN_FILES = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
 """What a run directory without a checkpoint may hold."""
 
 
@@ -195,9 +195,9 @@ def directory_of(config: Config) -> Path:
     first, launch = Path(default_out(config)).absolute(), os.environ.get("TORCHELASTIC_RUN_ID", "")
     launch += f" of process {os.getppid()}" * (launch == "none")  # without --rdzv-id all launches have this one
     if launch and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        found = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
-        if found:
-            return max(found, key=lambda path: path.stat().st_mtime).parent
+        runs = [path for path in first.parent.glob(f"*/{LAUNCH}") if path.read_text() == launch]
+        if runs:
+            return max(runs, key=lambda path: path.stat().st_mtime).parent
     make_directory(first.parent)
     while True:
         with suppress(FileExistsError):  # of another launch, just now
@@ -247,8 +247,8 @@ def _checkpoints(run: Path) -> list[Path]:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [run / name for name in names if re.fullmatch(STEP + r"\d+", name)]
-    return sorted((path for path in found if path.is_dir()), key=step_of, reverse=True)
+    paths = [run / name for name in names if re.fullmatch(STEP + r"\d+", name)]
+    return sorted((path for path in paths if path.is_dir()), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -295,7 +295,7 @@ def choose(run: Path) -> tuple[Path | None, list[str]]:
     and its directory has files that are not of a run.
     """
     path, warnings = newest(run)
-    others = sorted(name for name in os.listdir(run) if not re.fullmatch(_OF_RUN, name))
+    others = sorted(name for name in os.listdir(run) if not re.fullmatch(_RUN_FILES, name))
     if others and path is None:
         sentence = f"--out {run} has files that are not of a run ({', '.join(others[:3])}); give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(run))
@@ -332,11 +332,11 @@ def find(path: Path, option: str = "checkpoint") -> Path:
     is_model = (path / "config.json").is_file()
     if is_model and not (path / INDEX).exists():  # another program wrote it
         return path
-    found, _ = _first_complete([path] if is_model else _checkpoints(path), option)
-    if not found:
+    complete, _ = _first_complete([path] if is_model else _checkpoints(path), option)
+    if not complete:
         sentence = f"{path} holds no checkpoint; give the directory of a run or of a model"
         raise UsageError(sentence, "not-a-run", option=option, given=str(path))
-    return found
+    return complete
 
 
 def resolved(spec: str, option: str = "checkpoint") -> str:

@@ -90,7 +90,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
         shown = [f"{named(name)} {value}" for name, value in values.items() if name not in {"phase", *given}]
         if phases := values.get("phase"):
             shown.append(f"and {counted(len(phases), 'phase')} (bertrain doctor shows them)")
-    return Config.of(**values), [" ".join([f"--recipe {recipe}:", *shown])] * bool(recipe)
+    return Config.make(**values), [" ".join([f"--recipe {recipe}:", *shown])] * bool(recipe)
 
 
 def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:

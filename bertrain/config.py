@@ -93,7 +93,7 @@ OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """Every option of bertrain.pretrain but those of methods, which `Config.of` takes too.
+    """Every option of bertrain.pretrain but those of methods, which `Config.make` takes too.
 
     run/run.json holds all of them, and --config reads them from there. Names of objectives, optimizers, schedules and
     models are checked where they are looked up, so that other programs can add their own.
@@ -268,21 +268,21 @@ class Config(Options):
             rule.require(SimpleNamespace(**values), given)
 
     @classmethod
-    def of(cls, **given: Any) -> Config:
+    def make(cls, **given: Any) -> Config:
         """Return the options of a run and of its methods, by name. Raises UsageError for an unknown name."""
-        found, given = [], known_options(given, "the run")
+        methods, given = [], known_options(given, "the run")
         for kind in options_of_methods().values():
             own = {name: given.pop(name) for name in kind.names() & given.keys()}
             if own and (options := kind(**own)) != kind():
-                found.append(options)
-        return cls(**given, methods=tuple(found))
+                methods.append(options)
+        return cls(**given, methods=tuple(methods))
 
     def flat(self) -> dict[str, Any]:
-        """Return all options by name, with those of its methods. `Config.of` makes the same options of them."""
-        found = {each.name: getattr(own, each.name) for own in (self, *self.methods) for each in fields(own)}
-        return {name: value for name, value in found.items() if name != "methods"}
+        """Return all options by name, with those of its methods. `Config.make` makes the same options of them."""
+        values = {each.name: getattr(own, each.name) for own in (self, *self.methods) for each in fields(own)}
+        return {name: value for name, value in values.items() if name != "methods"}
 
-    def of_method(self, kind: type[T]) -> T:
+    def method_options(self, kind: type[T]) -> T:
         """Return the options of a method; its default options if none is given."""
         return next((options for options in self.methods if isinstance(options, kind)), kind())
 
@@ -291,13 +291,13 @@ class Config(Options):
 
         A value that is a path here is its last name alone.
         """
-        options, found = all_options(), {}
+        options, differing = all_options(), {}
         for name, value in self.flat().items():
             is_shown = options[name].metadata["group"] != CHECKPOINTS and name not in ("data", "phase")
             if is_shown and value != options[name].default:
                 is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
-                found[named(name)] = Path(value).name if is_path else value
-        return found
+                differing[named(name)] = Path(value).name if is_path else value
+        return differing
 
     @property
     def start(self) -> str:
@@ -324,13 +324,13 @@ def _rules() -> Iterator[Rule]:
 
 def all_options() -> dict[str, Field[Any]]:
     """Return the options of a run and of every method by name. Raises UsageError for a name that two of them have."""
-    found: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
+    options: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
     for name, kind in options_of_methods().items():
-        if same := min(kind.names() & (found.keys() | RESERVED), default=""):
+        if same := min(kind.names() & (options.keys() | RESERVED), default=""):
             sentence = f"the method {name} has the option {named(same)}, and there is one already; rename it"
             raise UsageError(sentence, "bad-entry", option=same, given=name)
-        found |= {each.name: each for each in fields(kind)}
-    return found
+        options |= {each.name: each for each in fields(kind)}
+    return options
 
 
 def layered(before: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

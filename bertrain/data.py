@@ -130,7 +130,7 @@ class Stream:
         if len(self.datasets) > 1:
             bertdata.Loader([(shards, 1) for shards in self.datasets.values()], masking=None)  # compares tokenizers
         self._num_samples = cache(lambda path, n: build_loader(config, self.datasets[path], length=n).num_samples)
-        self.plan = Plan.of(config, self, world_size=ranks.world_size, on_gpu=ranks.device.type == "cuda")
+        self.plan = Plan.make(config, self, world_size=ranks.world_size, on_gpu=ranks.device.type == "cuda")
         self.phase = self.plan.phases[0]
         self._before: dict[str, int] = {}  # samples read of each stream before the loader of this phase
         self.step = 0  # of the next batch

@@ -123,9 +123,9 @@ class Either(NamedTuple):
     why: str = ""
 
     def require(self, values: Any, given: Collection[str]) -> None:
-        if len(found := [name for name in self.names if name in given]) > 1:
-            sentence = f"{' and '.join(map(named, found))} were given{self.why and ': '}{self.why}; give one of them"
-            raise UsageError(sentence, "conflict", option=found[0], given=getattr(values, found[0]))
+        if len(both := [name for name in self.names if name in given]) > 1:
+            sentence = f"{' and '.join(map(named, both))} were given{self.why and ': '}{self.why}; give one of them"
+            raise UsageError(sentence, "conflict", option=both[0], given=getattr(values, both[0]))
 
 
 class Needs(NamedTuple):

@@ -77,11 +77,11 @@ class Phase:
         names = ("length", "weight_decay", "trains", "rope_base", "rope_base_local")
         saved: dict[str, Any] = {name: getattr(self, name) for name in ("number", "start", "stop", "sources")}
         saved |= {"rows": (self.rows[0], self.rows[-1])} | {name: getattr(self.options, name) for name in names}
-        saved |= {"methods": of_methods(self.options), "masking": asdict(self.masking), "rate": asdict(self.curve)}
+        saved |= {"methods": method_options(self.options), "masking": asdict(self.masking), "rate": asdict(self.curve)}
         return dict(json.loads(json.dumps(saved)))
 
 
-def of_methods(options: Config) -> dict[str, Any]:
+def method_options(options: Config) -> dict[str, Any]:
     """Return the options of methods that a phase may set, by name, if the method has any option."""
     return {name: getattr(each, name) for each in options.methods for name in sorted(each.names(of_phases=True))}
 
@@ -104,7 +104,7 @@ def options_of(config: Config) -> list[Config]:
             if wrong := min(table.keys() - set(allowed), default=""):
                 sentence = f"{wrong} is none of the options that a phase may set: {', '.join(allowed)}; remove it"
                 raise UsageError(sentence, "unknown", option=wrong, given=table[wrong])
-            phases.append(Config.of(**layered(above, table)))
+            phases.append(Config.make(**layered(above, table)))
         except UsageError as error:
             sentence = f"[[phase]] {number}: {error}"
             raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
@@ -220,7 +220,7 @@ class Plan:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: Config, sizes: Stream, *, world_size: int, on_gpu: bool = False) -> Plan:
+    def make(cls, config: Config, sizes: Stream, *, world_size: int, on_gpu: bool = False) -> Plan:
         """Return the plan of a run. All steps are complete; the last may read rows of the next epoch."""
         phases = resolve(config, sizes)
         share = -(-max(max(phase.rows) for phase in phases) // world_size)  # rows of the fullest rank, at most
@@ -262,8 +262,8 @@ class Plan:
         if not before or [phase["rate"] for phase in before] == [asdict(phase.curve) for phase in self.phases]:
             return []
         was, steps = next((phase for phase in before if phase["stop"] > step), before[-1]), before[-1]["stop"]
-        old = Curve(**was["rate"]).at(min(step, steps - 1))
-        new = self.phase_at(step).curve.at(min(step, self.steps - 1))
+        old = Curve(**was["rate"]).rate(min(step, steps - 1))
+        new = self.phase_at(step).curve.rate(min(step, self.steps - 1))
         change = f"{steps:,} → {self.steps:,} steps, learning rate of step {step + 1:,} {old:.2e} → {new:.2e}"
         return [f"the options have changed: {change}"]
 
@@ -273,10 +273,10 @@ class Plan:
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
         highest = min(max(curve.start + curve.warmup_steps, phase.start), last)
-        first, peak, end = (curve.at(step) for step in (phase.start, highest, last))
+        first, peak, end = (curve.rate(step) for step in (phase.start, highest, last))
         masked = "any share" if options.masking == "uniform" else f"{options.mlm_probability:.0%}"
         bases = [f"{base:g}" for base in (options.rope_base, options.rope_base_local) if base]
-        more = of_methods(options) | {"trains": options.trains or None, "rotary base": " and ".join(bases) or None}
+        more = method_options(options) | {"trains": options.trains or None, "rotary base": " and ".join(bases) or None}
         return (
             f"phase {phase.number} of {len(self.phases)}, steps {phase.start:,} to {phase.stop:,}: {data}, "
             f"{options.global_batch_size} rows of {options.length} tokens, {masked} masked, rate {first:.2e} to "

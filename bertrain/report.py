@@ -134,8 +134,8 @@ class Report(contextlib.ExitStack):
     def _begin(self, resumed_from: Path | None, warnings: list[str], changes: list[str]) -> int:
         config, plan, trainer, stream = self.config, self.plan, self._trainer, self._stream
         ids = [shards.dataset_id for shards, _ in stream.sources]
-        of_methods = {method.name: method.facts(trainer.learner) for method in trainer.methods}
-        of_methods = {name: found for name, found in of_methods.items() if found}
+        method_facts = {method.name: method.facts(trainer.learner) for method in trainer.methods}
+        method_facts = {name: facts for name, facts in method_facts.items() if facts}
         facts: dict[str, Any] = {
             "step": self._first_step,
             "resumed_from": str(resumed_from) if resumed_from else None,
@@ -149,7 +149,7 @@ class Report(contextlib.ExitStack):
             "phases": [phase.saved() for phase in plan.phases],
             "reference_loss": self.reference,
         }
-        self._run_json = {"config": config.flat() | {"out": str(self.out.absolute())}, "resolved": facts | of_methods}
+        self._run_json = {"config": config.flat() | {"out": str(self.out.absolute())}, "resolved": facts | method_facts}
         of_model = self._keep_model()
         for path, shards in stream.datasets.items():
             if "validation" not in shards.splits and config.eval_every:
@@ -164,8 +164,8 @@ class Report(contextlib.ExitStack):
         size, number = plan.first_micro_batches()
         resumed = f", resumed after step {self._first_step} from {resumed_from}" if resumed_from else ""
         lines = [*changes, *stream.describe_mix()]
-        for name, found in of_methods.items():
-            lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in found.items())}")
+        for name, values in method_facts.items():
+            lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}")
         lines += [
             f"{config.start}: {trainer.num_parameters:,} parameters, {counted(plan.steps, 'step')}, "
             f"{plan.phases[0].options.global_batch_size} rows a step, in {number} "

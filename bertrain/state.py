@@ -117,14 +117,14 @@ def read(path: Path) -> TrainState:
         saved = json.loads((path / TRAINER).read_bytes())
         if saved["version"] not in (1, VERSION):
             raise ValueError(f"its version is {saved['version']}, and this bertrain reads 1 and {VERSION}")
-        state = TrainState(**(_of_version_1(saved, path) if saved["version"] == 1 else saved))
+        state = TrainState(**(_from_version_1(saved, path) if saved["version"] == 1 else saved))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         sentence = f"{path / TRAINER} is damaged: {error}; give another checkpoint, or its weights alone with --init"
         raise DatasetError(sentence, "damaged", given=str(path)) from None
     return state
 
 
-def _of_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
+def _from_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the members of a state of version 1 as this version has them; options are those of run.json beside."""
     options: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -321,7 +321,7 @@ class Trainer:
             if not self._has_buckets:
                 self._lay_buckets(module, piece, scale, step)
             self.sums.add(self.add_gradients(module, piece, scale, is_last=place == number))
-        self.update(phase.curve.at(step))
+        self.update(phase.curve.rate(step))
         self.sums.end_step(self.skipped, self.ranks)
 
     def _seed(self, step: int) -> None:

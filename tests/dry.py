@@ -142,7 +142,7 @@ class Indexing(TorchFunctionMode):
 
 def training_of(name, dataset, device, **options):
     """A model in its published size in training, in bf16, of fake tensors on a device."""
-    config = Config.of(
+    config = Config.make(
         data=str(dataset.path), out="none", length=LENGTHS[name], precision="bf16", compile="off", **options
     )
     with torch.device("meta"):  # whose weights get no first values

@@ -78,7 +78,7 @@ def test_each_alternative_is_drawn_and_few_are_refused():
     refused = 0
     for run in runs:
         try:
-            Config.of(**run.options)
+            Config.make(**run.options)
         except UsageError:
             refused += 1
     assert refused < 60

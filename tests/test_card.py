@@ -96,7 +96,7 @@ def test_a_card_names_no_directories(dataset, bert_run, tmp_path, monkeypatch):
     assert "/" not in "".join(line for line in text.splitlines() if line.startswith(("| phase", "| --init")))
     assert "| --init | run |" in text
     assert text.count(f" | `{dataset.dataset_id}`, ") == 2
-    gone = Config.of(data="x", init="/home/someone/that was removed since")
+    gone = Config.make(data="x", init="/home/someone/that was removed since")
     assert gone.differing()["--init"] == "that was removed since"
 
 
@@ -142,7 +142,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     assert checkpoint.find(run).name == "step-00000004"
     if is_damaged:
         (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
-    pretrain(Config.of(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
+    pretrain(Config.make(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
     if is_damaged:
         path = run / "damaged-00000004" / "README.md"
     assert path.read_text() == "mine\n"

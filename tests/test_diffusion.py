@@ -28,7 +28,7 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
     }
     log = train(dataset.path, tmp_path / "run", **given)
     ours = [(entry["loss"], entry["accuracy"]) for entry in log if "loss" in entry]
-    config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
+    config = Config.make(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     run = run_of(config)
     model, special = run.trainer.learner.model.train(), dataset.special_tokens
     adamw = torch.optim.AdamW(

@@ -252,9 +252,9 @@ def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(data
     options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
     found = []
     model = complete(configs, "bert")
-    inside = learner_of(Config.of(**options, elastic=SPACE), model, dataset)
+    inside = learner_of(Config.make(**options, elastic=SPACE), model, dataset)
     inside.use([sizes])
-    outside = learner_of(Config.of(**options), elastic.cut(model, sizes), dataset)
+    outside = learner_of(Config.make(**options), elastic.cut(model, sizes), dataset)
     distil = (inside.objectives["distil"], outside.objectives["distil"])
     assert distil[1].compares_attention == (method == "hidden" and heads == 4)
     if method == "hidden":

@@ -65,7 +65,7 @@ def add(*names):
 
 
 def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_path, longformer):
-    config = Config.of(data=str(dataset.path), out="x", model=longformer, length=32)
+    config = Config.make(data=str(dataset.path), out="x", model=longformer, length=32)
     (dense,) = run(dataset, tmp_path / "dense", model=longformer)
     assert build_model(config, dataset)[1]  # a warning that it is slower
     add("longformer")
@@ -142,7 +142,7 @@ class Noisy(Method):
     asked = []
 
     def begin_step(self, step, phase, learner):
-        self.asked.append(phase.options.of_method(NoisyOptions).noise_scale)
+        self.asked.append(phase.options.method_options(NoisyOptions).noise_scale)
         draw = torch.randn((), generator=torch.Generator().manual_seed(step)) * self.options.noise * self.asked[-1]
         with torch.no_grad():
             next(weight for weight in learner.model.parameters() if weight.ndim == 1).add_(draw)
@@ -177,9 +177,9 @@ def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset,
         ({"noise": "much"}, "malformed", "noise"),
     ):
         with refuses(kind, option):
-            options_of(Config.of(data="d", out="o", **options))
-    made = Config.of(data="d", noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
-    assert Config.of(**made.flat()) == made
+            options_of(Config.make(data="d", out="o", **options))
+    made = Config.make(data="d", noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
+    assert Config.make(**made.flat()) == made
     line = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path, "--noise", 0.1, "--model", TINY).output
     assert "FAIL" not in line
 
@@ -334,7 +334,7 @@ def test_gradients_are_clipped_to_the_norm_of_the_option(dataset, tmp_path, monk
 
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
     def parts(**seeds):
-        config = Config.of(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
+        config = Config.make(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
         return build_loader(config, dataset).seed, fingerprint(build_model(config, dataset)[0])
 
     assert parts(seed=0) == parts(seed=0, data_seed=0)

@@ -152,7 +152,7 @@ def test_a_model_without_masks_computes_what_it_does_with_them(configs, dataset,
 def test_bf16_is_close_or_refused(configs, dataset, name):
     loss = {}
     for precision in ("fp32", "bf16"):
-        config = Config.of(data=str(dataset.path), out="nowhere", precision=precision, length=32)
+        config = Config.make(data=str(dataset.path), out="nowhere", precision=precision, length=32)
         weights = built(configs[name], dataset)
         if precision == "bf16" and name in FAMILIES and not FAMILIES[name].half:
             with refuses("unsupported", "precision"):
@@ -267,7 +267,7 @@ def test_a_family_teaches_and_learns_by_each_method_or_is_refused(configs, datas
         options = {"data": str(dataset.path), "out": "x", "length": 32, "teacher": str(tmp_path / taught_by)}
         for method in ("relations", "hidden", "logits"):
             layers = {"distil_layers": "last"} if method == "hidden" else {}
-            config = Config.of(**options, model=configs[model], distil=method, **layers)
+            config = Config.make(**options, model=configs[model], distil=method, **layers)
             weights = built(configs[model], dataset)
             if method not in can:
                 with refuses("unsupported", "distil", given=method):
@@ -285,12 +285,12 @@ def test_layers_that_share_weights_or_have_no_known_projections_are_compared_les
     weights = built(configs["bert"], dataset)
     weights.save_pretrained(tmp_path)
     given = {"data": str(dataset.path), "out": "x", "model": configs["bert"], "length": 32, "teacher": str(tmp_path)}
-    shared = Config.of(**given | {"model": configs["albert"]}, distil="hidden")
+    shared = Config.make(**given | {"model": configs["albert"]}, distil="hidden")
     with refuses("unsupported", "distil_layers"):
         learner_of(shared, built(configs["albert"], dataset), dataset)
     monkeypatch.setattr("bertrain.lab.distillation.taps._PROJECTIONS", ())  # as in a family with the entry Family()
     with refuses("unsupported", "distil"):
-        learner_of(Config.of(**given), weights, dataset)
+        learner_of(Config.make(**given), weights, dataset)
 
 
 class OwnConfig(PreTrainedConfig):
@@ -326,7 +326,7 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
     for name, values in (("xmod", SMALL["roberta"]), ("flaubert", SMALL["flaubert"] | {"pre_norm": True})):
         path = write(tmp_path / f"{name}.json", json.dumps({"model_type": name} | values))
         with refuses("model-unreadable", given=name):
-            build_model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
+            build_model(Config.make(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
 def test_a_model_is_tried_with_rows_of_the_run_and_a_slow_one_gets_a_warning(configs, dataset, tmp_path):
@@ -345,7 +345,7 @@ def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, na
     run, data = run_of(name), ("--data", dataset.path)
     limits = ("--length", 32, "--steps", 1, "--global-batch-size", 4)
     succeeds(doctor.main, *data, "--out", tmp_path / "x", "--model", configs[name], *limits)
-    _, warnings = build_model(Config.of(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
+    _, warnings = build_model(Config.make(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
     assert bool(warnings) == (name in UNLISTED)
     assert json_of(evaluate.main, *data, "--checkpoint", run, "--show", 1)["loss"] > 0
     limits = ("--length", 32, "--max-samples", 8, "--batch-size", 8, "--top-k", 4)

@@ -71,7 +71,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_changes_no_bit(name, value, sgd):
     module = Module()
-    optimizer = optimizers.build(module, Config.of(data="x", out="y", optimizer=name))
+    optimizer = optimizers.build(module, Config.make(data="x", out="y", optimizer=name))
     optimizers.set_learning_rate(optimizer, 0.01)
     for seed in range(2):
         module.give_gradients(seed)
@@ -93,7 +93,7 @@ def test_what_follows_a_skipped_step_is_as_without_it(name, sgd):
     ends = []
     for skipped in ((), (0,), (1, 2)):
         module = Module()
-        optimizer = optimizers.build(module, Config.of(data="x", out="y", optimizer=name))
+        optimizer = optimizers.build(module, Config.make(data="x", out="y", optimizer=name))
         optimizers.set_learning_rate(optimizer, 0.01)
         for seed in range(3):
             if seed in skipped:

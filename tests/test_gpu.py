@@ -96,7 +96,7 @@ def compare(one, expected, precision):
 def test_a_step_of_every_family_is_that_of_the_cpu(configs, dataset, name, precision):
     """Packed rows where the family takes them, else padded ones."""
     isolate = FAMILIES[name].isolation is not None
-    config = Config.of(data=str(dataset.path), out="x", model=configs[name], length=32, isolate_documents=isolate)
+    config = Config.make(data=str(dataset.path), out="x", model=configs[name], length=32, isolate_documents=isolate)
     samples = "packed" if isolate else "documents"
     expected = step(config, dataset, CPU, "fp32", samples=samples)
     compare(step(config, dataset, DEVICE, precision, samples=samples), expected, precision)
@@ -105,7 +105,7 @@ def test_a_step_of_every_family_is_that_of_the_cpu(configs, dataset, name, preci
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("name", "samples"), [("bert-mini", "windows"), ("modernbert-small", "documents")])
 def test_a_step_of_a_preset_is_that_of_the_cpu(dataset, name, samples, precision):
-    config = Config.of(data=str(dataset.path), out="x", model=name, length=32)
+    config = Config.make(data=str(dataset.path), out="x", model=name, length=32)
     expected = step(config, dataset, CPU, "fp32", samples=samples)
     compare(step(config, dataset, DEVICE, precision, samples=samples), expected, precision)
 
@@ -116,7 +116,7 @@ def test_windows_of_local_layers_are_those_of_the_cpu(configs, dataset, monkeypa
     """In half precision they are computed by the kernel for sequences of unequal length."""
     calls, kernel = [], torch.nn.attention.varlen.varlen_attn
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
-    config = Config.of(data=str(dataset.path), out="x", model=configs[name], length=32)
+    config = Config.make(data=str(dataset.path), out="x", model=configs[name], length=32)
     expected = step(config, dataset, CPU, "fp32")
     assert calls == []
     compare(step(config, dataset, DEVICE, precision), expected, precision)
@@ -298,7 +298,7 @@ def test_a_task_is_learned(big, tmp_path):
 @pytest.mark.parametrize("method", ["logits", "relations", "hidden"])
 def test_a_teacher_teaches_what_it_would_on_the_cpu(configs, dataset, big, method, precision):
     teaching = {"model": configs["modernbert"], "teacher": str(big), "distil": method, "distil_layers": "uniform"}
-    config = Config.of(data=str(dataset.path), out="x", length=32, seed=1, **teaching)
+    config = Config.make(data=str(dataset.path), out="x", length=32, seed=1, **teaching)
     compare(step(config, dataset, DEVICE, precision), step(config, dataset, CPU, "fp32"), precision)
 
 
@@ -311,7 +311,7 @@ def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_
 
 
 def test_the_doctor_sees_the_gpu(dataset, tmp_path):
-    config = Config.of(data=str(dataset.path), out=str(tmp_path / "run"), steps=100)
+    config = Config.make(data=str(dataset.path), out=str(tmp_path / "run"), steps=100)
     findings = dict(doctor.check(doctor.build(config, 1)))
     assert findings["devices"][0] == ("PASS" if ON_GPU else "WARN")
     assert "FAIL" not in {verdict for verdict, _ in findings.values()}

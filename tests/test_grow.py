@@ -40,7 +40,7 @@ def state(out, step):
     module = learner(load_model(path))
     of_run = json.loads((out / "run.json").read_bytes())["config"]
     options = {name: of_run[name] for name in ("optimizer", "lr_scale")}
-    optimizer = optimizers.build(module, Config.of(data="x", out="y", **options))
+    optimizer = optimizers.build(module, Config.make(data="x", out="y", **options))
     checkpoint.read_optimizer(path, optimizer, module)
     return {
         name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
@@ -88,7 +88,7 @@ def small(config, layers, optimizer="adamw", *, seed=0, **more):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
     weights, _ = new_model(config, SPECIAL, length=32, seed=seed, configure=lambda made: grow.shorten(made, layers))
     module = learner(weights)
-    options = Config.of(data="x", out="y", optimizer=optimizer, **more)
+    options = Config.make(data="x", out="y", optimizer=optimizer, **more)
     made = optimizers.build(module, options)
     torch.manual_seed(seed)
     for parameter in module.parameters():
@@ -103,7 +103,7 @@ def small(config, layers, optimizer="adamw", *, seed=0, **more):
 def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after):
     one, old = small(config, before)
     two, _ = small(config, after, seed=1)
-    new = optimizers.build(two, Config.of(data="x", out="y"))
+    new = optimizers.build(two, Config.make(data="x", out="y"))
     initial = {name: weight.detach().clone() for name, weight in two.named_parameters()}
     grow.carry(one, two, old, new, stack=stack)
     prefix = "model.model.layers." if "modernbert" in config else "model.bert.encoder.layer."
@@ -222,8 +222,8 @@ def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
     weights, _ = new_model(config, SPECIAL, length=32, seed=0)
     module = learner(weights)
-    plain = optimizers.build(learner(weights), Config.of(data="x", out="y", optimizer=optimizer))
-    made = optimizers.build(module, Config.of(data="x", out="y", optimizer=optimizer, lr_scale=scales))
+    plain = optimizers.build(learner(weights), Config.make(data="x", out="y", optimizer=optimizer))
+    made = optimizers.build(module, Config.make(data="x", out="y", optimizer=optimizer, lr_scale=scales))
     rates = []
     for one in (plain, made):
         optimizers.set_learning_rate(one, 1.0)

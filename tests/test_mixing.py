@@ -205,4 +205,4 @@ def test_weights_are_in_the_order_of_the_datasets():
         words = ["--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3"]
         succeeds(command(run), *words)
     assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
-    assert Config.of(data="a").data == Config.of(data=["a"]).data == ("a",)
+    assert Config.make(data="a").data == Config.make(data=["a"]).data == ("a",)

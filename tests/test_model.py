@@ -51,7 +51,7 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
 def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
     module = learner(model_of(TINY, dataset))
-    optimizer = optimizers.build(module, Config.of(data="x", out="y"))
+    optimizer = optimizers.build(module, Config.make(data="x", out="y"))
     optimizers.set_learning_rate(optimizer, 1e-2)
     count = num_targets(batch)
     assert count == 5

@@ -20,7 +20,7 @@ from bertrain.optim.adam import Lamb, StableAdamW
 
 def rates(schedule, steps, warmup_steps):
     options = {"peak": 2.0, "steps": steps, "warmup_steps": warmup_steps, "schedule": schedule}
-    return [*map(Curve(**options).at, range(steps))]
+    return [*map(Curve(**options).rate, range(steps))]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -39,7 +39,7 @@ def test_rate_rises_to_the_peak_then_falls_and_is_never_zero(schedule):
 def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimizer):
     given = {"optimizer": optimizer, "weight_decay": 0.07, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7}
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, plain = optimizers.build(model, Config.of(data="x", out="y", **given)).param_groups
+    decayed, plain = optimizers.build(model, Config.make(data="x", out="y", **given)).param_groups
     assert (decayed["betas"], decayed["eps"]) == ((0.8, 0.95), 1e-7)
     assert decayed["weight_decay"] == 0.07
     assert [p.ndim for p in decayed["params"]] == [2]

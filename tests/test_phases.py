@@ -46,7 +46,7 @@ from bertrain.ranks import World
 from bertrain.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
-DEFAULT = Config.of(data="x")
+DEFAULT = Config.make(data="x")
 RUN = {
     name: getattr(DEFAULT, name)
     for name in ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
@@ -56,7 +56,7 @@ RUN = {
 def table_of(phases):
     """For each step of the schedule: the number of its phase, its rows, and its learning rate."""
     return [
-        (phase.number, phase.rows_at(step), phase.curve.at(step))
+        (phase.number, phase.rows_at(step), phase.curve.rate(step))
         for phase in phases
         for step in range(phase.start, phase.stop)
     ]
@@ -73,7 +73,7 @@ def require_same(found, expected):
 @pytest.mark.parametrize("vector", VECTORS["phases"], ids=str)
 def test_phases_are_those_of_the_specification(vector):
     run = {"lr": 1e-3} | vector["run"]
-    phases = resolve(Config.of(data="x", **run, phase=vector["phase"]), SIZES)
+    phases = resolve(Config.make(data="x", **run, phase=vector["phase"]), SIZES)
     assert [0, *(phase.stop for phase in phases)] == vector["borders"]
     made = table_of(phases)
     require_same(made, reference.table(RUN | run, vector["phase"]))
@@ -118,14 +118,14 @@ def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
     expected = reference.table(RUN | run, phases)
     if {number for number, *_ in expected} != set(range(1, len(phases) + 1)):
         with refuses("out-of-range", "phase"):
-            resolve(Config.of(data="x", **run, phase=phases), SIZES)
+            resolve(Config.make(data="x", **run, phase=phases), SIZES)
         return
-    require_same(table_of(resolve(Config.of(data="x", **run, phase=phases), SIZES)), expected)
+    require_same(table_of(resolve(Config.make(data="x", **run, phase=phases), SIZES)), expected)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 200))
 def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, steps):
-    (phase,) = resolve(Config.of(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
+    (phase,) = resolve(Config.make(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
     rows = [phase.rows_at(step) for step in range(steps)]
     assert rows == [reference.rows_at(f"{first}..{last}", step, steps) for step in range(steps)]
     assert rows == sorted(rows, reverse=first > last)
@@ -180,9 +180,9 @@ def test_plans(options, expected):
     config = {"data": "x"} | options
     if isinstance(expected, tuple):
         with refuses(*expected):
-            resolve(Config.of(**config), SIZES)
+            resolve(Config.make(**config), SIZES)
         return
-    plan = Plan.of(Config.of(**config), SIZES, world_size=1)
+    plan = Plan.make(Config.make(**config), SIZES, world_size=1)
     assert expected in "\n".join(plan.line(phase) for phase in plan.phases)
 
 
@@ -206,7 +206,7 @@ def mixed(dataset, other):
 
 
 def batches_of(phases, *, rank=0, world_size=1):
-    config = Config.of(phase=phases, global_batch_size=7)
+    config = Config.make(phase=phases, global_batch_size=7)
     return Stream(config, World(rank, world_size, torch.device("cpu")))
 
 
@@ -346,7 +346,7 @@ def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tm
 
 def saved(phases):
     """Phases as a checkpoint has them."""
-    return json.loads(json.dumps([phase.saved() for phase in resolve(Config.of(data="x", phase=phases), SIZES)]))
+    return json.loads(json.dumps([phase.saved() for phase in resolve(Config.make(data="x", phase=phases), SIZES)]))
 
 
 def test_a_phase_with_all_layers_is_no_growth(dataset, tmp_path):
@@ -441,7 +441,7 @@ def test_the_doctor_prints_the_phases_first(dataset, tmp_path):
         {"steps": 10, "length": 16, "global_batch_size": "4..8", "layers": 1, "warmup": 0.5},
         {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
     ]
-    config = Config.of(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
+    config = Config.make(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
     found = list(doctor.check(doctor.build(config, 1)))
     assert [name for name, _ in found].index("shards") == len(phases)
     assert "steps 10 to 25" in found[1][1][1]
@@ -538,7 +538,7 @@ def test_a_phase_that_trains_nothing_is_refused_at_every_start(dataset, tmp_path
 def test_milestones_stay(dataset, tmp_path):
     """A step reads 192 tokens, and words in the share of the epoch that it reads."""
     words = dataset.manifest.counts["words"]["train"]
-    samples = build_loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
+    samples = build_loader(Config.make(data=str(dataset.path)), dataset, length=32).num_samples
     marks = ["tokens=384,900", f"words={words * 19 // samples + 1}"]  # the end of step 2, and step 5; within step 4
     options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
     train(dataset.path, tmp_path / "run", **options)

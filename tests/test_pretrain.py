@@ -366,7 +366,7 @@ def test_a_run_without_out_gets_a_new_directory_and_the_line_that_resumes_it(dat
     first, *_ = succeeds(pretrain_main, *given, "--steps", 1).stdout.splitlines()
     resuming = shlex.split(first.partition("; ")[2].removesuffix(" resumes this run"))
     assert "the run is complete" in succeeds(main, *resuming[1:]).stdout
-    config = Config.of(data=str(dataset.path), model=TINY)
+    config = Config.make(data=str(dataset.path), model=TINY)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     made = [checkpoint.directory_of(config) for _ in range(2)]
     assert [path.name.partition("-")[2][10:] for path in made] == ["-2", "-3"]

@@ -180,7 +180,7 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
     for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
-        config = Config.of(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
+        config = Config.make(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
         weights, _ = build_model(config, dataset)
         learner_of(config, weights, dataset, "bf16")
         assert weights.config._attn_implementation == attention
@@ -188,7 +188,7 @@ def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
 
 def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_run, monkeypatch):
     monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
-    config = Config.of(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
+    config = Config.make(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
     weights, _ = build_model(config, dataset)
     learner = learner_of(config, weights, dataset)
     assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]

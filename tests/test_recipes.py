@@ -39,7 +39,7 @@ def options_in(name):
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     said, config = options_of("--recipe", name)
-    assert config == Config.of(data="d", out="o", **options_in(name))
+    assert config == Config.make(data="d", out="o", **options_in(name))
     for option, value in options_in(name).items():
         assert f"--{option.replace('_', '-')} {value}" in said or option == "phase"
     assert ("bertrain doctor" in said) == ("phase" in options_in(name))
@@ -47,7 +47,7 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
 
 def test_another_model_or_optimizer_beside_a_recipe(options_of):
     _, config = options_of("--recipe", "tiny", "--model", "bert-tiny")
-    assert config == Config.of(data="d", out="o", **options_in("tiny") | {"model": "bert-tiny"})
+    assert config == Config.make(data="d", out="o", **options_in("tiny") | {"model": "bert-tiny"})
     _, config = options_of("--recipe", "tiny", "--optimizer", "adamw")
     assert (config.lr, config.muon_rate, config.global_batch_size) == (Config.lr, Config.muon_rate, 64)
 
@@ -106,7 +106,7 @@ SIZES = SimpleNamespace(samples=lambda paths, length: 10**9, tokens=lambda path:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_plan_of_a_recipe_is_what_was_published(name):
     """tests/published.json has the numbers of their authors, and where they stand."""
-    config, stated = Config.of(data="d", **options_in(name)), PUBLISHED[name]
+    config, stated = Config.make(data="d", **options_in(name)), PUBLISHED[name]
     for option, value in stated["run"].items():
         if option == "clip_norm" and value is None:
             assert config.clip_norm == 1e9
@@ -153,7 +153,7 @@ def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
     (tmp_path / "model.json").write_text(json.dumps(FAMILIES[kind] | {"model_type": kind}))
     above = {"length": 32, "global_batch_size": 4, "log_every": 1, "eval_every": 0}
     above["model"] = str(tmp_path / "model.json")
-    lengths = sorted({phase.length for phase in plan.options_of(Config.of(data="d", **options))})
+    lengths = sorted({phase.length for phase in plan.options_of(Config.make(data="d", **options))})
     phases = []
     for phase in options.pop("phase"):
         settings = {key: value for key, value in phase.items() if key not in ("tokens", "steps", "warmup_steps")}
@@ -161,7 +161,7 @@ def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
         settings["global_batch_size"] = "2..4" if ".." in str(settings.get("global_batch_size")) else 4
         phases.append(settings | {"steps": 6})
     given = {key: value for key, value in options.items() if key not in ("warmup_steps", *above)}
-    pretrain(Config.of(data=str(dataset.path), out=str(tmp_path / "run"), phase=phases, **given, **above))
+    pretrain(Config.make(data=str(dataset.path), out=str(tmp_path / "run"), phase=phases, **given, **above))
     log = [entry for entry in entries(tmp_path / "run") if "loss" in entry]
     assert [entry["step"] for entry in log] == [*range(1, 6 * len(phases) + 1)]
     assert all(math.isfinite(entry["loss"]) for entry in log)

@@ -66,7 +66,7 @@ def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
 
 
 def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
-    with recorded(tmp_path) as disk, checkpoint.whole(tmp_path / "out" / "model") as temporary:
+    with recorded(tmp_path) as disk, checkpoint.publish(tmp_path / "out" / "model") as temporary:
         for name in ("config.json", "adapter/adapter_config.json", "adapter/default/weights"):
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text("{}")

@@ -139,7 +139,7 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path, options, s
         epsilon=1e-6,
     )
     log = train(dataset.path, tmp_path / "run", **given)
-    config = Config.of(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
+    config = Config.make(data=str(dataset.path), out=str(tmp_path / "again"), length=32, global_batch_size=6, **given)
     expected = plain_losses(config, dataset, 10)
     ours = [(entry["loss"], entry["discriminator_loss"]) for entry in log if "loss" in entry]
     assert len(ours) == 10
@@ -160,7 +160,7 @@ def test_the_generator_learns_the_same_without_a_discriminator_of_its_own_embedd
 
 def objective_of(dataset, out, given):
     """That of the discriminator of a run."""
-    run = run_of(Config.of(**training.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
+    run = run_of(Config.make(**training.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
     return run.trainer.learner.objectives["discriminator"].eval()
 
 
@@ -226,7 +226,7 @@ def test_the_discriminator_has_the_rotary_base_and_recomputes(dataset, tmp_path,
     config.write_text(json.dumps(SMALL["modernbert"] | {"model_type": "modernbert"}))
     given = options() | {"model": str(config), "discriminator": str(config), "gradient_checkpointing": True}
     given |= {"rope_base": 777.0, "data": str(dataset.path), "out": str(tmp_path / "run")}
-    run = run_of(Config.of(length=32, global_batch_size=6, **given))
+    run = run_of(Config.make(length=32, global_batch_size=6, **given))
     for method in run.trainer.methods:
         method.begin_step(0, run.stream.phase, run.trainer.learner)
     model = run.trainer.learner.objectives["discriminator"].encoder.model

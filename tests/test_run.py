@@ -193,18 +193,18 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
     saved = state.read(out / "step-00000005")
     assert (saved.loader["masking"]["probability"], saved.loader["position"]) == (0.1, 18)
     assert [*saved.streams.values()] == [18]
-    planned = Plan.of(Config.of(data="x", **SMALL | options), OF_100, world_size=1)
+    planned = Plan.make(Config.make(data="x", **SMALL | options), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
 
 
 @pytest.mark.parametrize(("length", "rows"), [(128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
 def test_a_pass_on_a_gpu_has_a_limit_of_tokens(length, rows):
     """Unless its rows are given; a pass on a CPU has one of rows."""
-    config = Config.of(data="x", length=length, global_batch_size=300)
-    assert Plan.of(config, OF_100, world_size=1, on_gpu=True).micro_batch_size == rows
-    assert Plan.of(config, OF_100, world_size=1).micro_batch_size == 64
-    given = Config.of(data="x", length=length, micro_batch_size=100)
-    assert Plan.of(given, OF_100, world_size=1, on_gpu=True).micro_batch_size == 100
+    config = Config.make(data="x", length=length, global_batch_size=300)
+    assert Plan.make(config, OF_100, world_size=1, on_gpu=True).micro_batch_size == rows
+    assert Plan.make(config, OF_100, world_size=1).micro_batch_size == 64
+    given = Config.make(data="x", length=length, micro_batch_size=100)
+    assert Plan.make(given, OF_100, world_size=1, on_gpu=True).micro_batch_size == 100
 
 
 OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 samples, whatever their length
@@ -212,18 +212,18 @@ OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 s
 
 def test_a_step_may_have_all_samples_and_one_row_for_each_rank():
     for rows, num_ranks, number in ((100, 1, 0), (101, 1, 1), (4, 4, 0), (3, 4, 1)):
-        planned = Plan.of(Config.of(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
+        planned = Plan.make(Config.make(data="x", steps=2, global_batch_size=rows), OF_100, world_size=num_ranks)
         assert len(planned.warnings) == number, rows
 
 
 def test_a_plan_counts_the_rows_of_a_run():
     given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
-    planned = Plan.of(Config.of(data="x", steps=100, phase=given), OF_100, world_size=2)
+    planned = Plan.make(Config.make(data="x", steps=100, phase=given), OF_100, world_size=2)
     rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
     assert [rows[step] for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 8]
     assert planned.samples() == sum(rows)
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
-    epoch = Plan.of(Config.of(data="x", phase=given), OF_100, world_size=2)
+    epoch = Plan.make(Config.make(data="x", phase=given), OF_100, world_size=2)
     assert epoch.samples() == pytest.approx(100, abs=40)
 
 
@@ -534,13 +534,13 @@ def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(da
     monkeypatch.setattr(Trainer, "step", step)
     phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
     options = training.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
-    config = Config.of(**options, phase=phases)
+    config = Config.make(**options, phase=phases)
     plan = doctor.build(config, 2).stream.plan
     *_, (name, (verdict, line)) = doctor.estimate(config, plan, 2, None)  # without GPUs one process takes all rows
     assert taken == [(16, 6, 1)] * 2 + [(32, 6, 2)] * 2
     assert (name, verdict) == ("time", "WARN")
     assert "training 3,520.0 s" in line
-    config = Config.of(**options | {"phase": [{"steps": 100}], "steps": None, "eval_every": 0, "length": 19})
+    config = Config.make(**options | {"phase": [{"steps": 100}], "steps": None, "eval_every": 0, "length": 19})
     *_, (name, (verdict, line)) = doctor.estimate(config, doctor.build(config, 1).stream.plan, 1, 1)
     assert line == "durations of the phases times 1.8 fit into 95 % of 1 hours"
 

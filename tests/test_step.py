@@ -87,7 +87,9 @@ def test_evaluations_on_gpus_are_as_training(configs, monkeypatch, bf16, expecte
 
     def resolved(model="bert", **options):
         weights = SimpleNamespace(config=AutoConfig.from_pretrained(configs[model]))
-        return resolve_precision(Config.of(data="x", **options), torch.device("cuda"), weights, option="eval_precision")
+        return resolve_precision(
+            Config.make(data="x", **options), torch.device("cuda"), weights, option="eval_precision"
+        )
 
     assert resolved() == expected
     assert resolved(precision="fp32") == "fp32"
@@ -159,7 +161,7 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
     tags = []
     for choice in ("auto", "flash", "math"):
         monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
-        config = Config.of(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
+        config = Config.make(data=str(dataset.path), out="x", model=TINY, attention=choice, compile="on", length=32)
         ranks = World(0, 1, torch.device("cpu"))
         Trainer(config, dataset, ranks, [], None, build_model(config, dataset)[0])
         tags.append(torch.compiler.config.cache_key_tag)

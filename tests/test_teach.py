@@ -659,7 +659,7 @@ def pupil(dataset, big, configs):
 
     def made(kind="bert", *, weights=None, **options):
         more = {"teacher": str(big), "model": configs.get(kind, kind), "length": 32} | options
-        config = Config.of(data=str(dataset.path), out="nowhere", **more)
+        config = Config.make(data=str(dataset.path), out="nowhere", **more)
         weights = weights or model_of(config.model, dataset)
         module = learner_of(config, weights, dataset)
         samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
@@ -853,7 +853,7 @@ def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew_and
         (taught | {"distil": "logits"}, False, False),
         ({"elastic": "layers=1:3", "sub_networks": 3}, True, False),
     ):
-        config = Config.of(data="x", out="y", **more)
+        config = Config.make(data="x", out="y", **more)
         assert (on_gpu and all(method.can_compile(config) for method in methods_of(config))) == compiles
 
 

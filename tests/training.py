@@ -56,7 +56,7 @@ def train(data, out, *, ranks=None, **options):
     if ranks:
         on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
     else:
-        pretrain(Config.of(**mixing(data), out=str(out), **chosen(options)))
+        pretrain(Config.make(**mixing(data), out=str(out), **chosen(options)))
     return entries(out)
 
 

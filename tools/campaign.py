@@ -534,7 +534,7 @@ def made(run: Run, inputs: Path, folder: Path) -> Verdict:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        Config.of(**run.options)
+        Config.make(**run.options)
     except UsageError as error:
         return Verdict("refused", [str(error)], [])
     file = folder / "options.toml"

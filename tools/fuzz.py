@@ -221,7 +221,7 @@ def _of_runs(scratch: Path, small: Path) -> Iterator[tuple[str, Target]]:
     yield "trainer.json", Target(made / "trainer.json", lambda: state.read(made))
 
     def planned() -> None:
-        config = Config.of(**read_options(scratch / "run.toml"))
+        config = Config.make(**read_options(scratch / "run.toml"))
         Stream(config, World(0, 1, torch.device("cpu")), methods_of(config))
 
     yield "checkpoint.json", Target(made / "checkpoint.json", lambda: checkpoint.choose(run))

@@ -258,7 +258,7 @@ def _trained(
             loss = task.loss(logits, data.labels[chosen].to(model.device))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optim.set_learning_rate(optimizer, rates.at(step))
+            optim.set_learning_rate(optimizer, rates.rate(step))
             optimizer.step()
             bar.update()
             optimizer.zero_grad()
@@ -348,7 +348,7 @@ def _write(out: Path, reader: Reader, weights: dict[str, torch.Tensor], files: d
     """Writes the model of a seed, complete or not at all. files: by name, what else is in its directory."""
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    with naming(out), checkpoint.whole(out) as temporary:
+    with naming(out), checkpoint.publish(out) as temporary:
         adapters.save(reader.model, weights, temporary)
         for name, content in files.items():
             (temporary / name).write_bytes(content)

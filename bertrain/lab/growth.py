@@ -39,14 +39,14 @@ class Growth(Method):
         self._all_layers = 0  # of the complete model
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        if layers := phase.options.of_method(GrowthOptions).layers:
+        if layers := phase.options.method_options(GrowthOptions).layers:
             shorten(config, layers)
 
     def check_run(
         self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
         deepest, phases = build_model(None), stream.plan.phases[stream.phase.number - 1 :]
-        depths = [phase.options.of_method(GrowthOptions).layers for phase in stream.plan.phases]
+        depths = [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases]
         if not any(depths):
             sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
             raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
@@ -56,7 +56,7 @@ class Growth(Method):
         return [name for name, _ in deepest.named_parameters()]
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        numbers = {phase.options.of_method(GrowthOptions).layers or self._all_layers for phase in (before, after)}
+        numbers = {phase.options.method_options(GrowthOptions).layers or self._all_layers for phase in (before, after)}
         return self._carry if len(numbers) > 1 else None
 
     def _carry(

@@ -25,7 +25,7 @@ class Curve:
     asked: int = 0  # steps of the warm-up that was requested; `warmup_steps` is less where it is too long
     warmup: str = ""  # the same as it was given: "50 steps", or a share of the steps
 
-    def at(self, step: int) -> float:
+    def rate(self, step: int) -> float:
         """Return the learning rate of a step. Raises UsageError if a schedule does not return a number of 0 or more."""
         step -= self.start
         if step < self.warmup_steps:

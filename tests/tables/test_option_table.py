@@ -79,7 +79,7 @@ def test_a_value_that_an_option_does_not_take_is_one_sentence_that_names_it(name
     kind.parse(right)
     for given in [*wrong, *(str(each) for each in wrong if kind not in TAKE_WORDS and isinstance(each, int | float))]:
         with pytest.raises(UsageError) as error:
-            Config.of(**{"data": "d"} | {name: given})
+            Config.make(**{"data": "d"} | {name: given})
         assert error.value.option == name
         assert error.value.kind in ("malformed", "out-of-range", "unknown", "bad-url")
         if isinstance(given, str) and kind not in TAKE_WORDS and not OPTIONS[name].metadata["in_files"]:
@@ -92,7 +92,7 @@ def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
     if isinstance(rule, Either):
         for pair in combinations(rule.names, 2):
             with pytest.raises(UsageError) as error:
-                Config.of(**GIVEN | {name: tried(name)[0] for name in pair})
+                Config.make(**GIVEN | {name: tried(name)[0] for name in pair})
             assert error.value.kind in ("conflict", "needs-option")
             if not rule.why:
                 values = [{name: tried(name)[0]} for name in pair]
@@ -101,11 +101,11 @@ def test_options_that_do_not_go_together_are_one_sentence_that_names_one(rule):
     elif isinstance(rule, Needs):
         for name in rule.names:
             with refuses("needs-option", name):
-                Config.of(**GIVEN | {name: tried(name)[0]})
+                Config.make(**GIVEN | {name: tried(name)[0]})
     else:
         for given in CHECKS[rule.name]:
             with pytest.raises(UsageError) as error:
-                Config.of(**GIVEN | given)
+                Config.make(**GIVEN | given)
             assert (error.value.option, error.value.kind) in ((rule.name, "conflict"), (rule.name, "missing"))
 
 
