@@ -58,7 +58,7 @@ INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 
 
 class Content(NamedTuple):
-    """What a checkpoint holds, beside the model's configuration: tensors that may still change, or a copy of them."""
+    """The content of a checkpoint without the model's configuration: tensors that may change, or a copy of them."""
 
     weights: Mapping[str, torch.Tensor]  # the state dict of a model
     objects: Mapping[str, Any]  # by file name: what torch.save writes

@@ -189,7 +189,7 @@ class Config(Options):
     """Share of the chosen tokens that becomes a random token. The others stay as they are."""
     masking: MaskingPolicy = option("exact", choice(*get_args(MaskingPolicy)), DATA, phase=True)
     """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
-    tokens of a word; span, one to ten neighbouring words; uniform, a share drawn anew for each row, for --objective
+    tokens of a word; span, one to ten neighbouring words; uniform, a random share for each row, for --objective
     diffusion.
     """
     shuffle: str = option("full", choice(*SHUFFLES), DATA)
@@ -259,7 +259,7 @@ class Config(Options):
     )
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value that is none of its kind, and for options that do not go together."""
+        """Raises UsageError for invalid values, and for options that exclude each other."""
         super().__post_init__()
         options, flat = all_options(), self.flat()
         values = {name: flat.get(name, option.default) for name, option in options.items()}

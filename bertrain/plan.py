@@ -102,7 +102,9 @@ def options_of(config: Config) -> list[Config]:
             table = {**table, "share": rest}
         try:
             if wrong := min(table.keys() - set(allowed), default=""):
-                sentence = f"{wrong} is none of the options that a phase may set: {', '.join(allowed)}; remove it"
+                sentence = (
+                    f"{wrong} is not an option that a phase may set; remove it, or give one of {', '.join(allowed)}"
+                )
                 raise UsageError(sentence, "unknown", option=wrong, given=table[wrong])
             phases.append(Config.make(**layered(above, table)))
         except UsageError as error:

@@ -207,10 +207,10 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
 def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset):
     with refuses("not-a-run", "run"):
         stream_of(tmp_path / "none", 1)
-    with refuses("out-of-range", "step", says="in no step"):
+    with refuses("out-of-range", "step", says="has no step"):
         stream_of(log(tmp_path / "old", {"step": 1, "loss": 1.0}), 1)
     resumed = log(tmp_path / "resumed", {"step": 1}, {"step": 5} | state(dataset, 20, 4), {"step": 6})
-    with refuses("out-of-range", "step", says="in steps 6 to 6"):
+    with refuses("out-of-range", "step", says="has steps 6 to 6"):
         stream_of(resumed, 5)
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4, dataset_id="0" * 64), {"step": 1})
     arguments = [run, "--data", dataset.path, "--step", 1]

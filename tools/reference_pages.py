@@ -32,7 +32,7 @@ ERRORS = """# Errors
 An error is one sentence: what was given, where, what was expected, and what you can do. The command ends with exit code
 2 if an option or an argument is wrong (`UsageError`), else with 1. In Python, each error is a
 [`bertdata.BertdataError`](api.md) with a `kind`, and with the `option` and the value (`given`) that are wrong, if there
-are such. Programs should look at the kind and at the option: the words may change. Any other exception has a traceback.
+are any. Programs should look at the kind and at the option: the words may change. Any other exception has a traceback.
 It is a bug of the library, or of code of your own that the library calls.
 
 This page has every sentence, by kind. Words in *italics* stand for a value, … for one that has no short name, and ` / `

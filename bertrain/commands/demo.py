@@ -40,7 +40,7 @@ def make_or_require(out: Path) -> None:
         sentence = f"--out {out} cannot be used ({error.strerror}); give another directory"
         raise UsageError(sentence, "unwritable", option="out", given=str(out)) from None
     if others and MARK not in others:
-        sentence = f"--out {out} holds {others[0]}, which the demo has not made; give a new directory"
+        sentence = f"--out {out} has files that are not of a demo ({others[0]}); give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(out))
 
 
@@ -50,7 +50,7 @@ def main(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
 
     The text is the docstrings of the installed Python packages. Finished steps are not repeated, so after Ctrl-C the
-    same command continues. Remove the directory to start anew.
+    same command continues. Remove the directory to start again.
     """
     make_or_require(Path(out))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))

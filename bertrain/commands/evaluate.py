@@ -167,7 +167,7 @@ def main(
     """
     with world() as ranks:
         ranks.together(lambda: _check(context, data, pairs_path))
-        path = ranks.from_first(lambda: checkpoint.resolved(path))  # once, as a run that goes on has newer ones later
+        path = ranks.from_first(lambda: checkpoint.resolved(path))  # once, as a running one has newer ones later
         if pairs_path is not None:
             _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
             return

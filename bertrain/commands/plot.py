@@ -66,8 +66,8 @@ def _draw(runs: tuple[str, ...], out: str) -> None:
     try:
         with naming(Path(out)):
             figure.savefig(out, dpi=100)
-    except ValueError as error:
-        sentence = f"--out {out} cannot be drawn ({error}); give a name that ends in .png"
+    except ValueError:
+        sentence = f"--out {out} is not a kind of picture; give a name that ends in .png"
         raise UsageError(sentence, "unknown-format", option="out", given=out) from None
     click.echo(out)
 

@@ -52,7 +52,7 @@ def stream_of(run: Path, step: int) -> dict[str, Any]:
     before = [each for each in streams if each[0] < step <= last]
     if not before:
         steps = f"steps {streams[0][0] + 1} to {last}" if streams else "no step"
-        sentence = f"--step is {step}, and {path} says what was read in {steps}; give one of these steps"
+        sentence = f"--step is {step}, and {path} has {steps}; give one of these steps"
         raise UsageError(sentence, "out-of-range", option="step", given=step)
     after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}

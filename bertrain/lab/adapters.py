@@ -2,7 +2,7 @@
 
     W x + (alpha / r) · B A x        W [out, in] is frozen; A [r, in] begins at random, B [out, r] at 0
 
-peft puts the matrices into a model in place, so the model keeps its class, and all that calls it goes on as before. Two
+peft puts the matrices into a model in place, so the model keeps its class, and all callers work as before. Two
 things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
 directory of peft's own. docs/methods.md has the rules.
 """

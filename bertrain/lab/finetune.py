@@ -106,7 +106,7 @@ def _check_settings(settings: Settings) -> None:
         sentence = "--lora trains an adapter on frozen weights of a checkpoint; leave out --from-scratch and --freeze"
         raise UsageError(sentence, "conflict", option="lora")
     if settings.lora:
-        parse_lora(settings.lora)  # refuses what is none
+        parse_lora(settings.lora)  # raises UsageError if it is invalid
 
 
 def _check_task(job: Job) -> None:

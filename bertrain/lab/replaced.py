@@ -122,7 +122,7 @@ def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 class ReplacedTokens(Method):
-    """Trains a discriminator beside the model."""
+    """Trains a discriminator together with the model."""
 
     options_type = ReplacedOptions
 

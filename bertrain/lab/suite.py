@@ -144,7 +144,7 @@ def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, 
     with world(LONGEST_WAIT) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
         missing = [task for task, its_files in files.items() if its_files is None]
-        start = ranks.from_first(lambda: checkpoint.resolved(start))  # once, as a run that goes on has newer ones later
+        start = ranks.from_first(lambda: checkpoint.resolved(start))  # once, as a running one has newer ones later
         jobs = {
             task: Job(
                 start=start,

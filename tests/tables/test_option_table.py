@@ -45,6 +45,7 @@ KINDS = {
 CHECKS = {
     "data": [{"data": ()}],
     "weights": [{"data": ["a", "b"]}, {"data": ["a", "b"], "weights": [1, 2, 3]}, {"weights": [1]}],
+    "masking": [{"objective": "diffusion"}],
     "random_fraction": [{"random_fraction": 0.3}],
     "compile": [
         {"compile": "on", "elastic": "layers=1:2"},

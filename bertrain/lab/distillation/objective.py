@@ -1,4 +1,4 @@
-"""Distillation: learn from a teacher beside the text, (1 − alpha) · text + alpha · teacher.
+"""Distillation: learn from a teacher and from the text, (1 − alpha) · text + alpha · teacher.
 
 logits     T² · KL divergence of the predictions at the masked places (Hinton et al., "Distilling the Knowledge in a
            Neural Network", 2015). The teacher's come from a cache of its k most probable tokens and the mass of all

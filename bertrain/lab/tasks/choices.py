@@ -80,7 +80,7 @@ class Choices(Task):
 
 
 def question_of(text: str, question: str, choices: Any, answer: Any, place: str) -> Question:
-    """Raises UsageError, naming the place, for choices that are no list and for an answer that is none of them."""
+    """Raises UsageError, with the place, for choices that are not a list and an answer that is not one of them."""
     if isinstance(choices, str):
         try:
             choices = json.loads(choices)
@@ -95,7 +95,7 @@ def question_of(text: str, question: str, choices: Any, answer: Any, place: str)
         number = choices.index(answer) if answer in choices else whole(answer)
     if not 0 <= number < len(choices):
         raise UsageError(
-            f"{place}: the answer {answer!r} is none of the {len(choices)} choices; give one, or its number from 0",
+            f"{place}: the answer {answer!r} is not one of the {len(choices)} choices; give one, or its number from 0",
             "bad-row",
         )
     return Question(text, question, choices, number)
