@@ -19,6 +19,8 @@ from bertrain.config import HEADINGS, Config, all_options, known_options, layere
 from bertrain.methods import options_of_methods
 from bertrain.options import flag, helps, named
 
+MOST_BYTES = 1 << 24  # of a file of options
+
 
 class _RunCommand(OneSentence):
     """A command with a flag for each option of a run and of all methods, --recipe and --config."""
@@ -106,7 +108,10 @@ def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run.json or a TOML file. Raises UsageError if it is neither, or has unknown options."""
     try:
-        content = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1).decode()
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
         saved = tomllib.loads(content) if path.suffix == ".toml" else dict(json.loads(content)["config"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or (error if isinstance(error, ValueError) else "no options of a run")

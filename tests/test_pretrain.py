@@ -258,11 +258,6 @@ def test_one_short_document_trains(shards_of, tmp_path):
     assert all(entry["loss"] > 0 for entry in train(shards, tmp_path / "run", steps=2, **QUIET))
 
 
-def test_rows_with_nothing_to_predict_are_refused(shards_of, tmp_path):
-    options = {"mlm_probability": 0.05, "kind": "too-short-to-mask", "option": "mlm_probability"}
-    refused_run(shards_of("stone"), tmp_path / "run", **options)
-
-
 @pytest.mark.parametrize("masking", ["exact", "whole_word", "span"])
 def test_a_run_whose_rows_lack_targets_stops_before_its_first_step(shards_of, tmp_path, masking):
     """Nine of ten tokens are [UNK], so a row has two candidates of the five that it should have."""

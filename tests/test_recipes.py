@@ -4,7 +4,6 @@ import json
 import math
 import os
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,8 +89,7 @@ def test_only_the_first_rank_says_it(options_of, monkeypatch):
     assert options_of("--recipe", "tiny")[0] == ""
 
 
-def test_every_option_has_a_help():
-    assert helps(Config).keys() == {option.name for option in fields(Config)}
+def test_a_help_has_the_limits_of_the_code():
     limits = f"at most {MICRO_BATCH_SIZE} on CPUs, and at most {MICRO_BATCH_TOKENS:,} tokens on GPUs"
     assert limits in helps(Config)["micro_batch_size"]
 
