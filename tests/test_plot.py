@@ -118,14 +118,6 @@ def test_seconds_of_a_resumed_run_go_on(tmp_path):
     assert found["evaluations"][0]["seconds"] == 3.0
 
 
-def test_losses_to_compare_with_are_both_there_or_none(tmp_path):
-    both = {"uniform": 8.5, "unigram": 6.5}
-    for number, given in enumerate((both, None, [1], {"unigram": 6.5}, both | {"uniform": float("nan")})):
-        about = {"config": {}, "resolved": {"reference_loss": given}}
-        kept = page(write(tmp_path / str(number), [step(1, 3.0)], about))["runs"][0]["reference"]
-        assert kept == (both if given is both else {})
-
-
 def test_changes_along_a_run_are_events(tmp_path):
     stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3}, "position": 0}
     entries = [

@@ -78,13 +78,9 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kin
     refused(command(print), "--data", "d", "--config", file, kind=kind, option=option, given=given)
 
 
-def test_a_recipe_is_named_alone_and_by_its_name(tmp_path):
-    refused(command(print), "--recipe", "huge", kind="unknown", option="recipe", given="huge")
-    file = Path(__file__)
-    refused(command(print), "--recipe", "tiny", "--config", file, kind="conflict", option="recipe", given="tiny")
-
-
-def test_only_the_first_rank_says_it(options_of, monkeypatch):
+def test_a_recipe_is_named_alone_and_by_its_name_and_printed_by_the_first_rank(options_of, monkeypatch):
+    for words, kind in ((["huge"], "unknown"), (["tiny", "--config", __file__], "conflict")):
+        refused(command(print), "--recipe", *words, kind=kind, option="recipe", given=words[0])
     monkeypatch.setenv("RANK", "1")
     assert options_of("--recipe", "tiny")[0] == ""
 
