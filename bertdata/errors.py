@@ -151,6 +151,10 @@ class DatasetError(BertdataError):
     """A directory is not a dataset, or its files are damaged."""
 
 
+class NoDatasetError(DatasetError, UsageError):
+    """A path that was given is not a dataset."""
+
+
 class RemoteError(BertdataError):
     """A file on another machine cannot be read or written."""
 

@@ -21,17 +21,10 @@ import bertdata
 from bertrain.models.families import add_names_of_4
 
 CARD = "README.md"
-PIPELINES = {
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-}
-"""The class of transformers that loads a model → its pipeline on the hub. Other classes have none."""
 _TEXT = """\
 ---
 library_name: transformers
-{pipeline}tags:
+tags:
 - bertrain
 - {model_type}
 license: other
@@ -81,8 +74,7 @@ def content(
         tables += "\n".join(lines) if part else ""
     version = "4.57" if add_names_of_4(config) else ".".join(transformers.__version__.split(".")[:2])
     names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "head": head, "version": version}
-    pipeline = f"pipeline_tag: {PIPELINES[head]}\n" if head in PIPELINES else ""
-    names |= {"about": about, "parts": tables, "model_type": config.model_type, "pipeline": pipeline}
+    names |= {"about": about, "parts": tables, "model_type": config.model_type}
     return _TEXT.format(**names).encode()
 
 

@@ -13,7 +13,7 @@ import torch
 
 import bertdata
 from bertdata import IGNORE_INDEX, Batch, Dataset
-from bertdata.support import DatasetError, UsageError, counted
+from bertdata.support import UsageError, counted
 from bertrain.config import Config
 from bertrain.methods import Method
 from bertrain.models.encoder import MicroBatch, cu_seqlens_of, has_kernel
@@ -72,17 +72,6 @@ def build_loader(
     )
 
 
-def open_dataset(path: str) -> Dataset:
-    """Open a dataset of --data. Raises UsageError if there is none."""
-    try:
-        return bertdata.open(path)
-    except DatasetError as error:
-        if error.kind not in ("not-found", "not-a-dataset"):
-            raise
-        sentence = f"--data {path} is not a dataset; give the directory that bertdata build or import made"
-        raise UsageError(sentence, error.kind, option="data", given=path) from None
-
-
 Sources = Sequence[tuple[Dataset, float]]
 """The datasets of --data, with their weights."""
 
@@ -126,7 +115,7 @@ class Stream:
     def __init__(self, config: Config, ranks: World, methods: Sequence[Method] = ()) -> None:
         """Open the datasets. Raises UsageError for options that do not fit them, or for different tokenizers."""
         self.config, self._ranks, self._methods = config, ranks, methods
-        self.datasets = {path: open_dataset(path) for path in paths(config)}
+        self.datasets = {path: bertdata.open(path) for path in paths(config)}
         if len(self.datasets) > 1:
             bertdata.Loader([(shards, 1) for shards in self.datasets.values()], masking=None)  # compares tokenizers
         self._num_samples = cache(lambda path, n: build_loader(config, self.datasets[path], length=n).num_samples)

@@ -28,7 +28,6 @@ from bertrain.trainer import Trainer
 
 PATIENCE = 10  # skipped steps in a row that end a run
 QUIET_S = 10  # seconds between two lines about steps
-SHOWN_PREDICTIONS = 5  # of an evaluation
 
 
 def entry_of(line: str) -> dict[str, Any] | None:
@@ -291,7 +290,7 @@ class Report(contextlib.ExitStack):
         line = "no target in it" if loss is None else f"{loss:.4f}, {accuracy:.1%} right"
         lines = [f"step {step}: validation loss {line}, {entry['validation_s']:.1f} s"]
         lines.append(f"{'Input':<76} | {'Target':<16} | Predicted")
-        for around, target, guess in entry["predictions"][:SHOWN_PREDICTIONS]:
+        for around, target, guess in entry["predictions"]:
             lines.append(f"{around[:76]:<76} | {target:<16} | {guess}" + "  x" * (guess != target))
         self.say("\n".join(lines))
 
@@ -322,8 +321,7 @@ class Report(contextlib.ExitStack):
                 "right": f"{last['validation_accuracy']:.2%}",
                 "after step": f"{last['step']:,}",
                 "measured on": f"at most {EVALUATED_SAMPLES:,} rows of {last['validation_length']} tokens of the "
-                f"validation split, {last['validation_masking']:.0%} of them masked, whatever the share in training, "
-                f"in {last['validation_precision']}",
+                f"validation split, {last['validation_masking']:.0%} masked, in {last['validation_precision']}",
             }
         return card.content(
             f"step-{state.step:08d}",

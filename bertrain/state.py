@@ -101,11 +101,11 @@ def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
     usual = json.loads(json.dumps({name: each.default for name, each in all_options().items()}))
     names = dict.fromkeys([*before, *after])  # an option that is missing has its default
     pairs = {name: [each.get(name, usual.get(name.split()[-1])) for each in (before, after)] for name in names}
-    if differing := [(name, old, new) for name, (old, new) in pairs.items() if old != new and "auto" not in (old, new)]:
-        phase = "phase 1 " if max(len(saved.phases), len(now.phases)) < 2 else ""  # of a run without [[phase]]
-        shown = [(name.removeprefix(phase), old, new) for name, old, new in differing]
-        listed = ", ".join(f"{name if ' ' in name else named(name)} {old} → {new}" for name, old, new in shown)
-        listed = re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1", re.sub(r"\[(\d+), \1\]", r"\1", listed))
+    if differing := [(name, old, new) for name, (old, new) in pairs.items() if old != new]:
+        listed = ", ".join(f"{name if ' ' in name else named(name)} {old} → {new}" for name, old, new in differing)
+        if max(len(saved.phases), len(now.phases)) < 2:  # a run without [[phase]]
+            listed = listed.replace("phase 1 ", "")
+        listed = re.sub(r"(?<=[0-9a-f]{12})[0-9a-f]{52}", "", listed)  # the ends of digests
         sentence = f"{path} was trained with different options (old → new): {listed}; give the old ones or a new --out"
         option = differing[0][0].split()[-1].replace("-", "_")
         raise UsageError(sentence, "other-settings", option=option, given=differing[0][2])

@@ -52,7 +52,6 @@ def test_a_task_from_outside_is_trained_and_has_a_card(follows, tmp_path):
     AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "out" / "seed-0")
     card = (tmp_path / "out" / "seed-0" / "README.md").read_text()
     assert "AutoModelForNextSentencePrediction" in card
-    assert "pipeline_tag" not in card
     refused(finetune.main, *follows, "--task", "precedes", kind="unknown", option="task", given="precedes")
 
 

@@ -100,7 +100,7 @@ def test_stopped_after_any_step_and_resumed_the_losses_are_the_same_bits(finishe
 
 
 def test_a_run_that_is_over_is_done_and_does_not_become_shorter(dataset, copied, capsys):
-    train(dataset.path, copied, steps=6, precision="fp32", eval_precision="fp32", data_seed=0)  # as auto, and as --seed
+    train(dataset.path, copied, steps=6, data_seed=0)  # as --seed
     assert capsys.readouterr().out.startswith("the run is complete: ")
     assert names(copied)[-1] == "step-00000006"
     refused_run(dataset.path, copied, steps=5, kind="other-settings", option="steps")
@@ -283,7 +283,7 @@ def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
         ("out-of-range", "seed", {"seed": -1}),
     ):
         refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **given)
-    refused_run("nowhere", tmp_path / "run", kind="not-found", option="data")
+    refused_run("nowhere", tmp_path / "run", kind="not-found")
     assert not (tmp_path / "run").exists()
 
 
@@ -291,8 +291,8 @@ def test_what_a_resumed_run_must_have_again_is_listed(dataset, copied, shards_of
     for options, kind, option, says in (
         ({"seed": 1}, "other-settings", "seed", "seed 0 → 1"),
         ({"seed": 1, "data_seed": 0, "beta2": 0.9}, "other-settings", "beta2", "--beta2 0.98 → 0.9, --seed 0 → 1;"),
-        ({"length": 16, "lr": 1.0}, "other-settings", "length", "--length 32 → 16, --lr 0.003 → 1.0"),
-        ({"global_batch_size": 24, "steps": None, "tokens": "40K"}, "other-settings", "global_batch_size", "6 → 24"),
+        ({"length": 16, "lr": 1.0}, "other-settings", "length", "length 32 → 16, lr 0.003 → 1.0"),
+        ({"global_batch_size": 24, "steps": None, "tokens": "40K"}, "other-settings", "global_batch_size", "[24, 24]"),
         ({"model": "bert-tiny"}, "other-settings", "model", "modernbert-tiny → bert-tiny"),
         ({"shuffle": "blocks"}, "other-settings", "shuffle", ""),
         ({"resume": "no"}, "out-exists", "out", ""),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, NoDatasetError
 from bertdata.format.arrays import open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, write_record
 from bertdata.format.table import (
@@ -171,7 +171,7 @@ def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
     if not path.exists():
         if not directory.exists():
             sentence = f"{directory} does not exist; make a dataset with bertdata build, or check the name"
-            raise DatasetError(sentence, "not-found", given=directory)
+            raise NoDatasetError(sentence, "not-found", given=directory)
         if (directory / ".build").exists():
             sentence = f"{directory} holds an unfinished build; run the same command again to finish it"
             raise DatasetError(sentence, "unfinished", given=directory)
@@ -185,7 +185,7 @@ def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
 
 def not_a_dataset(path: object) -> DatasetError:
     sentence = f"{path} is not a dataset: it has no {MANIFEST}; give the directory that bertdata build or import made"
-    return DatasetError(sentence, "not-a-dataset", given=path)
+    return NoDatasetError(sentence, "not-a-dataset", given=path)
 
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:

@@ -21,7 +21,6 @@ import bertdata
 from bertdata.support import OneSentence, UsageError, counted
 from bertrain import checkpoint, state
 from bertrain.commands import pairs
-from bertrain.data import open_dataset
 from bertrain.evaluate import Shown, evaluate, reference_losses, samples
 from bertrain.models.encoder import Encoder
 from bertrain.models.load import check_fits, check_length, load_model, max_length
@@ -52,7 +51,7 @@ def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
     """Return the encoder, the shards, the checkpoint and the row length. Raises UsageError if they do not fit."""
-    directory, shards = checkpoint.find(Path(path)), open_dataset(data)
+    directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / state.TRAINER).exists():
         trained |= state.read(directory).loader

@@ -19,7 +19,6 @@ import numpy as np
 
 import bertdata
 from bertdata.support import TABLE_KINDS, Input, OneSentence, Origins, UsageError, load_tokenizer
-from bertrain.data import open_dataset
 from bertrain.report import entry_of
 
 
@@ -73,7 +72,7 @@ def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loade
 
     Raises UsageError if a dataset is missing.
     """
-    datasets = {dataset.dataset_id: dataset for dataset in map(open_dataset, paths)}
+    datasets = {dataset.dataset_id: dataset for dataset in map(bertdata.open, paths)}
     sources = stream.get("sources") or [[stream["dataset_id"], 1]]
     if missing := [name for name, _ in sources if name not in datasets]:
         sentence = f"the run read the dataset {missing[0][:16]}, which is not {' or '.join(paths)}; give it by --data"

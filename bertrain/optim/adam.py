@@ -45,19 +45,13 @@ class StableAdamW(_OnMoments):
     """
 
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
-        divisors = _divisors(moments, group["eps"])
+        ratios = torch._foreach_div(moments.gradients, torch._foreach_clamp_min(moments.roots, group["eps"]))
+        divisors = list(torch._foreach_norm(ratios))  # root mean squares, at least 1
+        torch._foreach_mul_(divisors, [gradient.numel() ** -0.5 for gradient in moments.gradients])
+        torch._foreach_clamp_min_(divisors, 1.0)
         updates = moments.updates(weight_decay=group["weight_decay"], eps=group["eps"])
         torch._foreach_div_(updates, divisors)  # one kernel for each tensor
         return updates
-
-
-def _divisors(moments: Moments, eps: float) -> list[torch.Tensor]:
-    """Return the root mean square of gradient / max(root, eps) of each tensor, at least 1."""
-    ratios = torch._foreach_div(moments.gradients, torch._foreach_clamp_min(moments.roots, eps))
-    divisors = list(torch._foreach_norm(ratios))
-    torch._foreach_mul_(divisors, [gradient.numel() ** -0.5 for gradient in moments.gradients])
-    torch._foreach_clamp_min_(divisors, 1.0)
-    return divisors
 
 
 class Lamb(_OnMoments):
@@ -71,14 +65,10 @@ class Lamb(_OnMoments):
     def _updates(self, moments: Moments, group: dict[str, Any]) -> list[torch.Tensor]:
         updates = moments.updates(weight_decay=group["weight_decay"], eps=group["eps"])
         if group["weight_decay"]:
-            torch._foreach_mul_(updates, _ratios(moments.parameters, updates))  # one kernel for each tensor
+            weights, steps = (torch.stack(torch._foreach_norm(each)) for each in (moments.parameters, updates))
+            ratios = torch.where((weights > 0) & (steps > 0), weights / steps, 1.0)
+            torch._foreach_mul_(updates, list(ratios.unbind()))  # one kernel for each tensor
         return updates
-
-
-def _ratios(parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the norm of each tensor / the norm of its update; 1 if one of them is 0."""
-    weights, steps = torch.stack(torch._foreach_norm(parameters)), torch.stack(torch._foreach_norm(updates))
-    return list(torch.where((weights > 0) & (steps > 0), weights / steps, 1.0).unbind())
 
 
 class Moments(NamedTuple):
