@@ -111,6 +111,9 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
             reason = f": {reason}" if reason else ""
             say(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
             sys.exit(1)
+        if "No available kernel" in str(error):  # of torch, in the first step
+            say("Error: no such kernel of attention supports this model and its rows; give --attention auto")
+            sys.exit(2)
         if not isinstance(error, OSError):
             raise
         where = f"{error.filename}: " if error.filename else ""

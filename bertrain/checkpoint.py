@@ -68,7 +68,8 @@ class Content(NamedTuple):
 def write(target: Path, model: PreTrainedModel, content: Content, *, methods: Sequence[Method] = ()) -> None:
     """Write a directory that AutoModelForMaskedLM loads, as `publish` does.
 
-    model: its configuration is written. methods: they make ordinary weights of the model's, and write further files.
+    model: its configuration is written. methods: each may turn the weights into those of an ordinary model, and write
+    more files.
     """
     with publish(target) as temporary:
         weights = content.weights
@@ -179,7 +180,7 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 
 
 STEP, LAST, DAMAGED = "step-", "last", "damaged-"
-STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
+STALE_S = 65.0  # a machine may see the files of another machine only after so many seconds (NFS: 60)
 LAUNCH = ".launch"  # the file of a run directory with the id of the launch of torchrun that made it
 _RUN_FILES = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
 """What a run directory without a checkpoint may hold."""
@@ -206,13 +207,14 @@ def directory_of(config: Config) -> Path:
             return run
 
 
-def remove_unused(run: Path) -> None:
-    """Remove what a run without a log leaves: its lock, and the directory if that is empty."""
+def remove_unused(run: Path, made: bool) -> None:
+    """Remove the lock of a run without a log, and its directory if the run has made it."""
     with suppress(OSError):
         if not (run / "log.jsonl").exists():
-            for name in (LAUNCH, ".lock"):
-                (run / name).unlink(missing_ok=True)
-            run.rmdir()
+            (run / ".lock").unlink(missing_ok=True)
+            (run / LAUNCH).unlink(missing_ok=True)
+            if made:
+                run.rmdir()
 
 
 def free(path: Path) -> Path:
@@ -223,7 +225,7 @@ def free(path: Path) -> Path:
 
 @contextmanager
 def lock(run: Path) -> Iterator[None]:
-    """Keep a second job out of a run directory while this is entered, at most as long as this process lives."""
+    """Keep other jobs out of a run directory until the context ends or the process dies."""
     if not next(path for path in (run.absolute(), *run.absolute().parents) if path.exists()).is_dir():
         sentence = f"--out {run} is a file, or below one; give a directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(run))
@@ -288,11 +290,11 @@ def wait_until_seen(path: Path) -> str:
 
 
 def choose(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint of a run, whose lock is held, and warnings. Reads every byte of it.
+    """Return the newest complete checkpoint of a run, and warnings. Read every byte of it. The caller holds the lock.
 
     Newer ones, which are damaged, get another name; unfinished ones are removed. Raises DatasetError if no checkpoint
-    is complete, or one cannot be read now: a run never restarts beside checkpoints. Raises UsageError if the run is new
-    and its directory has files that are not of a run.
+    is complete, or one cannot be read now: a run never starts from the beginning in a directory with checkpoints.
+    Raises UsageError if the run is new and its directory has files that are not of a run.
     """
     path, warnings = newest(run)
     others = sorted(name for name in os.listdir(run) if not re.fullmatch(_RUN_FILES, name))
@@ -397,7 +399,7 @@ class Writer:
     def clear(self, saved: Path) -> None:
         """Make `last` point to a checkpoint, and remove all but the newest `keep` ones and milestones.
 
-        Warn of what fails. A directory `last` is a copy of such a link.
+        Warn of what fails. If `last` is a directory, somebody has copied the link as a directory.
         """
         link, temporary = saved.with_name(LAST), saved.with_name(f".{LAST}{TEMPORARY}")
         try:

@@ -109,10 +109,10 @@ def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run.json or a TOML file. Raises UsageError if it is neither, or has unknown options."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1).decode()
+            content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
-        saved = tomllib.loads(content) if path.suffix == ".toml" else dict(json.loads(content)["config"])
+        saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or (error if isinstance(error, ValueError) else "no options of a run")
         sentence = f"--config {path} cannot be read ({reason}); give the run.json of a run, or a .toml file of options"

@@ -26,9 +26,9 @@ MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS = 64, 32_768  # the default is at most so m
 HEADINGS = ("Data", "Model", "Schedule and optimizer", "Speed and memory", "Checkpoints and log")
 DATA, MODEL, SCHEDULE, HARDWARE, CHECKPOINTS = HEADINGS  # of --help; those of methods are before the last two
 RESERVED = {"recipe", "config", "file", "help", "nproc", "hours", "methods"}
-"""Names that no option of a method may have: of options that single commands add, and of arguments of Config."""
+"""Names that no option of a method may have: options that only some commands have, and arguments of Config."""
 WITHOUT_MUON = ("adamw", "stableadamw", "lamb")
-TOTALS = ("steps", "epochs", "tokens")  # the duration of a run, in one of these
+TOTALS = ("steps", "epochs", "tokens")  # the options that set how long a run is
 DURATIONS = (*TOTALS, "share")  # of a phase
 
 
@@ -51,7 +51,7 @@ def milestone(given: str) -> tuple[str, list[int]]:
 def _part(given: float | str) -> Fraction:
     """Return a decimal or a fraction, above 0 and at most 1. Raises ValueError or TypeError for anything else."""
     text = "" if isinstance(given, bool) else str(given)
-    part = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # which would have so many digits
+    part = Fraction(0 if re.search(r"e[+-]?\d{4,}$", text.lower()) else text)  # too many digits
     if not 0 < part <= 1:
         raise ValueError("out-of-range")
     return part
@@ -75,6 +75,11 @@ def _checked(expected: str, check: Callable[[Any], Any], kind: type = str) -> Ki
         return given
 
     return Kind(expected, parse)
+
+
+def _has_its_masks(c: Any) -> bool:
+    """Return whether a phase, or a run without phases, has the masks that its objective needs."""
+    return c.phase or c.masking == "uniform" or "diffusion" not in c.objective.split("+")
 
 
 TEXTS = several(kinds.TEXT, "a text, or a list of texts")
@@ -252,7 +257,7 @@ class Config(Options):
             lambda c: not c.data or c.mix_temperature is not None or len(c.weights) == len(c.data) * (len(c.data) > 1),
             "a number for each of several --data, such as --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature",
         ),
-        Check("masking", lambda c: "diffusion" not in c.objective or c.masking == "uniform", "uniform, for diffusion"),
+        Needs(("objective",), _has_its_masks, "--masking uniform"),
         Check(
             "random_fraction", lambda c: c.mask_fraction + c.random_fraction < 1 + 1e-9, "1 - --mask-fraction or less"
         ),
@@ -296,13 +301,8 @@ class Config(Options):
             is_shown = options[name].metadata["group"] != CHECKPOINTS and name not in ("data", "phase")
             if is_shown and value != options[name].default:
                 is_path = isinstance(value, str) and (os.path.isabs(value) or os.path.exists(value))
-                differing[named(name)] = Path(value).name if is_path else value
+                differing[named(name)] = (Path(value).name or value) if is_path else value
         return differing
-
-    @property
-    def start(self) -> str:
-        """With which model the run begins: --init or --model, as it is given."""
-        return self.init or self.model
 
     @property
     def rate_scales(self) -> list[tuple[re.Pattern[str], float]]:
@@ -367,7 +367,7 @@ def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def default_out(config: Config) -> str:
     """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
-    path = Path(config.start)
+    path = Path(config.init or config.model)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"
 

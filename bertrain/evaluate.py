@@ -1,7 +1,7 @@
 """Loss, accuracy and predictions of a model on held-out text, on masks fixed by a seed.
 
-Masks 15 % (80/10/10) unless something else is asked for, whatever a run was trained with, so that numbers compare; the
-loss is a mean over tokens.
+Masks 15 % (80/10/10) by default, also if training used other masks, so that results can be compared. The loss is a mean
+over tokens.
 """
 
 from __future__ import annotations

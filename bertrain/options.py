@@ -116,7 +116,7 @@ WEIGHT = _kind("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
 class Either(NamedTuple):
     """At most one of these options is given.
 
-    Without `why` they say the same in several ways, and one in a later layer replaces the others.
+    Without `why` they are different ways to say one thing, and one in a later layer replaces the others.
     """
 
     names: tuple[str, ...]
@@ -129,7 +129,7 @@ class Either(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """These options mean nothing unless others have certain values."""
+    """These options have an effect only if other options have certain values."""
 
     names: tuple[str, ...]
     holds: Callable[[Any], Any]  # called with the values of all options, as attributes
@@ -144,7 +144,7 @@ class Needs(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A value that others allow. `expected` may have the names of options in braces."""
+    """A condition on the value of an option. `expected` may have the names of options in braces."""
 
     name: str
     holds: Callable[[Any], Any]
@@ -170,7 +170,7 @@ def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
     group: heading in --help.
     phase: whether a [[phase]] may set it.
     in_files: whether only files have it, and not the command line.
-    of: the option for one of whose values this one is; another value, given later, leaves this one out.
+    of: the option that this one belongs to. If a later layer changes that option, this one is dropped.
     resume: whether a resumed run may have another value. "never": no. "content": what the value names is compared, not
     the value, as a dataset may have moved. "told": yes, and the run says what changes. "free": yes.
     """

@@ -30,7 +30,7 @@ Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its w
 def ramp(rows: int | str) -> range:
     """Return the numbers of rows that the steps of a phase have: multiples of their greatest common divisor.
 
-    All have the same number of steps, up to rounding. 64 is the same number in every step.
+    Each number is used for about the same number of steps. With 64 every step has 64 rows.
     """
     given = [int(number) for number in str(rows).split("..")]
     unit = math.gcd(*given) * (1 if given[0] <= given[-1] else -1)
@@ -77,12 +77,12 @@ class Phase:
         names = ("length", "weight_decay", "trains", "rope_base", "rope_base_local")
         saved: dict[str, Any] = {name: getattr(self, name) for name in ("number", "start", "stop", "sources")}
         saved |= {"rows": (self.rows[0], self.rows[-1])} | {name: getattr(self.options, name) for name in names}
-        saved |= {"methods": method_options(self.options), "masking": asdict(self.masking), "rate": asdict(self.curve)}
+        saved |= {"methods": phase_options(self.options), "masking": asdict(self.masking), "rate": asdict(self.curve)}
         return dict(json.loads(json.dumps(saved)))
 
 
-def method_options(options: Config) -> dict[str, Any]:
-    """Return the options of methods that a phase may set, by name, if the method has any option."""
+def phase_options(options: Config) -> dict[str, Any]:
+    """Return, by name, the options that a phase may set, of each method of the run."""
     return {name: getattr(each, name) for each in options.methods for name in sorted(each.names(of_phases=True))}
 
 
@@ -270,7 +270,7 @@ class Plan:
         return [f"the options have changed: {change}"]
 
     def line(self, phase: Phase, names: Mapping[str, str] | None = None) -> str:
-        """Return what holds in a phase, for people. names: the names of datasets by their paths, if not the paths."""
+        """Return what holds in a phase, for people. names: what to call each dataset, by path; None: its path."""
         options, curve, last = phase.options, phase.curve, phase.stop - 1
         sources = [(names[path] if names else path, weight) for path, weight in phase.sources]
         data = ", ".join(f"{name} {weight:g}" if len(sources) > 1 else name for name, weight in sources)
@@ -278,7 +278,7 @@ class Plan:
         first, peak, end = (curve.rate(step) for step in (phase.start, highest, last))
         masked = "any share" if options.masking == "uniform" else f"{options.mlm_probability:.0%}"
         bases = [f"{base:g}" for base in (options.rope_base, options.rope_base_local) if base]
-        more = method_options(options) | {"trains": options.trains or None, "rotary base": " and ".join(bases) or None}
+        more = phase_options(options) | {"trains": options.trains or None, "rotary base": " and ".join(bases) or None}
         return (
             f"phase {phase.number} of {len(self.phases)}, steps {phase.start:,} to {phase.stop:,}: {data}, "
             f"{options.global_batch_size} rows of {options.length} tokens, {masked} masked, rate {first:.2e} to "

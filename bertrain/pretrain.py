@@ -51,19 +51,21 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = ranks.from_first(lambda: checkpoint.directory_of(config))
         is_new, config = not config.out, replace(config, out=str(out))
-        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
         if ranks.rank == 0:
-            stack.callback(checkpoint.remove_unused, out)
+            stack.callback(checkpoint.remove_unused, out, made=is_new or not out.exists())
+        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
         if resumed_from and run.state.step >= run.stream.plan.steps:
-            if ranks.rank == 0:
-                checkpoint.Writer(config.keep, resumed_from, click.echo, ()).clear(resumed_from)  # a kill came before
-                click.echo(f"the run is complete: {resumed_from}; give more --steps, or another --out")
+            if ranks.rank == 0:  # a kill may have come before `last` was made
+                checkpoint.Writer(config.keep, resumed_from, click.echo, ()).clear(resumed_from)
+                complete = f"the run is complete: {resumed_from}; give more --steps, or another --out"
+                click.echo("\n".join([*warnings, complete]))
             return
         if is_new:
-            run.changes = [f"--out {out}; bertrain pretrain --config {shlex.quote(f'{out}/run.json')} resumes this run"]
+            command = f"bertrain pretrain --config {shlex.quote(f'{out}/run.json')}"
+            run.changes = [f"--out {out}; {command} resumes this run"]
         run.begin()
         with run.report, Signals(ranks) as signals:
             run.report.callback(run.writer.wait)
@@ -163,7 +165,7 @@ class Pretraining:
     def _enter(self, phase: Phase) -> None:
         """Continue with a phase; a method may build its model and fill it with what was learned."""
         before, state = self.stream.phase, self.state
-        self.ranks.on_first(self.writer.wait)  # the configuration of the model, which changes now, is written last
+        self.ranks.on_first(self.writer.wait)  # a write still reads the configuration of the model, which changes now
         self.clock.lap("waited")
         if carry := self.trainer.carry_into(before, phase):
             entry: dict[str, Any] = {"step": state.step, "loss_before": self.evaluator.loss()}

@@ -163,7 +163,7 @@ class Signals(contextlib.ExitStack):
         return self
 
     def poll(self) -> bool:
-        """Return whether a signal had come to any rank before the last call; alone, before this one.
+        """Return whether any rank has received a signal. With several ranks the answer is one call old.
 
         Call it on all ranks after each step. The numbers of signals are summed during the next step: no rank waits.
         """

@@ -153,8 +153,9 @@ class Report(contextlib.ExitStack):
         for path, shards in stream.datasets.items():
             if "validation" not in shards.splits and config.eval_every:
                 self.warn(f"{path} has no validation split and is not evaluated; build it with a larger --validation")
-        dropouts = (each.p for each in trainer.learner.modules() if isinstance(each, torch.nn.Dropout))
-        if any(dropouts) and self.ranks.world_size > 1:
+        settings = [item for each in trainer.learner.encoders for item in each.model.config.to_dict().items()]
+        rates = [value for name, value in settings if "dropout" in name and isinstance(value, float)]
+        if any(rates) and self.ranks.world_size > 1:
             self.warn("the model has dropout, so another number of ranks would give another run")
         if self._log.bad_lines:
             self.warn(f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}")
@@ -166,7 +167,7 @@ class Report(contextlib.ExitStack):
         for name, values in method_facts.items():
             lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}")
         lines += [
-            f"{config.start}: {trainer.num_parameters:,} parameters, {counted(plan.steps, 'step')}, "
+            f"{config.init or config.model}: {trainer.num_parameters:,} parameters, {counted(plan.steps, 'step')}, "
             f"{plan.phases[0].options.global_batch_size} rows a step, in {number} "
             f"{'pass' if number == 1 else 'passes'} of {size} on each of {counted(self.ranks.world_size, 'rank')}, "
             f"{trainer.precision}, attention by {' or '.join(trainer.attention)}, "
@@ -247,10 +248,9 @@ class Report(contextlib.ExitStack):
             self.say(
                 f"step {step}/{self.plan.steps}: loss {'-' if loss is None else format(loss, '.4f')}, "
                 f"{entry['tokens_per_s'] / 1000:.1f} ktok/s, {mfu}lr {entry['lr']:.2e}, data wait "
-                f"{entry['data_wait']:.1%}, "
-                f"{timedelta(seconds=round(left))} left, {entry['seconds']:.0f} s"
+                f"{entry['data_wait']:.1%}, {timedelta(seconds=round(left))} left, {entry['seconds']:.0f} s"
             )
-        # A run may be shorter; in fp16 it begins with steps that are skipped, until its scale is low enough.
+        # A run may have fewer steps than PATIENCE. In fp16 the first steps are skipped until the scale is low enough.
         if in_a_row >= (PATIENCE if self._trainer.scaler.is_enabled() else min(PATIENCE, self.plan.steps)):
             fp16 = ", or give another --precision than fp16" * (self._trainer.precision == "fp16")
             sentence = (
@@ -260,7 +260,7 @@ class Report(contextlib.ExitStack):
             raise TrainingError(sentence, "not-finite", option="lr", given=config.lr)
 
     def rows(self, step: int) -> None:
-        """Log which rows are read after a step, at the start and after each change: all later batches follow from it.
+        """Log the position in the data, at the start and after each change. All later batches follow from it.
 
         The entry has the state of the loader and its global_batch_size.
         """

@@ -6,7 +6,6 @@ trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -105,7 +104,6 @@ def require_same(saved: TrainState, now: TrainState, path: Path) -> None:
         listed = ", ".join(f"{name if ' ' in name else named(name)} {old} → {new}" for name, old, new in differing)
         if max(len(saved.phases), len(now.phases)) < 2:  # a run without [[phase]]
             listed = listed.replace("phase 1 ", "")
-        listed = re.sub(r"(?<=[0-9a-f]{12})[0-9a-f]{52}", "", listed)  # the ends of digests
         sentence = f"{path} was trained with different options (old → new): {listed}; give the old ones or a new --out"
         option = differing[0][0].split()[-1].replace("-", "_")
         raise UsageError(sentence, "other-settings", option=option, given=differing[0][2])
@@ -125,7 +123,7 @@ def read(path: Path) -> TrainState:
 
 
 def _from_version_1(saved: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the members of a state of version 1 as this version has them; options are those of run.json beside."""
+    """Return a state of version 1 as one of this version. The options come from run.json in the directory above."""
     options: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         given = json.loads((path.parent / "run.json").read_bytes())["config"]

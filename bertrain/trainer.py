@@ -349,8 +349,8 @@ class Trainer:
         """Take a forward and a backward pass whose gradients are not used.
 
         After the first backward pass of a process DistributedDataParallel changes its buckets of gradients, and with
-        them the order in which three or more ranks are added. So no step that counts may be the first one: a run that
-        was stopped adds in the same order as one that was not.
+        them the order in which three or more ranks are added. So a process takes one pass before its first step.
+        Then a resumed run adds gradients in the same order as a run without a stop.
         """
         self._has_buckets = True
         self.add_gradients(module, piece, scale, is_last=True)

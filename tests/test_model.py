@@ -1,7 +1,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import huggingface_hub
@@ -20,7 +19,7 @@ from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.evaluate import evaluate
 from bertrain.models import families
-from bertrain.models.families import has_dropout, preset
+from bertrain.models.families import preset
 from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
 from bertrain.objectives import num_targets
 from bertrain.optim import optimizers
@@ -76,7 +75,7 @@ def test_a_config_file_makes_a_model_and_a_misspelt_setting_is_named(dataset, tm
     built, warnings = new_model(str(path), dataset.special_tokens, length=32, seed=0)
     assert built.config.vocab_size == dataset.special_tokens.vocab_size
     assert built.config.num_hidden_layers == 1
-    assert has_dropout(built)
+    assert built.config.hidden_dropout_prob > 0
     (warning,) = warnings
     assert "hiden_dropout_prob" in warning
     assert "hidden_dropout_prob" in warning
@@ -222,7 +221,6 @@ def test_an_untrained_model_is_as_good_as_guessing(dataset):
 def test_a_preset_has_positions_for_long_rows_and_the_settings_of_its_family(name):
     config, is_modern = preset(name, SPECIAL, length=32), name.startswith("modern")
     assert config.num_attention_heads == config.hidden_size // 64
-    assert not has_dropout(SimpleNamespace(config=config))
     assert config.max_position_embeddings == (8192 if is_modern else 512)
     assert preset(name, SPECIAL, length=9000).max_position_embeddings == 9000
     if is_modern:

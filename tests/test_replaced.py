@@ -8,13 +8,15 @@ import pytest
 import torch
 import training
 from families import SMALL, assert_isolated, packed_rows
+from helpers import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
-from training import CPU, QUIET, TINY, assert_near, last_checkpoint, refused_run, run_of, train, train_twice
+from training import CPU, QUIET, TINY, assert_near, flags, last_checkpoint, refused_run, run_of, train, train_twice
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
+from bertrain import pretrain
 from bertrain.config import Config
 from bertrain.data import build_loader, micro_batches
 from bertrain.lab import replaced
@@ -242,5 +244,5 @@ def test_a_discriminator_that_computes_in_fp32_alone_is_refused_in_others(datase
 
 def test_attention_must_run_in_the_discriminator_too(dataset, tmp_path, options):
     dropping = ELECTRA | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    known = {"kind": "unsupported", "option": "attention"}
-    refused_run(dataset.path, tmp_path / "run", **options(dropping, attention="flash"), **known)
+    done = invoke(pretrain.main, *flags(dataset.path, tmp_path / "run", **options(dropping, attention="flash")))
+    assert (done.exit_code, "--attention auto" in done.stderr) == (2, True)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
 from bertrain import card, checkpoint
+from bertrain.commands.reading import plain_tokenizer
 from bertrain.models.families import add_names_of_4
 from bertrain.models.load import OF_FILES, load_model
 from bertrain.options import Output
@@ -82,7 +83,7 @@ def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
             sentence = f"{directory} has another tokenizer than {first}; give checkpoints with the same tokenizer"
             raise UsageError(sentence, "tokenizer-differs", option="checkpoints", given=str(directory))
     own = {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
-    return files | own
+    return plain_tokenizer(files | own)
 
 
 @click.command(cls=OneSentence, epilog="\b\nExample:\n  bertrain merge run-a/ run-b/ --out mean/")

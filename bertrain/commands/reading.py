@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from bertdata.support import InputError, UsageError, local, opened
+from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, InputError, UsageError, local, opened
 
 MOST_BYTES = 1 << 26  # of a file that is read at once, decompressed
 _SPELLED = re.compile(
@@ -69,3 +69,23 @@ def refuse_halves(content: str, path: object, first: int = 1) -> None:
                 f"{path}, line {line} has half a character, {half}; write its other half beside it, or remove it",
                 "bad-row",
             )
+
+
+def plain_tokenizer(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Change the files of a tokenizer, so that transformers 4 and 5, and other programs, read them. Return them.
+
+    A file changes only if it holds truncation or padding of an earlier use, or settings that only transformers 5 knows.
+    """
+    before = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    if config != before:
+        files[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
+    content = json.loads(files.get(TOKENIZER, b"{}"))
+    if content.get("truncation") or content.get("padding"):
+        content |= {"truncation": None, "padding": None}
+        files[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
+    return files

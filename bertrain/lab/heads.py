@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, UsageError, is_out_of_memory
+from bertdata.support import UsageError, is_out_of_memory
+from bertrain.commands.reading import plain_tokenizer
 from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
@@ -194,28 +194,13 @@ def tokenizer_of(directory: Path | str) -> Any:
 
 
 def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
-    """Return the files of the tokenizer of a checkpoint as transformers 4 and 5, and other programs, read them.
-
-    A file has other bytes only if it holds truncation or padding of an earlier use, or what transformers 5 alone knows.
-    """
+    """Return the files of the tokenizer of a checkpoint, as `plain_tokenizer` changes them."""
     more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     files = {}
     for name in {*tokenizer.vocab_files_names.values(), *more}:
         if path := cached_file(directory, name, _raise_exceptions_for_missing_entries=False):
             files[name] = Path(path).read_bytes()
-    before = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
-    config = {name: value for name, value in before.items() if name not in ("backend", "is_local", "local_files_only")}
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    if config != before:
-        files[TOKENIZER_CONFIG] = json.dumps(config, ensure_ascii=False, indent=1).encode()
-    content = json.loads(files.get(TOKENIZER, b"{}"))
-    if content.get("truncation") or content.get("padding"):
-        content |= {"truncation": None, "padding": None}
-        files[TOKENIZER] = json.dumps(content, ensure_ascii=False, indent=1).encode()
-    return files
+    return plain_tokenizer(files)
 
 
 def ends_warning(directory: Path | str) -> list[str]:

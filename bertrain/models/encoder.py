@@ -319,7 +319,7 @@ def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class _Given(Module):
-    """A stand-in for the encoder of a model. It returns its input: hidden states in place of ids.
+    """A stand-in for the encoder of a model. It gets hidden states instead of ids, and returns them unchanged.
 
     It has the encoder's modules, because a head may multiply by the embeddings.
     """

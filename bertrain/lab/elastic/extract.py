@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, OneSentence, naming
 from bertrain import card, checkpoint, state
+from bertrain.commands.reading import plain_tokenizer
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
 from bertrain.models.load import load_model
@@ -34,7 +35,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         f"{after}. The card of that checkpoint has the data and the training.",
         config=small.config,
     )
-    files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
+    files = plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
     with naming(out):
         checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files))
 
