@@ -60,7 +60,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
-from bertdata.files import locked
+from bertdata.files import Stage, locked
 from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.remote import requests, stores
@@ -135,18 +135,20 @@ def in_pairs(text):
 def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None):
     """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
     out.mkdir()
-    entries = []
+    entries, stage = [], Stage(out)
     for number, (tokens, documents, sentences) in enumerate(shards):
         stored = sentences is not None
-        writer = ShardWriter(out, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
+        writer = ShardWriter(stage, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
         ends = np.array(sentences, np.uint64) if stored else None
         writer.append(np.array(tokens), np.array(documents, np.uint64), ends)
-        entries.append(writer.commit(input_range=(0, 1), counts={"documents": len(documents)}))
+        entries.append(writer.finish(input_range=(0, 1), counts={"documents": len(documents)}))
     files = {}
     if tokenizer is not None:
         (out / "tokenizer.json").write_text(tokenizer)
         files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    Manifest(dtype, special, tokenizer=files, settings={}, splits={split: Split(tuple(entries))}, counts={}).write(out)
+    splits = {split: Split(tuple(entries))}
+    Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
+    stage.publish()
     return out
 
 

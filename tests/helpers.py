@@ -209,7 +209,7 @@ def recorded(root):
             assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
         directory = str(target.parent.resolve())
         assert directory not in unpublished, f"{directory} may have its old manifest and this {target.name}"
-        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name in (".build", "cache")):
+        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name == "cache"):
             assert directory not in renamed, f"{target} would survive a loss of power and what it names would not"
         replace(source, target)
         renamed.add(directory)

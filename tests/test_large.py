@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import bertdata
 from bertdata import Loader, Masking
 from bertdata.errors import DatasetError
+from bertdata.files import Stage
 from bertdata.format import manifest, shard, table
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
@@ -44,8 +45,9 @@ def kept(once, listed):
 
     def make(folder):
         shutil.copytree(listed.path, folder / "out")
-        with patch.object(manifest, "MOST_LISTED", 5):
-            read_manifest(listed.path).write(folder / "out")
+        with patch.object(manifest, "MOST_LISTED", 5), Stage(folder / "out") as stage:
+            read_manifest(listed.path).write(stage)
+            stage.publish()
 
     return bertdata.open(once("large", make) / "out")
 
@@ -92,7 +94,9 @@ def test_the_tables_say_what_the_list_says(listed, kept):
 
 def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     large = replace(kept.splits["train"].shards[0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
-    record = table.write_tables(tmp_path, {"train": [large]}) | {"token_dtype": "<u2"}
+    with Stage(tmp_path) as stage:
+        record = table.write_tables(stage, {"train": [large]}) | {"token_dtype": "<u2"}
+        stage.publish()
     (shard,) = table.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
     rows = table.ShardRows("train")

@@ -9,7 +9,7 @@ import os
 import resource
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.files import TEMPORARY, open_plain
+from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
@@ -65,11 +65,11 @@ def _digest(file: Any) -> tuple[str, list[int]]:
 
 
 class ArrayWriter:
-    """Writes one array file under a temporary name; `commit` gives it its own name."""
+    """Writes an array file of a `Stage`."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.path, self.dtype, self.length = path, dtype, 0
-        self._file = open_plain(path.with_name(path.name + TEMPORARY), "w+b")
+    def __init__(self, stage: Stage, name: str, dtype: str) -> None:
+        """name: of the file."""
+        self.dtype, self.length, self._file = dtype, 0, stage.open(name)
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
@@ -77,8 +77,8 @@ class ArrayWriter:
         self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += values.size
 
-    def commit(self) -> dict[str, Any]:
-        """Finishes the file, and returns its entry in the commit record."""
+    def finish(self) -> dict[str, Any]:
+        """Write the header, sync and close the file, and return its entry in the commit record."""
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, self.length))
         self._file.flush()
@@ -91,14 +91,7 @@ class ArrayWriter:
                 sha256, crc32 = _digest(self._file)
                 synced.result()
         self._file.close()
-        os.replace(self._file.name, self.path)
         return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
-
-    def discard(self) -> None:
-        """Removes the temporary file of an array that will not be finished."""
-        with suppress(OSError):  # closing flushes the buffer, which a full disk refuses again
-            self._file.close()
-        Path(self._file.name).unlink(missing_ok=True)
 
 
 def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
+from bertdata.files import Stage
 from bertdata.format.arrays import open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, write_record
+from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, sealed_record
 from bertdata.format.table import (
     ARRAY_DTYPES,
     SPLITS,
@@ -131,8 +132,8 @@ class Manifest:
         """Whether others made the ids, so that special ids may be inside documents."""
         return "imported" in self.settings
 
-    def write(self, directory: Path) -> None:
-        """Writes manifest.json, which publishes the dataset."""
+    def write(self, stage: Stage) -> None:
+        """Write manifest.json, whose name publishes the dataset, as the last file of a stage."""
         special = self.special_tokens
         num_shards = sum(len(split.shards) for split in self.splits.values())
         has_many = num_shards > MOST_LISTED and fits_tables(self.shards)
@@ -151,13 +152,13 @@ class Manifest:
             "counts": dict(self.counts),
         }
         if has_many:
-            record |= write_tables(directory, {name: split.shards for name, split in self.splits.items()})
+            record |= write_tables(stage, {name: split.shards for name, split in self.splits.items()})
         else:
             listed = {name: [dict(vars(shard)) for shard in split.shards] for name, split in self.splits.items()}
             record["splits"] = listed
         if self.tokenizer_name is not None:
             record["tokenizer_name"] = self.tokenizer_name
-        write_record(directory / MANIFEST, record)
+        stage.write(MANIFEST, sealed_record(record))
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -21,8 +21,13 @@ def canonical(record: Any) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
-def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) -> None:
-    """Writes a JSON object with its checksum, completely or not at all. indent None: in one line, which is faster."""
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON object with its checksum, completely or not at all."""
+    write_file(path, sealed_record(record))
+
+
+def sealed_record(record: dict[str, Any], *, indent: int | None = 1) -> bytes:
+    """Return a JSON object with its checksum, as a file. indent None: in one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     content = io.BytesIO()
     text = io.TextIOWrapper(content, encoding="ascii", newline="")
@@ -32,7 +37,7 @@ def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) 
         json.dump(sealed, text, indent=indent)  # by pieces: all of them take more memory than the text
     text.write("\n")
     text.flush()
-    write_file(path, content.getvalue())
+    return content.getvalue()
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:

@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.files import fsync_directory
-from bertdata.format.arrays import ArrayWriter, array_path, open_array
+from bertdata.files import Stage
+from bertdata.format.arrays import ArrayWriter, array_name, array_path, open_array
 from bertdata.format.manifest import ARRAY_DTYPES, Shard
-from bertdata.format.records import FORMAT_VERSION, write_record
+from bertdata.format.records import FORMAT_VERSION, sealed_record
 
 
 class ShardWriter:
-    """Writes the documents of one shard. `commit` finishes the shard; its commit record comes last."""
+    """Writes the documents of one shard as files of a `Stage`; its commit record is the last one."""
 
     def __init__(
-        self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
+        self, stage: Stage, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
     ) -> None:
-        self.directory, self.name, self.split = directory, name, split
+        self.name, self.split, self._stage = name, split, stage
         dtypes = {"tokens": token_dtype, "documents": "<u8"} | ({"sentences": "<u8"} if sentences else {})
         dtypes |= {"words": "|u1"} if words else {}
-        self._arrays = {array: ArrayWriter(array_path(directory, name, array), dtypes[array]) for array in dtypes}
+        self._arrays = {array: ArrayWriter(stage, array_name(name, array), dtypes[array]) for array in dtypes}
         for array in dtypes.keys() - {"tokens", "words"}:
             self._arrays[array].append(np.zeros(1, np.uint64))
         self._word_starts = np.zeros(0, np.bool_)  # up to 7, which do not fill a byte yet
@@ -46,7 +46,7 @@ class ShardWriter:
         before = np.uint64(self._arrays["tokens"].length)
         if empty is not None and empty.size:
             if "empty" not in self._arrays:
-                self._arrays["empty"] = ArrayWriter(array_path(self.directory, self.name, "empty"), "<u8")
+                self._arrays["empty"] = ArrayWriter(self._stage, array_name(self.name, "empty"), "<u8")
             self._arrays["empty"].append(empty + (self._arrays["documents"].length - 1))
         self._arrays["tokens"].append(tokens)
         self._arrays["documents"].append(documents + before)
@@ -58,11 +58,11 @@ class ShardWriter:
             self._arrays["words"].append(np.packbits(waiting[:num_packed], bitorder="little"))
             self._word_starts = waiting[num_packed:]
 
-    def commit(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
-        """Finishes the files, then writes the commit record. Returns what a manifest says of the shard."""
+    def finish(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
+        """Finish the arrays, write the commit record, and return what a manifest says of the shard."""
         if "words" in self._arrays:
             self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
-        arrays = {name: array.commit() for name, array in self._arrays.items()}
+        arrays = {name: array.finish() for name, array in self._arrays.items()}
         record = {
             "format_version": FORMAT_VERSION,
             "split": self.split,
@@ -70,16 +70,14 @@ class ShardWriter:
             "input": {"start": input_range[0], "stop": input_range[1]},
             "counts": dict(counts),
         }
-        fsync_directory(self.directory)
-        write_record(self.directory / f"{self.name}.json", record)
+        self._stage.write(f"{self.name}.json", sealed_record(record))
         num_sentences = arrays["sentences"]["length"] - 1 if "sentences" in arrays else None
         published = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
         return Shard(self.name, arrays["documents"]["length"] - 1, arrays["tokens"]["length"], num_sentences, published)
 
     def discard(self) -> None:
-        """Removes the temporary files of a shard that will not be finished."""
-        for array in self._arrays.values():
-            array.discard()
+        """Remove the files of a shard without documents."""
+        self._stage.discard(array_name(self.name, array) for array in self._arrays)
 
 
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:

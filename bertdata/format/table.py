@@ -9,13 +9,12 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.files import fsync_directory
+from bertdata.files import Stage
 from bertdata.format.arrays import ArrayWriter, npy_header
 
 TABLE, DIGESTS = "shards.npy", "digests.npy"
@@ -144,7 +143,7 @@ def fits_tables(shards: Iterable[Shard]) -> bool:
     return len(arrays) == 1 and next(iter(arrays)) <= _IN_TABLES
 
 
-def write_tables(directory: Path, splits: Mapping[str, Sequence[Shard]]) -> dict[str, Any]:
+def write_tables(stage: Stage, splits: Mapping[str, Sequence[Shard]]) -> dict[str, Any]:
     """Writes the arrays, and returns what the manifest says of the shards. All shards have the same arrays."""
     numbers, digests, arrays = array("Q"), bytearray(), list[str]()
     for split, shards in splits.items():
@@ -154,10 +153,9 @@ def write_tables(directory: Path, splits: Mapping[str, Sequence[Shard]]) -> dict
             digests += _digests_of(shard, arrays)
     tables = {}
     for name, values in ((TABLE, np.frombuffer(numbers, np.uint64)), (DIGESTS, np.frombuffer(digests, np.uint8))):
-        writer = ArrayWriter(directory / name, DTYPES[name])
+        writer = ArrayWriter(stage, name, DTYPES[name])
         writer.append(values)
-        tables[name] = writer.commit()["sha256"]
-    fsync_directory(directory)
+        tables[name] = writer.finish()["sha256"]
     return {"arrays": arrays, "splits": {name: len(each) for name, each in splits.items()}, "tables": tables}
 
 

@@ -8,9 +8,6 @@ SHA-256 when it is opened, about 1.5 GB/s. The directory can be deleted at any t
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, DatasetError, damaged
-from bertdata.files import cache_directory, fsync_directory, make_directory
-from bertdata.format.arrays import ArrayWriter, array_path, digest, open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
+from bertdata.files import Stage, cache_directory, make_directory
+from bertdata.format.arrays import ArrayWriter, array_name, array_path, digest, open_array
+from bertdata.format.records import FORMAT_VERSION, canonical, read_record, sealed_record
 from bertdata.read.stream import TokenStream
 
 INDEX_VERSION = 3  # raised when the contents of an index change
@@ -54,25 +51,14 @@ def open_index(
         pass
     try:
         make_directory(directory)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
-        try:
-            writers = {array: ArrayWriter(array_path(temporary, name, array), dtype) for array, dtype in dtypes.items()}
-            try:
-                facts = make(lambda array, values: writers[array].append(values))
-                entries = {array: writer.commit() for array, writer in writers.items()}
-            except BaseException:
-                for writer in writers.values():
-                    writer.discard()
-                raise
-            for array in dtypes:
-                os.replace(array_path(temporary, name, array), array_path(directory, name, array))
-            fsync_directory(directory)
+        with Stage(directory, apart=directory) as stage:
+            writers = {array: ArrayWriter(stage, array_name(name, array), dtype) for array, dtype in dtypes.items()}
+            facts = make(lambda array, values: writers[array].append(values))
+            entries = {array: writer.finish() for array, writer in writers.items()}
             record = {"format_version": FORMAT_VERSION, "identity": identity, "facts": facts}
             record |= {key: {array: entry[key] for array, entry in entries.items()} for key in ("length", "sha256")}
-            write_record(temporary / f"{name}.json", record)
-            os.replace(temporary / f"{name}.json", directory / f"{name}.json")
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            stage.write(f"{name}.json", sealed_record(record))
+            stage.publish()
     except OSError as error:
         sentence = (
             f"the sampling index cannot be written to {directory}: {error.strerror or error}; "

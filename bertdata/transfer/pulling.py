@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from bertdata.errors import BuildError, RemoteError, UsageError
-from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, open_plain, write_file
+from bertdata.files import TEMPORARY, Stage, fsync_directory, locked, make_directory, naming, write_file
 from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, Manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
@@ -84,7 +83,6 @@ def get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progr
     require_own_tokens(target, manifest)
     if record:
         write_file(target / RECORD, content)
-    fsync_directory(target)
 
 
 def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
@@ -103,22 +101,22 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
     """Copies a file of at most so many bytes, unless it is here. Returns its size."""
     if sha256 is not None and path.exists() and digest(path)[0] == sha256:
         return path.stat().st_size
-    file, temporary, copied = find(), path.with_name(path.name + TEMPORARY), hashlib.sha256()
+    file, copied = find(), hashlib.sha256()
     if file.size > most:
         raise other_file(file.name)
-    temporary.unlink(missing_ok=True)  # to which a copy that failed may still write
-    with file.open() as source, naming(path), open_plain(temporary, "wb") as copy:
+    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # to which a copy that failed may still write
+    stage = Stage(path.parent)  # no context, whose end would remove the file of a later copy
+    with file.open() as source, naming(path), stage.open(path.name) as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
             copied.update(piece)
             copy.write(piece)
-        copy.flush()
-        os.fsync(copy.fileno())
-    if is_over.is_set():
-        return 0
-    if sha256 is None:
-        parse_record(temporary.read_bytes(), file.name)
-    elif sha256 != copied.hexdigest():
-        temporary.unlink()
-        raise other_file(file.name)
-    os.replace(temporary, path)
+        if is_over.is_set():
+            return 0
+        if sha256 is None:
+            copy.seek(0)
+            parse_record(copy.read(), file.name)
+        elif sha256 != copied.hexdigest():
+            stage.discard([path.name])
+            raise other_file(file.name)
+        stage.publish()
     return file.size

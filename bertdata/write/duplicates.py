@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.files import open_plain
+from bertdata.files import Stage, open_plain
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import find_blocks
@@ -40,9 +40,12 @@ def find_duplicates(
     path = staging / _NAME
     if not path.exists():
         _hash_all(staging, plan, workers, progress)
-        writer = ArrayWriter(path, DTYPE)
-        writer.append(np.sort(np.concatenate([_later_ones(_hash_file(staging, number)) for number in range(_FILES)])))
-        writer.commit()
+        with Stage(staging) as stage:
+            writer = ArrayWriter(stage, _NAME, DTYPE)
+            later = [_later_ones(_hash_file(staging, number)) for number in range(_FILES)]
+            writer.append(np.sort(np.concatenate(later)))
+            writer.finish()
+            stage.publish()
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"documents with the text of an earlier one, which are left out: {number:,}")
     return open_array(path, DTYPE, number)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, DatasetError, InputError
-from bertdata.files import fsync_directory, write_file
+from bertdata.files import Stage, fsync_directory
 from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
 from bertdata.format.origins import NamedInput, prepare_directory, write_origins
@@ -84,31 +84,32 @@ def publish(
         raise if_none
     origins = _origins(units, manifest)
     _require_all(staging, manifest, origins)
-    if (directory / MANIFEST).exists():
-        os.replace(directory / MANIFEST, directory / REPLACED)
-        fsync_directory(directory)
-    for table in (TABLE, DIGESTS):
-        (directory / table).unlink(missing_ok=True)
-    if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
-        for name in old.difference(name for _, name in _files(manifest, origins)):
-            (directory / name).unlink()
-    prepare_directory(directory, origins)
-    for made, name in _files(manifest, origins):
-        if made in tokenizer.files:  # stays in `staging`, where --finish reads it again after a kill
-            write_file(directory / name, tokenizer.files[made])
-        elif exists(f"{staging}/{made}"):
-            os.replace(f"{staging}/{made}", f"{directory}/{name}")
-    if origins:
-        write_origins(
-            directory,
-            manifest.dataset_id,
-            [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
-            input_format=plan.settings["format"],
-            text_key=plan.settings["text_key"],
-            shards=origins,
-        )
-    fsync_directory(directory)
-    manifest.write(directory)
+    with Stage(directory) as stage:
+        for name, content in tokenizer.files.items():  # they stay in `staging`, where --finish reads them after a kill
+            stage.write(name, content)
+        manifest.write(stage)
+        if (directory / MANIFEST).exists():
+            os.replace(directory / MANIFEST, directory / REPLACED)
+            fsync_directory(directory)
+        for table in (TABLE, DIGESTS):
+            (directory / table).unlink(missing_ok=True)
+        if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
+            for name in old.difference(name for _, name in _files(manifest, origins)):
+                (directory / name).unlink()
+        prepare_directory(directory, origins)
+        for made, name in _files(manifest, origins):
+            if made not in tokenizer.files and exists(f"{staging}/{made}"):
+                os.replace(f"{staging}/{made}", f"{directory}/{name}")
+        if origins:
+            write_origins(
+                directory,
+                manifest.dataset_id,
+                [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
+                input_format=plan.settings["format"],
+                text_key=plan.settings["text_key"],
+                shards=origins,
+            )
+        stage.publish()
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
     (staging / PLAN).unlink()  # without it there is no unfinished build
     remove_staging(staging)

@@ -12,7 +12,7 @@ from typing import Any
 from bertdata.errors import BuildError
 from bertdata.files import write_file
 from bertdata.format.manifest import SPLITS, Shard, Split
-from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
 from bertdata.format.table import ShardRows
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import UNIT_RULE
@@ -101,12 +101,12 @@ class UnitRecord:
     origins: Mapping[str, str]  # name of a shard → SHA-256 of the origins of its documents; imports have none
     crc32: int | None = None  # of the items of an iterable from which it was made
 
-    def write(self, path: Path) -> None:
-        """Writes the record to a file, completely or not at all."""
+    def sealed(self) -> bytes:
+        """Return the file of the record."""
         tally = vars(self.tally) | {"last_ids": sorted(self.tally.last_ids)}
         shards = {split: vars(shard) for split, shard in self.shards.items()}
         record = {**vars(self), "format_version": FORMAT_VERSION, "tally": tally, "shards": shards}
-        write_record(path, record, indent=None)
+        return sealed_record(record, indent=None)
 
     @classmethod
     def read(cls, path: Path) -> UnitRecord:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, require_share
-from bertdata.format.arrays import ArrayWriter, array_path
+from bertdata.files import Stage
+from bertdata.format.arrays import ArrayWriter, array_name
 from bertdata.format.origins import DTYPE
 from bertdata.format.shard import ShardWriter
 from bertdata.format.table import shard_name
@@ -120,13 +121,14 @@ class UnitWriter:
 
     def __init__(self, directory: Path, unit: int, shard_size: int, *, keeps_empty: bool = False) -> None:
         """shard_size: of a unit, in bytes. keeps_empty: store after which document there was one without ids."""
-        self.directory, self.unit, self.shard_size, self.keeps_empty = directory, unit, shard_size, keeps_empty
+        self.unit, self.shard_size, self.keeps_empty, self._stage = unit, shard_size, keeps_empty, Stage(directory)
         self._tally = Tally()
         self._writers: dict[str, ShardWriter] = {}
         self._origins: dict[str, ArrayWriter] = {}
         self._counts = np.zeros((len(SPLIT_COUNTS), len(SPLITS_BY_HASH)), np.int64)
 
     def __enter__(self) -> Self:
+        self._stage.__enter__()
         return self
 
     def append(self, documents: EncodedDocuments) -> None:
@@ -146,7 +148,7 @@ class UnitWriter:
         name = shard_name(split, self.unit)
         if split not in self._writers:
             self._writers[split] = ShardWriter(
-                self.directory,
+                self._stage,
                 name,
                 split=split,
                 token_dtype=documents.ids.dtype.str,
@@ -154,7 +156,7 @@ class UnitWriter:
                 words=documents.word_starts is not None,
             )
             if documents.origins is not None:
-                self._origins[name] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
+                self._origins[name] = ArrayWriter(self._stage, array_name(name, "origins"), DTYPE)
         empty = np.cumsum(kept, dtype=np.int64)[~kept] if self.keeps_empty else None
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
@@ -166,26 +168,22 @@ class UnitWriter:
             self._origins[name].append(documents.origins[kept])
 
     def commit(self, crc32: int | None = None) -> UnitRecord:
-        """Finishes the shards of the unit, then writes its record, and returns it. crc32: of items."""
+        """Publish the shards of the unit with its record, and return the record. crc32: of items."""
         unit, size, shards = self.unit, self.shard_size, {}
-        origins = {name: array.commit()["sha256"] for name, array in self._origins.items()}
+        origins = {name: array.finish()["sha256"] for name, array in self._origins.items()}
         for split, writer in self._writers.items():
             counts = _named(self._counts[:, SPLITS_BY_HASH.index(split)])
             if counts["documents"]:
-                shards[split] = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=counts)
+                shards[split] = writer.finish(input_range=(unit * size, (unit + 1) * size), counts=counts)
             else:  # there are only documents without ids
                 writer.discard()
         record = UnitRecord(unit, self._tally + Tally(_named(self._counts.sum(1))), shards, origins, crc32)
-        record.write(self.directory / unit_name(unit))
-        self._writers, self._origins = {}, {}
+        self._stage.write(unit_name(unit), record.sealed())
+        self._stage.publish()
         return record
 
-    def __exit__(self, *error: object) -> None:
-        """Removes the files of a unit that is not finished."""
-        for writer in self._writers.values():
-            writer.discard()
-        for array in self._origins.values():
-            array.discard()
+    def __exit__(self, *error: Any) -> None:
+        self._stage.__exit__(*error)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
 from bertdata.errors import BuildError, InputError, UsageError, require_known
-from bertdata.files import make_directory, write_file
+from bertdata.files import Stage, make_directory
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.find import find_inputs
@@ -140,8 +140,10 @@ def train_tokenizer(
             say(note)
     _require_new(directory, made.files[TOKENIZER_CONFIG])
     make_directory(directory)
-    for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
-        write_file(directory / name, made.files[name])
+    with Stage(directory) as stage:
+        for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
+            stage.write(name, made.files[name])
+        stage.publish()
     return Tokenizer(made)
 
 
