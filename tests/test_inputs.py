@@ -370,12 +370,11 @@ def test_truncated_rows_are_named(folder, ending, kind):
 
 @given(
     members=st.lists(st.binary(max_size=300) | st.just(b"stone " * 40_000), min_size=1, max_size=4),
-    zeros=st.lists(st.integers(0, 40), min_size=4, max_size=4),
     tail=st.sampled_from([b"", b"x", b"\x1f\x8b"]),
     cut=st.integers(0, 400),
 )
-def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, zeros, tail, cut):
-    packed = b"".join(gzip.compress(member) + bytes(pad) for member, pad in zip(members, zeros, strict=False)) + tail
+def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, tail, cut):
+    packed = b"".join(map(gzip.compress, members)) + tail
     packed = packed[: max(1, len(packed) - cut)]
     source = Input("text.txt.gz", len(packed), 1, SimpleNamespace(open=lambda: io.BytesIO(packed)))
     try:

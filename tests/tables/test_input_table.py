@@ -274,6 +274,7 @@ INPUTS = [
         "",
         Refused("cut-short", "inside", None),
     ),
+    ("zeros behind gzip", {"a.gz": PACK[".gz"](b"a") + bytes(9)}, "", Refused("cut-short", "other bytes", None)),
     ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
     ("a zstd dictionary", {"a.zst": DICTIONARY}, "", Refused("unsupported", "needs a dictionary", None)),
     *[
