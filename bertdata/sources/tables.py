@@ -14,7 +14,7 @@ import numpy as np
 
 from bertdata.errors import InputError
 from bertdata.sources import formats
-from bertdata.sources.delimited import SEPARATORS, texts_of_column
+from bertdata.sources.csv import SEPARATORS, texts_of_column
 from bertdata.sources.formats import TextFormat, skipped
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
