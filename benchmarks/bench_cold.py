@@ -22,7 +22,7 @@ import bertdata
 from bertdata.files import Stage
 from bertdata.format.arrays import pages_of
 from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shard import ShardWriter
+from bertdata.format.shards import Shards, ShardWriter
 from bertdata.read import order
 from bertdata.types import SpecialTokens
 
@@ -41,8 +41,10 @@ def make(out: Path, num_tokens: int) -> None:
         tokens[-1] = 102
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
-        shards.append(writer.finish(input_range=(0, 1), counts={}))
-    Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(stage)
+        shards.append(Shards.of(writer.finish(input_range=(0, 1), counts={})))
+    Manifest(
+        "<u2", special, tokenizer={}, settings={}, splits={"train": Split(Shards.joined(shards))}, counts={}
+    ).write(stage)
     stage.publish()
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import bertdata
 from bertdata.files import Stage
 from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
-from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.manifest import Manifest, Shard, Shards, Split
 from bertdata.torch import BatchDataset
 from bertdata.types import SpecialTokens
 
@@ -42,11 +42,11 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                     file.write(np.array([0, size], "<u8").tobytes())
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
-        shards.append(Shard(name, 1, size, None, arrays))
+        shards.append(Shards.of(Shard(name, 1, size, None, arrays)))
     with Stage(out) as stage:
-        Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(
-            stage
-        )
+        Manifest(
+            "<u2", special, tokenizer={}, settings={}, splits={"train": Split(Shards.joined(shards))}, counts={}
+        ).write(stage)
         stage.publish()
 
 

@@ -18,8 +18,7 @@ from bertdata.files import open_plain
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
 from bertdata.format.records import MAX_RECORD_BYTES
-from bertdata.format.shard import open_one, open_shard
-from bertdata.format.table import ShardTable
+from bertdata.format.shards import open_one, open_shard
 from bertdata.types import SpecialTokens
 
 PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
@@ -99,12 +98,8 @@ class Dataset:
         Raises UsageError if the dataset does not store it.
         """
         try:
-            if self.opens_at_once:
-                return self._arrays[shard, name]
             split = shard.partition("-")[0]
-            shards = self.splits[split].shards
-            assert isinstance(shards, ShardTable)  # noqa: S101  (they are not open)
-            return self._array(split, shards.number_of(shard), name)
+            return self._array(split, self.splits[split].shards.number_of(shard), name)
         except (KeyError, ValueError):
             sentence = (
                 f"{self.path} stores no {name} of {shard}; give the names of a shard and of an array that it stores"
@@ -117,12 +112,11 @@ class Dataset:
         return not self.manifest.tables
 
     def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
-        arrays, fault = self._arrays, None
+        arrays, key, fault = self._arrays, (split, number, name), None
+        if self.opens_at_once or key in arrays:
+            return arrays[key]
         try:
-            shard = self.splits[split].shards[number]
-            if self.opens_at_once or (shard.name, name) in arrays:
-                return arrays[shard.name, name]
-            array = open_one(self._directory, shard, name)
+            array = open_one(self._directory, self.splits[split].shards[number], name)
         except DatasetError as error:
             fault = error
         if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
@@ -130,8 +124,7 @@ class Dataset:
             raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
             raise fault
-        kept = {key: of_shard for key, of_shard in arrays.items() if key[0] == shard.name}
-        self._arrays = kept | {(shard.name, name): array}
+        self._arrays = {each: open_array for each, open_array in arrays.items() if each[:2] == key[:2]} | {key: array}
         return array
 
     def document(self, index: int) -> NDArray[Any]:
@@ -204,10 +197,10 @@ class Dataset:
         return content
 
 
-def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]:
-    """The manifest, the arrays that it names by (shard, array), and its stamp: never the files of two builds.
+def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any], Any]:
+    """Return the manifest, its arrays by (split, number of the shard, array), and its stamp: never files of two builds.
 
-    Of a dataset with many shards no array is opened.
+    No array of a dataset with many shards is opened.
 
     A build that replaces a dataset removes the manifest before it touches another file (docs/format.md). So arrays that
     were opened while the same manifest stayed in place belong to it. If it did not stay, this waits for the new one.
@@ -217,10 +210,11 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         before = stamp(directory / MANIFEST)
         try:
             manifest = read_manifest(directory)
-            listed = [] if manifest.tables else manifest.splits.values()
-            shards = [shard for split in listed for shard in split.shards]
             arrays = {
-                (shard.name, name): array for shard in shards for name, array in open_shard(directory, shard).items()
+                (split, number, name): array
+                for split, each in ({} if manifest.tables else manifest.splits).items()
+                for number, shard in enumerate(each.shards)
+                for name, array in open_shard(directory, shard).items()
             }
             fault = None
         except DatasetError as error:

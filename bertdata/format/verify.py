@@ -19,7 +19,7 @@ from bertdata.format import origins
 from bertdata.format.arrays import BLOCK_BYTES, HEADER_BYTES, array_path, digest, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
-from bertdata.format.shard import open_shard
+from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, SpecialTokens
 
 _PIECE = 1 << 20  # numbers that are checked at a time

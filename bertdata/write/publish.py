@@ -17,7 +17,7 @@ from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
 from bertdata.format.origins import NamedInput, prepare_directory, write_origins
 from bertdata.format.origins import array_name as origins_name
-from bertdata.format.table import DIGESTS, TABLE
+from bertdata.format.shards import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.write.staging import TOKENIZER_NAME, remove_staging

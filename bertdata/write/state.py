@@ -11,13 +11,13 @@ from typing import Any
 
 from bertdata.errors import BuildError
 from bertdata.files import write_file
-from bertdata.format.manifest import SPLITS, Shard, Split
+from bertdata.format.manifest import SPLITS, Shard, Shards, Split
 from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
-from bertdata.format.table import ShardRows
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import UNIT_RULE
 
 PLAN = "plan.json"
+_ROWS_JOINED = 256  # shards that are joined together, as one alone takes 1 KB
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class FinishedUnits:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
         self.checksums = dict[int, int]()  # of units that were made from an iterable
-        self._shards = {split: ShardRows(split) for split in SPLITS}
+        self._shards = {split: list[Shards]() for split in SPLITS}
         self._lock = threading.Lock()
         for record in records:
             self.add(record)
@@ -144,7 +144,10 @@ class FinishedUnits:
         """Adds a unit that is not there yet."""
         with self._lock:
             for split, shard in record.shards.items():
-                self._shards[split].append(shard)
+                shards = self._shards[split]
+                shards.append(Shards.of(shard))
+                if len(shards) > _ROWS_JOINED:
+                    shards[:] = [Shards.joined(shards)]
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
@@ -153,8 +156,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        shards = {split: rows.ordered() for split, rows in self._shards.items()}
-        return {split: Split(those) for split, those in shards.items() if those}
+        return {split: Split(Shards.joined(shards)) for split, shards in self._shards.items() if shards}
 
 
 def finished_units(staging: Path) -> FinishedUnits:

@@ -22,8 +22,7 @@ from bertdata.errors import UsageError, require_share
 from bertdata.files import Stage
 from bertdata.format.arrays import ArrayWriter, array_name
 from bertdata.format.origins import DTYPE
-from bertdata.format.shard import ShardWriter
-from bertdata.format.table import shard_name
+from bertdata.format.shards import ShardWriter, shard_name
 from bertdata.sources.items import Items
 from bertdata.sources.split import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
