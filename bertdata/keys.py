@@ -5,7 +5,7 @@ docs/determinism.md defines both.
 
 from __future__ import annotations
 
-from bertdata.errors import UsageError, require_integer
+from bertdata.errors import require, require_integer
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -16,9 +16,8 @@ def purpose(name: str) -> int:
 
     Raises UsageError for a name that is not 1 to 8 ASCII characters.
     """
-    if not (name.isascii() and 1 <= len(name) <= 8):
-        sentence = f"the purpose of a key is {name!r}; give a name of 1 to 8 ASCII characters"
-        raise UsageError(sentence, "out-of-range", option="purpose_name", given=name)
+    is_name = name.isascii() and 1 <= len(name) <= 8
+    require(is_name, "purpose_name", name, "a purpose of 1 to 8 ASCII characters")
     return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
 
 
@@ -33,9 +32,7 @@ def key(seed: int, purpose_name: str, *words: int) -> int:
     """
     seed, *others = (require_integer("seed", word) for word in (seed, *words))
     for word in (seed, *others):
-        if not 0 <= word <= _MASK:
-            sentence = f"a key is made with {word}; give a seed and words from 0 to 2**64 - 1"
-            raise UsageError(sentence, "out-of-range", option="seed", given=word)
+        require(0 <= word <= _MASK, "seed", word, "a seed and words from 0 to 2**64 - 1")
     return absorbed(seed, purpose(purpose_name), *others)
 
 

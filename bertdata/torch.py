@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import RandomSampler
 
-from bertdata.errors import StateError, UsageError, counted
+from bertdata.errors import StateError, UsageError
 from bertdata.read.loader import Loader
 from bertdata.types import Batch
 
@@ -42,10 +42,7 @@ def _packed() -> UsageError:
     BERT needs a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
     differently; RoBERTa's positions begin at 2.
     """
-    sentence = (
-        "packed rows need a mask that keeps their documents apart, and not all models of transformers take one; give "
-        "samples='documents', or read the Loader and make the mask of your model from batch.cu_seqlens"
-    )
+    sentence = "models of transformers mix the documents of packed rows; give samples='documents', or read the Loader"
     return UsageError(sentence, "unsupported", option="samples", given="packed")
 
 
@@ -133,10 +130,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
         worker = torch.utils.data.get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 0)
         if self._resumed and workers != self._workers:
-            sentence = (
-                f"the state is one of {counted(self._workers, 'worker')} of a DataLoader, and this one has {workers}; "
-                "give num_workers as before, or take states by state_dict(batches)"
-            )
+            sentence = f"the state has num_workers={self._workers}, and this DataLoader {workers}; give the same number"
             raise StateError(sentence, "other-stream", option="num_workers", given=workers)
         self._first = self._made = self._resumed
         self._resumed, self._workers = 0, workers
@@ -155,10 +149,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
         """Raises StateError if the state belongs to another stream; the next iteration, if it has other workers."""
         rows = self.loader.global_batch_size
         if state["made"] and state["global_batch_size"] != rows:
-            sentence = (
-                f"the state is of a worker whose batches had {state['global_batch_size']} rows, and here they have "
-                f"{rows}; give global_batch_size as before, or take states by state_dict(batches)"
-            )
+            before = state["global_batch_size"]
+            sentence = f"the state has batches of {before} rows, and this Loader {rows}; give the same number"
             raise StateError(sentence, "other-stream", option="global_batch_size", given=rows)
         self.loader.load_state_dict(state["loader"])
         self._first = self._made = self._resumed = state["made"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
@@ -105,11 +105,9 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
         with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
-                sentence = f"{path} has {size:,} bytes and should have {expected:,}; copy or make it again"
-                raise DatasetError(sentence, "damaged", given=size)
+                raise damaged(path, f"it has {size:,} bytes and should have {expected:,}")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                sentence = f"{path} has no header of {length} numbers of {dtype} at its start; copy or make it again"
-                raise DatasetError(sentence, "damaged")
+                raise damaged(path, f"it has no header of {length} numbers of {dtype} at its start")
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except OSError as error:
@@ -118,11 +116,10 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
                 sentence = f"{path} cannot be mapped into memory on this file system; copy the dataset to another one"
                 raise DatasetError(sentence, "unsupported", given=path) from None
     except FileNotFoundError:
-        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
+        raise damaged(path, "it is missing") from None
     except OSError as error:
         if error.errno != errno.EMFILE:
-            sentence = f"{path} cannot be opened: {error.strerror}; run the same again when it can be opened"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+            raise unreadable(path, error) from None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

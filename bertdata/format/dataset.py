@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError, counted, damaged
+from bertdata.errors import DatasetError, UsageError, counted, damaged, unreadable
 from bertdata.files import open_plain
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
@@ -101,9 +101,7 @@ class Dataset:
             split = shard.partition("-")[0]
             return self._array(split, self.splits[split].shards.number_of(shard), name)
         except (KeyError, ValueError):
-            sentence = (
-                f"{self.path} stores no {name} of {shard}; give the names of a shard and of an array that it stores"
-            )
+            sentence = f"{self.path} stores no {name} of {shard}; give names of a shard and of an array that it stores"
             raise UsageError(sentence, "unknown", option="name", given=name) from None
 
     @property
@@ -146,9 +144,7 @@ class Dataset:
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= num_tokens:
             shard = split.shards[number].name
-            path = array_path(self.path, shard, "documents")
-            sentence = f"{path} is damaged: document {local} runs from {start} to {stop}; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(array_path(self.path, shard, "documents"), f"document {local} runs from {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
         return self._array(name, number, "tokens")[start : stop - has_separator]
 
@@ -189,11 +185,9 @@ class Dataset:
             with open_plain(path, "rb") as file:
                 content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest
         except OSError as error:
-            sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+            raise unreadable(path, error) from None
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
-            sentence = f"{path} is not the file that {MANIFEST} names; if a build replaced it, open the dataset again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(path, f"it is not the file that {MANIFEST} names")
         return content
 
 

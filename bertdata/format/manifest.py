@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.files import Stage
 from bertdata.format.arrays import open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, sealed_record
@@ -191,11 +191,9 @@ def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Man
         manifest = _parse(record, open_table)
         dataset_id = manifest.dataset_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        sentence = f"{path} is damaged: {type(error).__name__} {error}; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=path) from None
+        raise damaged(path, f"{type(error).__name__} {error}") from None
     if dataset_id != record.get("dataset_id"):
-        sentence = f"{path} is damaged: its contents do not match its dataset_id; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=path)
+        raise damaged(path, "its contents do not match its dataset_id")
     return manifest
 
 

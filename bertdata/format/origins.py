@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, damaged
+from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import make_directory, open_plain, write_file
 from bertdata.format.arrays import HEADER_BYTES, open_array
 from bertdata.format.manifest import Manifest
@@ -116,8 +116,7 @@ class Record:
         except (KeyError, TypeError, AttributeError):
             sound = False
         if not sound:
-            sentence = f"{name} is damaged: it is not a record of the origins of this dataset; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=name)
+            raise damaged(name, "it is not a record of the origins of this dataset")
         return made
 
     @classmethod
@@ -144,19 +143,16 @@ class Record:
             with open_plain(path, "rb") as file:
                 content = file.read(min(self.inputs["bytes"], os.fstat(file.fileno()).st_size) + 1)
         except OSError as error:
-            sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+            raise unreadable(path, error) from None
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
-            sentence = f"{path} is damaged: it is not the file that {RECORD} names; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(path, f"it is not the file that {RECORD} names")
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
             is_sound = not any(b"\0" in os.fsencode(each.name) for each in inputs)  # else no file can have the name
         except (ValueError, TypeError, RecursionError):
             is_sound = False
         if not is_sound or len(inputs) != self.inputs["number"]:
-            sentence = f"{path} is damaged: its lines are not a name, a size and a version each; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(path, "its lines are not a name, a size and a version each")
         return inputs
 
 

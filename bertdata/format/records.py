@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import open_plain, write_file
 
 FORMAT_VERSION = 1  # of all records; a manifest of many shards has another one
@@ -54,27 +54,23 @@ def read_content(path: Path) -> bytes:
         with open_plain(path, "rb") as file:
             return file.read(MAX_RECORD_BYTES + 1)
     except FileNotFoundError:
-        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
+        raise damaged(path, "it is missing") from None
     except OSError as error:
-        sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-        raise DatasetError(sentence, "unreadable", given=path) from None
+        raise unreadable(path, error) from None
 
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """As `read_record`, from the bytes of a file. name: what an error calls it."""
     if len(content) > MAX_RECORD_BYTES:
-        sentence = f"{name} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=name)
+        raise damaged(name, f"it has more than {MAX_RECORD_BYTES:,} bytes")
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            sentence = f"{name} is damaged: its contents do not match its checksum; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=name)
+            raise damaged(name, "its contents do not match its checksum")
         version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sentence = f"{name} is damaged: it is not a JSON object with a checksum; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=name) from None
+        raise damaged(name, "it is not a JSON object with a checksum") from None
     if version not in versions:
         known = " and ".join(map(str, versions))
         sentence = f"{name} has format version {version!r}, and this library reads {known}; upgrade bertdata"

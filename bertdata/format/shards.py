@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import damaged
 from bertdata.files import Stage
 from bertdata.format.arrays import ArrayWriter, array_name, array_path, npy_header, open_array
 from bertdata.format.records import FORMAT_VERSION, sealed_record
@@ -302,9 +302,5 @@ def open_one(directory: Path, shard: Shard, name: str) -> NDArray[Any]:
     entry, path = shard.arrays[name], array_path(directory, shard.name, name)
     array = open_array(path, entry["dtype"], entry["length"])
     if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
-        sentence = (
-            f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to "
-            f"{shard.num_tokens}; copy or make it again"
-        )
-        raise DatasetError(sentence, "damaged", given=path)
+        raise damaged(path, f"its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}")
     return array

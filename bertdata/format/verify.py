@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.format import origins
 from bertdata.format.arrays import BLOCK_BYTES, HEADER_BYTES, array_path, digest, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
@@ -98,14 +98,10 @@ def require_own_tokens(directory: Path, manifest: Manifest) -> None:
         ids = {vocabulary[each["content"]] for each in added if each["special"]} | set(roles.values())
         found = SpecialTokens(vocab_size=max(vocabulary.values()) + 1, special_ids=tuple(sorted(ids)), **roles)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        sentence = f"{files[0]} is not a tokenizer ({type(error).__name__}: {error}); build the dataset again"
-        raise DatasetError(sentence, "damaged", given=files[0]) from None
+        raise damaged(files[0], f"it is not a tokenizer ({type(error).__name__}: {error})") from None
     if replace(found, separator=special.separator) != special:
-        sentence = (
-            f"{directory / MANIFEST} is damaged: its vocab_size or its special ids are not those of "
-            f"{files[0].name}; copy or make both again"
-        )
-        raise DatasetError(sentence, "damaged", given=directory / MANIFEST)
+        why = f"its vocab_size or its special ids are not those of {files[0].name}"
+        raise damaged(directory / MANIFEST, why)
 
 
 def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
@@ -114,16 +110,13 @@ def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list
     record = read_record(path)
     try:
         if record["split"] != split:
-            sentence = f"{path} and the manifest disagree about the split; copy or make both again"
-            raise DatasetError(sentence, "damaged", given=record["split"])
+            raise damaged(path, "its split is not that of the manifest")
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                sentence = f"{path} and the manifest disagree about array {array}; copy or make both again"
-                raise DatasetError(sentence, "damaged", given=array)
+                raise damaged(path, f"its array {array} is not that of the manifest")
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
-        sentence = f"{path} is damaged: it is not the record of this shard; copy or make it again"
-        raise DatasetError(sentence, "damaged") from None
+        raise damaged(path, "it is not the record of this shard") from None
 
 
 def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bertdata.choices import MaskingPolicy
-from bertdata.errors import UsageError
+from bertdata.errors import require
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.types import IGNORE_INDEX, Masking
@@ -34,9 +34,7 @@ def shown(
     token_of = spelled(tokenizer)
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
-    if not 0 <= first < loader.num_samples:
-        sentence = f"--sample is {first}; give a position from 0 to {loader.num_samples - 1}"
-        raise UsageError(sentence, "out-of-range", option="sample", given=first)
+    require(0 <= first < loader.num_samples, "sample", first, f"a position from 0 to {loader.num_samples - 1}")
     blocks = []
     for position in range(first, min(first + count, loader.num_samples)):
         batch = loader.read(np.array([position]))

@@ -60,10 +60,8 @@ def open_index(
             stage.write(f"{name}.json", sealed_record(record))
             stage.publish()
     except OSError as error:
-        sentence = (
-            f"the sampling index cannot be written to {directory}: {error.strerror or error}; "
-            "set BERTDATA_CACHE to a directory with room"
-        )
+        reason = error.strerror or error
+        sentence = f"the sampling index cannot be written to {directory}: {reason}; set BERTDATA_CACHE"
         raise BuildError(sentence, "unwritable", given=directory) from None
     return _read(directory, name, dtypes)
 

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import StateError, UsageError, require_integer, require_known, require_positive, require_share
+from bertdata.errors import (
+    StateError,
+    UsageError,
+    require,
+    require_integer,
+    require_known,
+    require_positive,
+    require_share,
+)
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
@@ -36,10 +44,7 @@ def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
     are_pairs = (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs)
     if pairs and all(are_pairs):
         return pairs
-    sentence = (
-        "what was given to read is no dataset; give one from bertdata.open(path), or several with their weights, such "
-        "as [(a, 0.7), (b, 0.3)]"
-    )
+    sentence = "the Loader reads datasets; give one from bertdata.open(path), or several as [(a, 0.7), (b, 0.3)]"
     raise UsageError(sentence, "not-a-dataset", option="shards", given=shards)
 
 
@@ -138,29 +143,22 @@ class Loader:
 
     def _require_possible(self) -> None:
         """Raises UsageError for values that no dataset can be read with."""
-        if not 0 <= self.seed < 1 << 64:
-            sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
-            raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
-        if not 1 <= self.global_batch_size <= MOST_ROWS:
-            sentence = f"global_batch_size is {self.global_batch_size}; give 1 to {MOST_ROWS:,} rows"
-            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
-        if not 0 <= self.rank < self.world_size:
-            sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
-            raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
+        require(0 <= self.seed < 1 << 64, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+        require_positive("global_batch_size", self.global_batch_size, most=MOST_ROWS)
+        require(0 <= self.rank < self.world_size, "rank", self.rank, f"0 to {self.world_size - 1}, below world_size")
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
-        if not isinstance(self.masking, Masking | None):
-            sentence = f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None"
-            raise UsageError(sentence, "malformed", option="masking", given=self.masking)
+        expected = "a Masking, such as Masking(policy='span'), or None"
+        require(isinstance(self.masking, Masking | None), "masking", self.masking, expected, "malformed")
 
     def _require_for_mix(self, num_datasets: int) -> None:
         """Raises UsageError for what does not go with a mix, or only with one."""
         if num_datasets > 1 and self.variants is not None:
             sentence = f"variants does not go with a mix of {num_datasets} datasets; give one dataset"
             raise UsageError(sentence, "conflict", option="variants")
-        if self.starts and (len(self.starts) != num_datasets or num_datasets == 1 or min(self.starts) < 0):
-            sentence = f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets"
-            raise UsageError(sentence, "out-of-range", option="starts", given=self.starts)
+        has_starts = len(self.starts) == num_datasets > 1 and min(self.starts) >= 0
+        expected = "a number of samples from 0 for each of several datasets"
+        require(not self.starts or has_starts, "starts", list(self.starts), expected)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -289,13 +287,10 @@ class Loader:
     def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
         """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
         positions = np.asarray(positions)
-        if positions.ndim != 1 or positions.dtype.kind not in "iu":
-            sentence = f"positions are {positions.dtype} {list(positions.shape)}; give integers [B]"
-            raise UsageError(sentence, "malformed", option="positions")
+        is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
+        require(is_vector, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
         positions = positions.astype(np.int64, copy=False)
-        if (first := np.min(positions, initial=0)) < 0:
-            sentence = f"position {first} comes before the first sample; give numbers from 0"
-            raise UsageError(sentence, "out-of-range", option="positions", given=int(first))
+        require((first := np.min(positions, initial=0)) >= 0, "positions", int(first), "numbers from 0")
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)

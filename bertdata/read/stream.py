@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError, damaged
+from bertdata.errors import DatasetError, UsageError, damaged, require
 from bertdata.format.arrays import npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import rows as kernels
@@ -89,23 +89,13 @@ class TokenStream:
     def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
         """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
         if split not in [*dataset.splits]:
-            sentence = (
-                f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
-                "a split without documents, so build with --validation 0 to put all into train"
-            )
+            sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
             raise UsageError(sentence, "no-split", option="split", given=split)
-        if not 3 <= length <= MAX_LENGTH:
-            sentence = f"length is {length}; give 3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
-            raise UsageError(sentence, "out-of-range", option="length", given=length)
+        expected = f"3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
+        require(3 <= length <= MAX_LENGTH, "length", length, expected)
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
-            missing = " and ".join(
-                name for name, token in (("[CLS]", special.cls), ("[SEP]", special.sep)) if token is None
-            )
-            sentence = (
-                f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
-                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
-            )
+            sentence = f"the tokenizer of {dataset.path} has no [CLS] or no [SEP]; build with --special-tokens"
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.split, self.length = dataset, split, length
         self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
@@ -207,11 +197,8 @@ def require_room(streams: Sequence[TokenStream]) -> None:
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
         most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
     if num_arrays > most:
-        sentence = (
-            f"{path}{' and what is mixed with it' * (len(streams) > 1)}: reading the split opens up to {num_arrays:,} "
-            f"files, and this system allows a process {most:,}; raise ulimit -Hn and vm.max_map_count, or build with a "
-            "larger --shard-size"
-        )
+        advice = "raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size"
+        sentence = f"{path} has {num_arrays:,} files to open, and this system allows {most:,}; {advice}"
         raise DatasetError(sentence, "too-many-files", option="shards", given=path)
 
 
@@ -247,8 +234,5 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
 def require_sound(count: int) -> None:
     """Raises DatasetError if a count that comes from an index is negative."""
     if count < 0:
-        raise DatasetError(
-            "the sampling index is damaged; delete its directory, which is $BERTDATA_CACHE or else ~/.cache/bertdata, "
-            "and it will be made again",
-            "damaged",
-        )
+        sentence = "a sampling index is damaged; delete it in $BERTDATA_CACHE, by default ~/.cache/bertdata"
+        raise DatasetError(sentence, "damaged")

@@ -103,10 +103,7 @@ def as_remote_error(url: str, error: Exception) -> RemoteError:
     if status == 404 or isinstance(error, FileNotFoundError) or name.endswith("NotFoundError"):
         return absent(shown)
     if key := re.search(r'[Pp]ath:? ("(?:[^"\\]|\\.)*")', text) if "InvalidPath" in name else None:
-        sentence = (
-            f"{shown}: no request can be made for the key {key[1]}, because of an empty part, a dot as a part or a "
-            "control character; rename the object, or name the other files"
-        )
+        sentence = f"{shown}: no request can be made for the key {key[1]}; rename the object, or name the other files"
         return RemoteError(sentence, "unsupported", given=key[1])
     if isinstance(error, http.client.InvalidURL) or "InvalidPath" in name or "path segment" in text:
         return RemoteError(f"{shown} is not a URL that can be requested; check it", "bad-url", given=shown)

@@ -117,11 +117,8 @@ def _obstore() -> Any:
     except ImportError:
         raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed") from None
     if _first_process() != os.getpid():
-        raise RemoteError(
-            "an object store was used before this process was forked, and obstore would wait for ever in it; open the "
-            "dataset before, or start processes by spawn",
-            "unsupported",
-        )
+        sentence = "an object store was used before this process was forked; open the dataset before, or spawn"
+        raise RemoteError(sentence, "unsupported")
     return obstore
 
 

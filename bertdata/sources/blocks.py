@@ -84,10 +84,7 @@ def _allowed(number: int, source: TextFile | TableFile, decode: Callable[[], Doc
     invalid = found.invalid[found.invalid >= 0].tolist() if form.strict else []
     refused = found.bad if form.on_error == "fail" else ()
     if first and first[1] <= min([*invalid[:1], *(each.place for each in refused[:1])], default=first[1]):
-        sentence = (
-            f"{source.place(first[1])}: the text has a lone surrogate, half of a UTF-16 pair; correct it, "
-            "or build without --strict to replace and count them"
-        )
+        sentence = f"{source.place(first[1])}: the text has a lone surrogate; correct it, or build without --strict"
         raise InputError(sentence, "not-text", option="inputs", given=source.file.name)
     if refused and (not invalid or refused[0].place <= invalid[0]):
         why = refused[0].why
@@ -95,10 +92,8 @@ def _allowed(number: int, source: TextFile | TableFile, decode: Callable[[], Doc
         raise InputError(sentence, "bad-row", option="inputs", given=source.file.name)
     if invalid:
         name = "UTF-8" if form.encoding == UTF_8 else form.encoding
-        sentence = (
-            f"{source.invalid_place(invalid[0])} is not valid {name}; fix the file, name its encoding with --encoding, "
-            "or build without --strict to replace and count such bytes"
-        )
+        place = source.invalid_place(invalid[0])
+        sentence = f"{place} is not valid {name}; correct it, name another --encoding, or build without --strict"
         raise InputError(sentence, "not-text", option="inputs", given=source.file.name)
     if form.maps:
         found = mapped(found, form.maps, source.place)

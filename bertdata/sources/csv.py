@@ -86,16 +86,11 @@ def texts_of_column(
 def _require_end(file: Input, place: str, error: str) -> None:
     """Raises InputError for an error of csv after which it cannot continue."""
     if error == "unexpected end of data":
-        sentence = (
-            f"{file}, {place}: a quotation mark begins a field, and none ends it; write {file} again with a program "
-            "that knows CSV, or get it again if it was cut short"
-        )
+        sentence = f"{file}, {place}: a quotation mark begins a field, and none ends it; write the file as CSV again"
         raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
     if error.startswith("field larger"):
-        sentence = (
-            f"{file}, {place} is longer than {formats.LONGEST_ROW >> 20:,} Mi characters; split it, or look for a "
-            "quotation mark that begins a field and has no end"
-        )
+        most = formats.LONGEST_ROW >> 20
+        sentence = f"{file}, {place} is longer than {most:,} Mi characters; split it, or end its quotation marks"
         raise InputError(sentence, "too-large", option="inputs", given=file.name) from None
 
 
@@ -120,8 +115,6 @@ def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | 
         sentence = f"{file} has {header.count(key)} columns {key!r}; rename all but one of them, or use --on-error skip"
         return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key)), True
     columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
-    sentence = (
-        f"{file} has no column {key!r} in its first line, only {columns}; name one with --text-key, or give its "
-        "number, from 0, if the file has no header, or use --on-error skip"
-    )
+    advice = "name one with --text-key, or give its number from 0 if there is no header, or use --on-error skip"
+    sentence = f"{file} has no column {key!r} in its first line, only {columns}; {advice}"
     return skipped(form, InputError(sentence, "no-column", option="text_key", given=key)), True

@@ -165,19 +165,15 @@ class TextFile:
     def _require_record(self, start: int, byte: int) -> None:
         """byte: the first that is no white space, at `start`."""
         if byte != RECORD:
-            sentence = (
-                f"{self.place(start)} is before the first record, and a record of FASTA begins with a line like >name; "
-                "correct the file, or give --format text if it is prose"
-            )
+            place = self.place(start)
+            sentence = f"{place}: a record of FASTA begins with >name; correct the file, or give --format text"
             raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     def _require_short(self, size: int, start: int) -> None:
         longest = formats.LONGEST_ROW if self.kind == "jsonl" else formats.LONGEST_DOCUMENT
         if size > longest:
-            sentence = (
-                f"{self.file}: the document at byte {start} is longer than {longest >> 20:,} MiB; choose what "
-                "ends a document with --documents, or split the document"
-            )
+            what = f"longer than {longest >> 20:,} MiB"
+            sentence = f"{self.file}: the document at byte {start} is {what}; split it, or choose other --documents"
             raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
 
     def _chunks_of(

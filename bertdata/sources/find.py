@@ -93,10 +93,7 @@ def find_inputs(
         if "" not in under_urls[name]:
             paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
             if not include and _is_saved_there({*paths.values()}):
-                sentence = (
-                    f"{name} is what save_to_disk of datasets wrote, which is read from a directory of this machine "
-                    "alone; copy it here, or select files with --include"
-                )
+                sentence = f"{name} was written by save_to_disk; copy it here, or select files with --include"
                 raise InputError(sentence, "unsupported", option="inputs", given=name)
             names = choice.taken(name, paths, is_directory=not glob.has_magic(name))
         inputs.files.extend(of_remote(remote[each]) for each in names)
@@ -132,10 +129,8 @@ class _Choice:
             reasons |= {file: _HIDDEN for file, path in paths.items() if _is_hidden(path)}
         chosen = [file for file, why in reasons.items() if why is None]
         if not chosen:
-            sentence = (
-                f"{name} has {counted(len(paths), 'file')}, of which none is read ({_some(list(paths))}); select files "
-                "with --include, for example --include '*', or name them"
-            )
+            number, files = counted(len(paths), "file"), _some(list(paths))
+            sentence = f"{name} has {number}, of which none is read ({files}); select some with --include, such as '*'"
             raise InputError(sentence, "no-match", option="inputs", given=name)
         for file, why in reasons.items():
             if why is not None:

@@ -38,10 +38,7 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
         dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
         note = f"reads {data} as {dtype.name}, {reason}; --dtype names another"
     if size % dtype.itemsize:
-        sentence = (
-            f"{data} has {size:,} bytes, which is no multiple of the {dtype.itemsize} bytes of an id of {dtype.name}; "
-            "get the file again, or name its --dtype or --format"
-        )
+        sentence = f"{data} has {size:,} bytes, no multiple of an id of {dtype.name}; name its --dtype or --format"
         raise InputError(sentence, "not-of-format", option="inputs", given=name)
     require_room(data, dtype, end_token)
     ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)

@@ -78,10 +78,8 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
         sentence = f"{file} is not {encoding.upper()} text, but {what}; {advice}"
         raise InputError(sentence, "not-text", option="inputs", given=file.name)
     if num_bad := num_not_text(first):
-        sentence = (
-            f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "
-            "leave the file out, or name its encoding with --encoding"
-        )
+        shown, num_bytes = encoding.upper(), len(first)
+        sentence = f"{file} is not {shown} text: {num_bad:,} of {num_bytes:,} bytes are invalid; give its --encoding"
         raise InputError(sentence, "not-text", option="inputs", given=file.name)
 
 

@@ -83,9 +83,5 @@ class Items:
         """Raises InputError if a finished unit was made from other items than those that were read."""
         expected = self._finished.popleft() if self._finished else None
         if (expected and expected != (self._unit, self.checksums.get(self._unit))) or (is_last and self._finished):
-            sentence = (
-                "the iterable does not give the items from which the finished units of the interrupted call were made, "
-                "as a generator that was read before; give the same items from the first on, or overwrite=True to "
-                "start over"
-            )
+            sentence = "the items are not those of the interrupted call; repeat them, or give overwrite=True"
             raise InputError(sentence, "other-settings", option="inputs")

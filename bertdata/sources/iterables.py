@@ -64,10 +64,7 @@ def _require_utf8(number: int, text: str | bytes) -> None:
         text.decode() if isinstance(text, bytes) else text.encode()
     except UnicodeError:
         problem = "is not valid UTF-8" if isinstance(text, bytes) else "has a lone surrogate"
-        sentence = (
-            f"item {number} of the iterable {problem}; correct it, or build without strict to replace and count "
-            "what is invalid"
-        )
+        sentence = f"item {number} of the iterable {problem}; correct it, or build without strict"
         raise InputError(sentence, "not-text", option="inputs", given=number) from None
 
 

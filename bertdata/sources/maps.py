@@ -71,10 +71,8 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 sentence = f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix it or the text"
                 raise InputError(sentence, "function-failed", option="map", given=spec) from None
             if not isinstance(text, str | None):
-                sentence = (
-                    f"{place(start)}: --map {spec} gave a value of type {type(text).__name__}; it must give a text, or "
-                    "None to leave the document out"
-                )
+                kind = type(text).__name__
+                sentence = f"{place(start)}: --map {spec} returned a {kind}; it must return a text or None"
                 raise InputError(sentence, "bad-function", option="map", given=spec)
             if text is None:
                 break

@@ -43,10 +43,7 @@ def _arrays_of(index: Input) -> tuple[FileArray, FileArray, FileArray, np.dtype[
         sentence = f"{index} gives each sequence a mode, as for images among text; write the text alone with Megatron"
         raise InputError(sentence, "unsupported", option="inputs", given=index.name)
     if size != expected:
-        sentence = (
-            f"{index} has {size:,} bytes, and by its header (sequences: {num_sequences:,}, document indices: "
-            f"{num_documents:,}) it has {expected:,}; get the file again"
-        )
+        sentence = f"{index} has {size:,} bytes, and by its header {expected:,}; get the file again"
         raise InputError(sentence, "cut-short", option="inputs", given=index.name)
     return (
         FileArray(index, "<i4", num_sequences, begin),

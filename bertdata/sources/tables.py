@@ -281,9 +281,8 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     strings = types.is_string, types.is_large_string, types.is_string_view, types.is_null
     if not any(fits(kind) for fits in (*strings, types.is_binary, types.is_large_binary, types.is_binary_view)):
-        sentence = (
-            f"{file}: column {key!r} is {kind}, not a string; name another with --text-key, or use --on-error skip"
-        )
+        advice = "name another with --text-key, or use --on-error skip"
+        sentence = f"{file}: column {key!r} is {kind}, not a string; {advice}"
         return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
     return None
 

@@ -274,13 +274,8 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
                 raise
             first, error = number, of_one
             break
-    failed = FailedTextError(
-        f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out, or give "
-        "another --tokenizer",
-        "tokenizer-failed",
-        option="tokenizer",
-        given=str(error),
-    )
+    sentence = f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out"
+    failed = FailedTextError(sentence, "tokenizer-failed", option="tokenizer", given=str(error))
     failed.documents = (first,)
     return failed
 
@@ -303,13 +298,8 @@ def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[
 
 def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
     """The error for a text of so many bytes. documents, places: as the error has them."""
-    error = LongTextError(
-        f"{size:,} bytes of text, such as one word, reach the `tokenizers` library in one piece, which takes "
-        "some 200 bytes of memory for each; split the text, or give another --tokenizer",
-        "too-large",
-        option="tokenizer",
-        given=size,
-    )
+    sentence = f"{size:,} bytes of text, such as one word, reach `tokenizers` in one piece; split the text"
+    error = LongTextError(sentence, "too-large", option="tokenizer", given=size)
     error.documents, error.places = tuple(documents), tuple(places)
     return error
 

@@ -133,10 +133,7 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     if not beside.is_bert:  # a vocab.txt of EsmTokenizer with other tokens than ESM-2's
         return _convert(str(path.parent))
-    sentence = (
-        f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them; or that "
-        "of ESM-2)"
-    )
+    sentence = f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them)"
     raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path)
 
 
@@ -151,10 +148,7 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
     if lower is None:  # a cased vocabulary has capital letters in tokens that are not special
         lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
         if not lower and beside.is_known:
-            sentence = (
-                f"it has capital letters, and no {TOKENIZER_CONFIG} beside it says do_lower_case, which is true for "
-                "AutoTokenizer; set it there to false to keep case"
-            )
+            sentence = f"it has capital letters, but no {TOKENIZER_CONFIG} beside it; set do_lower_case there"
             raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
     chinese = beside.flag("tokenize_chinese_chars") is not False
     flags = {"strip_accents": beside.flag("strip_accents"), "handle_chinese_chars": chinese}
@@ -211,26 +205,19 @@ def _convert(name: str) -> LoadedTokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        sentence = (
-            f"tokenizer {name} has no {TOKENIZER}, and transformers, which could convert it, is not installed; "
-            f"{install('train')}"
-        )
+        sentence = f"tokenizer {name} has no {TOKENIZER}, and transformers would convert it; {install('train')}"
         raise TokenizerError(sentence, "not-installed", option="tokenizer", given=name) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
-        sentence = (
-            f"transformers cannot convert the tokenizer {name}: {_first(error)}; its tokenizer_config.json must say a "
-            "tokenizer_class that reads its files; a SentencePiece model needs the packages sentencepiece and protobuf"
-        )
+        advice = "correct tokenizer_class in tokenizer_config.json, and install sentencepiece and protobuf"
+        sentence = f"transformers cannot convert the tokenizer {name}: {_first(error)}; {advice}"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name) from None
     present = [file for file in (VOCABULARY, *SENTENCEPIECE, "merges.txt") if (Path(name) / file).is_file()]
     reads_nothing = present == [VOCABULARY] and VOCABULARY not in tokenizer.vocab_files_names.values()
     if reads_nothing or not getattr(tokenizer, "backend_tokenizer", None):
-        sentence = (
-            f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one of its {type(tokenizer).__name__}; "
-            "give another tokenizer"
-        )
+        kind = type(tokenizer).__name__
+        sentence = f"tokenizer {name} has no {TOKENIZER}, and transformers makes none of its {kind}; give another"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name)
     given = {role: token for role in ROLE_SPELLINGS if (token := getattr(tokenizer, f"{role}_token", None))}
     return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), given, tokenizer.model_input_names)
@@ -270,10 +257,8 @@ def _require_on_hub(name: str) -> None:
         sentence = f"{nowhere} it cannot be a name on the hub ({_first(error)}); give a path or a repository"
         raise TokenizerError(sentence, "tokenizer-not-found", **options) from None
     except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
-        sentence = (
-            f"{nowhere} {hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or "
-            "give a local path"
-        )
+        reason = _first(error)
+        sentence = f"{nowhere} {hub} cannot be reached ({reason}); check the network, HTTPS_PROXY and HF_ENDPOINT"
         raise TokenizerError(sentence, "server-failed", **options) from None
 
 

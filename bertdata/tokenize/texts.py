@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
@@ -82,10 +82,7 @@ class Tokenizer:
         no text, and LongTextError or FailedTextError for one that `tokenizers` would take too much memory for, or fails
         on.
         """
-        if workers < 1:
-            raise UsageError(
-                f"workers is {workers}; give 1 or more threads", "out-of-range", option="workers", given=workers
-            )
+        require(workers >= 1, "workers", workers, "1 or more threads")
         data, offsets = _joined(texts)
         ids, bounds = self._encoded(data, offsets, workers)
         if add_special_tokens:
@@ -144,19 +141,15 @@ class Tokenizer:
         first = encode(probe).sequence_ids.index(0)
         before, after = found[:first], found[first + len(alone) :]
         if found != [*before, *alone, *after]:
-            sentence = (
-                "this tokenizer changes texts when it adds special tokens; use AutoTokenizer of transformers, or leave "
-                "add_special_tokens out"
-            )
+            sentence = "this tokenizer changes texts when it adds special tokens; leave add_special_tokens out"
             raise UsageError(sentence, "unsupported", option="add_special_tokens", given=True)
         return before, after
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
-    if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
-        kind = type(texts).__name__
-        raise UsageError(f"texts is a {kind}; give a list of texts", "malformed", option="texts", given=kind)
+    is_list = hasattr(texts, "__len__") and not isinstance(texts, str | bytes)
+    require(is_list, "texts", type(texts).__name__, "a list of texts", "malformed")
     if type(texts).__module__.partition(".")[0] == "pyarrow":
         return _of_arrow(texts)
     encoded = [*map(_bytes_of, texts, range(len(texts)))]
@@ -178,9 +171,8 @@ def _bytes_of(text: Any, number: int) -> bytes:
             problem = "has half of a surrogate pair, which is no character"
     else:
         problem = f"is a {type(text).__name__}"
-    raise UsageError(
-        f"text {number} {problem}; give texts as str, or as bytes in UTF-8", "not-text", option="texts", given=number
-    )
+    sentence = f"text {number} {problem}; give texts as str, or as bytes in UTF-8"
+    raise UsageError(sentence, "not-text", option="texts", given=number)
 
 
 def _require_text(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:

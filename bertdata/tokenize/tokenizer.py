@@ -112,9 +112,8 @@ class LoadedTokenizer:
         except BaseException as error:  # the library raises bare Exception, and panics
             if not is_failure(error):
                 raise
-            raise TokenizerError(
-                f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
-            ) from None
+            sentence = f"the `tokenizers` library cannot read this tokenizer: {error}"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer") from None
         self._tokenizer.encode_special_tokens = True
         vocabulary = _vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -283,16 +282,11 @@ class LoadedTokenizer:
                     words = list(word_splitter(text))
                     joined = "".join(words)
                 except Exception as error:  # whatever the function of a user raises
-                    sentence = (
-                        f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; "
-                        "fix the function, which must give the words of a text as texts"
-                    )
+                    reason = f"{type(error).__name__}: {error}"
+                    sentence = f"--words failed ({reason}) on the text that begins with {text[:40]!r}; fix the function"
                     raise UsageError(sentence, "function-failed", option="words", given=text) from None
                 if joined != text:
-                    sentence = (
-                        f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
-                        "function must give all characters of the text, spaces too"
-                    )
+                    sentence = f"the words of --words lack characters of the text that begins {text[:40]!r}; keep all"
                     raise UsageError(sentence, "bad-function", option="words", given=text)
                 ends = np.cumsum([len(word) for word in words])
                 word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
@@ -323,13 +317,9 @@ class LoadedTokenizer:
             if self.special.unk is None:
                 token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
                 numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
-                error = SpecialTextError(
-                    f"{name(numbers[0])} contains the special token {token!r}, and this tokenizer has no unknown token "
-                    "to store in its place; remove it from the text, or use --on-error skip",
-                    "tokenizer-lacks-token",
-                    option="tokenizer",
-                    given=token,
-                )
+                place = name(numbers[0])
+                sentence = f"{place} spells {token!r}, and the tokenizer has no unknown token; use --on-error skip"
+                error = SpecialTextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
                 error.documents = tuple(numbers)
                 raise error
             ids[replaced] = self.special.unk

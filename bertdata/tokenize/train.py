@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require
 from bertdata.tokenize.load import SPECIALS, add_roles, bert_tokenizer
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
@@ -128,9 +128,7 @@ TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
 
 
 def _require(vocab_size: int, least: int, what: str) -> None:
-    if vocab_size < least:
-        sentence = f"a vocabulary of {vocab_size} has no room for {what}; give at least {least}"
-        raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size)
+    require(vocab_size >= least, "vocab_size", vocab_size, f"at least {least}, to have room for {what}")
 
 
 def _alphabet(

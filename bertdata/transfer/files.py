@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from bertdata.errors import DatasetError, RemoteError
+from bertdata.errors import DatasetError, RemoteError, damaged
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
 from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest
 from bertdata.format.records import MAX_RECORD_BYTES, read_record
@@ -45,11 +45,8 @@ def array_sizes(manifest: Manifest) -> dict[str, int]:
 def require_own_id(manifest: Manifest) -> None:
     """Raises DatasetError if a dataset gives itself the id of another, which `local_copy` would then take it for."""
     if manifest.computed_id() != manifest.dataset_id:
-        sentence = (
-            f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays; make the "
-            "dataset again, and push it to another URL"
-        )
-        raise DatasetError(sentence, "damaged", given=manifest.dataset_id)
+        why = f"its dataset_id {manifest.dataset_id[:16]} is not that of its arrays"
+        raise damaged(MANIFEST, why)
 
 
 def require_sound(path: Path, sha256: str | None) -> None:
@@ -62,13 +59,11 @@ def require_sound(path: Path, sha256: str | None) -> None:
     except FileNotFoundError:
         is_sound = False
     if not is_sound:
-        sentence = f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more"
-        raise DatasetError(sentence, "damaged", given=path)
+        raise damaged(path, f"it is not the file that {MANIFEST} names")
 
 
 def other_file(name: str) -> DatasetError:
-    sentence = f"{name} is not the file that {MANIFEST} names; push the dataset again"
-    return DatasetError(sentence, "damaged", given=name)
+    return damaged(name, f"it is not the file that {MANIFEST} names")
 
 
 def id_under(root: str) -> str | None:

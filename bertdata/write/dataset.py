@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import BuildError, UsageError, counted, require_positive
+from bertdata.errors import BuildError, UsageError, counted, require, require_positive
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
@@ -188,8 +188,7 @@ class _Means:
         if self.workers is not None:
             require_positive("workers", self.workers)
         part = self.part
-        if part is not None and not 0 <= part[0] < part[1]:
-            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
+        require(part is None or 0 <= part[0] < part[1], "part", part, "(i, n) with 0 <= i < n")
 
     def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
         """Raises UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""

@@ -215,10 +215,8 @@ class IdsEncoder:
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
         wrong = count_special(given, self._number_of, self._plain, special)
         if wrong >= 0:
-            sentence = (
-                f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._number_of.size:,} "
-                "ids; give the --tokenizer that made the ids"
-            )
+            place, size = some.place(wrong), self._number_of.size
+            sentence = f"{place}: id {some.ids[wrong]} is not below {size:,}; give the --tokenizer that made the ids"
             raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
         ids, has_ids = given.astype(self.dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences

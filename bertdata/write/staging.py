@@ -163,10 +163,8 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part:
     discard = "use --overwrite to discard it"
     if is_part:  # others may be made now
         discard = f"remove {directory / STAGING} once no part is being made, and make all parts again"
-    sentence = (
-        f"{directory} holds an unfinished build with other settings: {'; '.join(differing)}; run the old command to "
-        f"finish it, or {discard}"
-    )
+    changes = "; ".join(differing)
+    sentence = f"{directory} holds an unfinished build with other settings: {changes}; finish that build, or {discard}"
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 

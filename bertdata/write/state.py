@@ -43,10 +43,7 @@ class BuildPlan:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError):
-            sentence = (
-                f"{staging / PLAN} is damaged, or of another version of bertdata; finish the build with that version, "
-                "or use bertdata build --overwrite to discard it"
-            )
+            sentence = f"{staging / PLAN} is of another version of bertdata; use that version, or --overwrite"
             raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
 
     def write(self, staging: Path) -> None:
@@ -58,10 +55,7 @@ class BuildPlan:
     def require_rule(self, directory: Path) -> None:
         """Raises BuildError if the units of this plan follow another rule than ours."""
         if self.unit_rule != UNIT_RULE:
-            sentence = (
-                f"{directory} holds an unfinished build of another version of bertdata, which divides inputs into "
-                "units by another rule; finish it with that version, or use --overwrite to discard it"
-            )
+            sentence = f"{directory} holds a build of another version of bertdata; use that version, or --overwrite"
             raise BuildError(sentence, "other-version", option="out", given=self.unit_rule)
 
 

@@ -232,10 +232,7 @@ class Shares:
             object.__setattr__(self, name, require_share(name, getattr(self, name)))
         if not (min(self.validation, self.test) >= 0 and self.validation + self.test < 1):  # NaN is refused too
             option = "test" if 0 <= self.validation < 1 else "validation"
-            sentence = (
-                f"validation is {self.validation} and test is {self.test}; give shares that are at least 0 and "
-                "together less than 1, so that some text is left for training"
-            )
+            sentence = f"validation is {self.validation} and test is {self.test}; give shares whose sum is below 1"
             raise UsageError(sentence, "out-of-range", option=option, given=getattr(self, option))
 
     def splits_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:

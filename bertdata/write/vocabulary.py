@@ -60,10 +60,7 @@ class Vocabulary:
     def require_trainable(self, streams: Sequence[str]) -> None:
         """Raises UsageError where a vocabulary cannot be trained. streams: inputs that can be read only once."""
         if self.loaded is None and streams:
-            sentence = (
-                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
-                "example one that bertdata train-tokenizer made"
-            )
+            sentence = f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer"
             raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
 
     @property
