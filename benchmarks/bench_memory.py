@@ -43,11 +43,9 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
         shards.append(Shards.of(Shard(name, 1, size, None, arrays)))
-    with Stage(out) as stage:
-        Manifest(
-            "<u2", special, tokenizer={}, settings={}, splits={"train": Split(Shards.joined(shards))}, counts={}
-        ).write(stage)
-        stage.publish()
+    stage, splits = Stage(out), {"train": Split(Shards.joined(shards))}
+    Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
+    stage.publish()
 
 
 def private_bytes() -> int:

@@ -8,6 +8,7 @@ import mmap
 import os
 import resource
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,11 @@ def npy_header(dtype: str, length: int) -> bytes:
     """The 128 bytes before the data, for any length below 10**60."""
     fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
+
+
+def file_bytes(entry: Mapping[str, Any]) -> int:
+    """Return the size of an array file. entry: its dtype and length."""
+    return HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * int(entry["length"])
 
 
 def array_name(shard: str, array: str) -> str:
@@ -107,7 +113,7 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
             if size != expected:
                 raise damaged(path, f"it has {size:,} bytes and should have {expected:,}")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                raise damaged(path, f"it has no header of {length} numbers of {dtype} at its start")
+                raise damaged(path, f"it does not begin with the header of {length} numbers of {dtype}")
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except OSError as error:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError, counted, damaged, unreadable
-from bertdata.files import open_plain
+from bertdata.errors import DatasetError, UsageError, counted, damaged
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
-from bertdata.format.records import MAX_RECORD_BYTES
+from bertdata.format.records import read_content
 from bertdata.format.shards import open_one, open_shard
 from bertdata.types import SpecialTokens
 
@@ -143,8 +142,8 @@ class Dataset:
         local = index - int(split.first_documents[number])
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= num_tokens:
-            shard = split.shards[number].name
-            raise damaged(array_path(self.path, shard, "documents"), f"document {local} runs from {start} to {stop}")
+            path = array_path(self.path, split.shards[number].name, "documents")
+            raise damaged(path, f"document {local} runs from {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
         return self._array(name, number, "tokens")[start : stop - has_separator]
 
@@ -181,11 +180,7 @@ class Dataset:
         Raises DatasetError if it cannot be read, or is not the file of this dataset.
         """
         path = self._directory / name
-        try:
-            with open_plain(path, "rb") as file:
-                content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest
-        except OSError as error:
-            raise unreadable(path, error) from None
+        content = read_content(path)  # a longer one has another digest
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
             raise damaged(path, f"it is not the file that {MANIFEST} names")
         return content

@@ -183,17 +183,13 @@ def not_a_dataset(path: object) -> DatasetError:
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
     """As `read_manifest`, from the bytes of a file. name: what an error calls it."""
-    return _checked(parse_record(content, name, versions=VERSIONS), name, open_table)
-
-
-def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Manifest:
+    record = parse_record(content, name, versions=VERSIONS)
     try:
         manifest = _parse(record, open_table)
-        dataset_id = manifest.dataset_id
+        if manifest.dataset_id != record["dataset_id"]:
+            raise ValueError("its dataset_id is not that of its contents")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise damaged(path, f"{type(error).__name__} {error}") from None
-    if dataset_id != record.get("dataset_id"):
-        raise damaged(path, "its contents do not match its dataset_id")
+        raise damaged(name, f"{type(error).__name__} {error}") from None
     return manifest
 
 

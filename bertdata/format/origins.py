@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, damaged, unreadable
-from bertdata.files import make_directory, open_plain, write_file
+from bertdata.errors import DatasetError, damaged
+from bertdata.files import make_directory, write_file
 from bertdata.format.arrays import HEADER_BYTES, open_array
 from bertdata.format.manifest import Manifest
-from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+from bertdata.format.records import FORMAT_VERSION, read_content, read_record, write_record
 
 ORIGINS = "origins"  # the directory
 RECORD, INPUTS = f"{ORIGINS}/origins.json", f"{ORIGINS}/inputs.jsonl"
@@ -139,11 +139,7 @@ class Record:
     def named_inputs(self, directory: Path) -> list[NamedInput]:
         """The inputs in order. Raises DatasetError if the list is not the one that the record names."""
         path = directory / INPUTS
-        try:
-            with open_plain(path, "rb") as file:
-                content = file.read(min(self.inputs["bytes"], os.fstat(file.fileno()).st_size) + 1)
-        except OSError as error:
-            raise unreadable(path, error) from None
+        content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
             raise damaged(path, f"it is not the file that {RECORD} names")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,11 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
     return parse_record(read_content(path), path, versions=versions)
 
 
-def read_content(path: Path) -> bytes:
-    """Return the bytes of a record. Raises DatasetError if the file is missing or cannot be read."""
+def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
+    """Return the bytes of a file, at most `most` and one. Raises DatasetError if it is missing or cannot be read."""
     try:
         with open_plain(path, "rb") as file:
-            return file.read(MAX_RECORD_BYTES + 1)
+            return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.errors import DatasetError, TokenizerError, counted, damaged
-from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format.arrays import file_bytes
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.tokenize.forms import flat
@@ -49,7 +49,7 @@ def facts(
             **shares,
         }
     size = sum(
-        HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
+        file_bytes(entry)
         for split in dataset.splits.values()
         for shard in split.shards
         for entry in shard.arrays.values()

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from bertdata.errors import DatasetError, RemoteError, damaged
-from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
+from bertdata.format.arrays import HEADER_BYTES, array_name, digest, file_bytes, npy_header
 from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest
 from bertdata.format.records import MAX_RECORD_BYTES, read_record
 from bertdata.remote.files import within
@@ -28,7 +28,7 @@ def files_of(manifest: Manifest) -> dict[str, str | None]:
     """Name → SHA-256 of every file of a dataset but its manifest; None for commit records, which hold their own."""
     files: dict[str, str | None] = {**manifest.tokenizer, **manifest.tables}
     for shard in manifest.shards:
-        files |= {array_path(Path(), shard.name, name).name: entry["sha256"] for name, entry in shard.arrays.items()}
+        files |= {array_name(shard.name, name): entry["sha256"] for name, entry in shard.arrays.items()}
         files[f"{shard.name}.json"] = None
     return files
 
@@ -36,7 +36,7 @@ def files_of(manifest: Manifest) -> dict[str, str | None]:
 def array_sizes(manifest: Manifest) -> dict[str, int]:
     """Return name → bytes of the file of each array."""
     return {
-        array_path(Path(), shard.name, array).name: HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+        array_name(shard.name, array): file_bytes(entry)
         for shard in manifest.shards
         for array, entry in shard.arrays.items()
     }
