@@ -22,7 +22,7 @@ KERNELS = """
 import numpy as np
 from bertdata.jit import jit
 
-@jit()
+@jit(arrays=True)
 def total(numbers):
     copy = np.zeros(numbers.size, np.int64)
     for k in range(numbers.size):
@@ -124,3 +124,18 @@ def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(t
     found = [python(*words, environment=environment).split() for environment in ({}, generic)]
     assert found[0][::2] == found[1][::2]
     assert set(found[1][1::2]) == {"_places_one_by_one"}
+
+
+PLAIN = """
+import sys, zlib, numpy as np, bertdata
+from bertdata import jit
+batch = bertdata.Loader(bertdata.open(sys.argv[1]), length=32, samples="packed").read(np.arange(50))
+print(jit.IS_PLAIN, [zlib.crc32(array.tobytes()) for array in (batch.input_ids, batch.labels, batch.position_ids)])
+"""
+
+
+def test_batches_are_the_same_without_the_private_parts_of_numba(dataset, tmp_path):
+    plain = {"BERTDATA_PLAIN_NUMBA": "1", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = [python("-c", PLAIN, dataset.path, environment=environment) for environment in ({}, plain)]
+    assert [each.split()[0] for each in found] == ["False", "True"]
+    assert found[0].split()[1:] == found[1].split()[1:]

@@ -63,7 +63,7 @@ def literals(strings):
     return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, first_bytes)
 
 
-@jit()
+@jit(arrays=True)
 def count_literals(text, size, strings, counts):
     """Counts how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
 

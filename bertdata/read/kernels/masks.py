@@ -186,7 +186,7 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
             w += 1
 
 
-@jit()
+@jit(arrays=True)
 def mask(rules, rows):
     """Selects places of each row, notes their ids as targets, and changes them in the row."""
     rules, rows = MaskRules(*rules), MaskRows(*rows)

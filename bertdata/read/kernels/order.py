@@ -116,7 +116,7 @@ def counts_before(weights, block, counts):
         total -= weights[s]
 
 
-@jit()
+@jit(arrays=True)
 def mix_sources(positions, weights, seed, sources, inner, which, bounds):
     """Writes the source of each position of a mix, and which position of the source's own stream it is.
 

@@ -113,7 +113,7 @@ def merge_any(size, tables, runs):
     return merge(size, tables.pairs, tables.merged, runs.ids, runs.ranks[0])[0]
 
 
-@jit()
+@jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
 
@@ -137,7 +137,7 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     return True
 
 
-@jit()
+@jit(arrays=True)
 def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
     """Sets is_whole[t] where merging the bytes text[bounds[t] : bounds[t + 1]] of a token gives its id ids[t].
 

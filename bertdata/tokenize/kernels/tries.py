@@ -30,7 +30,7 @@ def token_of(entry):
     return int64(entry >> uint64(40)) - 1
 
 
-@jit()
+@jit(arrays=True)
 def grow_trie(text, bounds, roots, ids, trie):
     """Fills a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
 
