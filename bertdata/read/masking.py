@@ -68,6 +68,7 @@ class Masker:
         kinds = ordinary * kernels.MASKABLE
         if continuing_ids is not None:
             kinds |= continuing_ids * kernels.CONTINUES
+        special_ids = np.flatnonzero(~ordinary) if special.special_ids else [special.vocab_size]
         self._is_weighted = masking.policy == "uniform"
         hidden = 1.0 if self._is_weighted else masking.mask_fraction
         hidden_or_random = 1.0 if self._is_weighted else masking.mask_fraction + masking.random_fraction
@@ -83,7 +84,8 @@ class Masker:
             mask_below=_of_2_32(hidden),
             random_below=_of_2_32(hidden_or_random),
             pool=np.flatnonzero(replaces),
-            every_place=np.arange(length),
+            first_special=np.uint64(special_ids[0]),
+            special_range=np.uint64(special_ids[-1] - special_ids[0]),
         )
         self._rules = tuple(rules)  # for the kernel
 
