@@ -35,7 +35,7 @@ def make(out: Path, num_tokens: int) -> None:
     )
     random, shards, size, stage = np.random.default_rng(0), [], 1 << 28, Stage(out)
     for number in range(-(-num_tokens // size)):
-        writer = ShardWriter(stage, f"train-{number:05d}", split="train", token_dtype="<u2", sentences=False)
+        writer = ShardWriter(stage, f"train-{number:05d}")
         tokens = random.integers(999, 30522, size, dtype=np.uint16)
         tokens[999::1000] = 102
         tokens[-1] = 102

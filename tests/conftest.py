@@ -138,9 +138,9 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
     entries, stage = [], Stage(out)
     for number, (tokens, documents, sentences) in enumerate(shards):
         stored = sentences is not None
-        writer = ShardWriter(stage, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
+        writer = ShardWriter(stage, f"{split}-{number:05d}")
         ends = np.array(sentences, np.uint64) if stored else None
-        writer.append(np.array(tokens), np.array(documents, np.uint64), ends)
+        writer.append(np.array(tokens, dtype), np.array(documents, np.uint64), ends)
         entries.append(writer.finish(input_range=(0, 1), counts={"documents": len(documents)}))
     files = {}
     if tokenizer is not None:

@@ -26,8 +26,8 @@ def results_of(sizes, workers, *, bad_items=frozenset(), bad_work=frozenset()):
     """Task → what it gave before it ended; the error of the crew. A task has as many items as its size."""
     results = {}
 
-    def make(share):
-        number, size = share.task
+    def make(task, in_order):
+        number, size = task
         results[number] = []
 
         def items():
@@ -36,7 +36,7 @@ def results_of(sizes, workers, *, bad_items=frozenset(), bad_work=frozenset()):
                     raise InputError(f"{number}, {item}", "bad-row")
                 yield item
 
-        for result in share.in_order(failing_at(number, bad_work), items()):
+        for result in in_order(failing_at(number, bad_work), items()):
             results[number].append(result)
 
     try:
@@ -80,9 +80,9 @@ def test_a_large_item_is_alone():
             assert (len(made), len(done)) == (item + 1, item)
         return item
 
-    def make(share):
+    def make(task, in_order):
         items = (made.append(item) or item for item in range(50))
-        for result in share.in_order(work, items, lambda item: (item % 5 == 3) * 2 * LARGE):
+        for result in in_order(work, items, lambda item: (item % 5 == 3) * 2 * LARGE):
             if result % 5 == 3:
                 assert len(made) == result + 1
             done.append(result)
@@ -95,9 +95,9 @@ def test_a_large_item_is_alone():
 def test_an_error_of_another_kind_ends_all_tasks_soon(error):
     reached = []
 
-    def make(share):
-        for result in share.in_order(lambda item: item, range(10_000)):
-            if (share.task, result) == (1, 3):
+    def make(task, in_order):
+        for result in in_order(lambda item: item, range(10_000)):
+            if (task, result) == (1, 3):
                 raise error
             time.sleep(0.001)
             reached.append(result)

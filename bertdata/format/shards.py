@@ -229,17 +229,15 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
 
 
 class ShardWriter:
-    """Writes the documents of one shard as files of a `Stage`; its commit record is the last one."""
+    """Writes the documents of one shard as files of a `Stage`; its commit record is the last one.
 
-    def __init__(
-        self, stage: Stage, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
-    ) -> None:
-        self.name, self.split, self._stage = name, split, stage
-        dtypes = {"tokens": token_dtype, "documents": "<u8"} | ({"sentences": "<u8"} if sentences else {})
-        dtypes |= {"words": "|u1"} if words else {}
-        self._arrays = {array: ArrayWriter(stage, array_name(name, array), dtypes[array]) for array in dtypes}
-        for array in dtypes.keys() - {"tokens", "words"}:
-            self._arrays[array].append(np.zeros(1, np.uint64))
+    .origins: the SHA-256 of the origins after `finish`; None: there are none.
+    """
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.name, self._stage = name, stage
+        self.origins: str | None = None
+        self._arrays: dict[str, ArrayWriter] = {}
         self._word_starts = np.zeros(0, np.bool_)  # up to 7, which do not fill a byte yet
 
     def append(
@@ -249,35 +247,46 @@ class ShardWriter:
         sentences: NDArray[np.uint64] | None = None,
         word_starts: NDArray[np.bool_] | None = None,
         empty: NDArray[np.int64] | None = None,
+        origins: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Add documents. tokens [n]: their ids, separators included.
+        """Add documents. Each call gives the same arrays. tokens [n]: their ids, separators included.
 
         documents, sentences: where each ends in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
         token begins a word. empty: for each document without an id, how many of `documents` come before it.
         """
-        before = np.uint64(self._arrays["tokens"].length)
-        if empty is not None and empty.size:
-            if "empty" not in self._arrays:
-                self._arrays["empty"] = ArrayWriter(self._stage, array_name(self.name, "empty"), "<u8")
-            self._arrays["empty"].append(empty + (self._arrays["documents"].length - 1))
-        self._arrays["tokens"].append(tokens)
-        self._arrays["documents"].append(documents + before)
+        before = self._append("tokens", tokens, tokens.dtype.str)
+        num_documents = self._append("documents", documents + np.uint64(before))
         if sentences is not None:
-            self._arrays["sentences"].append(sentences + before)
+            self._append("sentences", sentences + np.uint64(before))
         if word_starts is not None:
             waiting = np.concatenate([self._word_starts, word_starts])
             num_packed = waiting.size // 8 * 8
-            self._arrays["words"].append(np.packbits(waiting[:num_packed], bitorder="little"))
+            self._append("words", np.packbits(waiting[:num_packed], bitorder="little"), "|u1")
             self._word_starts = waiting[num_packed:]
+        if empty is not None and empty.size:
+            self._append("empty", empty + (num_documents - 1))
+        if origins is not None:
+            self._append("origins", origins)
+
+    def _append(self, array: str, values: NDArray[Any], dtype: str = "<u8") -> int:
+        """Add numbers to an array, and return how many it had."""
+        if array not in self._arrays:
+            self._arrays[array] = ArrayWriter(self._stage, array_name(self.name, array), dtype)
+            if array in ("documents", "sentences"):
+                self._arrays[array].append(np.zeros(1, np.uint64))
+        length = self._arrays[array].length
+        self._arrays[array].append(values)
+        return length
 
     def finish(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
         """Finish the arrays, write the commit record, and return what a manifest says of the shard."""
         if "words" in self._arrays:
             self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
         arrays = {name: array.finish() for name, array in self._arrays.items()}
+        self.origins = arrays.pop("origins", {}).get("sha256")
         record = {
             "format_version": FORMAT_VERSION,
-            "split": self.split,
+            "split": self.name.rpartition("-")[0],
             "arrays": arrays,
             "input": {"start": input_range[0], "stop": input_range[1]},
             "counts": dict(counts),

@@ -360,8 +360,8 @@ def finish(out: str | Path) -> BuildReport:
 
 def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int) -> BuildReport:
     form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
-    files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
-    lone = units.tally.first_surrogate
+    files = plan.inputs
+    replaced, lone, skipped = (units.tally.first.get(name) for name in ("replaced", "surrogate", "skipped"))
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,

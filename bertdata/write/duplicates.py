@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.split import Plan
 from bertdata.sources.texts import Chunk, Documents
-from bertdata.write.threads import Crew, Share
+from bertdata.write.threads import Crew
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
@@ -71,8 +72,8 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
     def work(block: Chunk) -> tuple[NDArray[np.uint64], int]:
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
-    def write(share: Share[Plan]) -> None:
-        with closing(share.in_order(work, find_blocks(share.task), lambda block: block.num_bytes)) as blocks:
+    def write(task: Plan, in_order: Any) -> None:
+        with closing(in_order(work, find_blocks(task), lambda block: block.num_bytes)) as blocks:
             for rows, bytes_read in blocks:
                 first_bytes = rows[:, 0] >> np.uint64(56)
                 rows = rows[np.argsort(first_bytes, kind="stable")]

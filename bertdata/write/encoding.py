@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -110,7 +111,11 @@ class TextEncoder:
             "duplicate_documents": some.num_duplicates,
             "text_bytes": some.num_bytes - some.starts.size,
         }
-        skipped = [(each.input, each.place, str(each.why)) for each in some.bad]
+        first: dict[str, Any] = {
+            "replaced": some.first_replaced,
+            "surrogate": some.first_surrogate,
+            "skipped": min(((each.input, each.place, str(each.why)) for each in some.bad), default=None),
+        }
         return EncodedDocuments(
             unit=block.unit,
             ids=encoded.ids,
@@ -122,11 +127,9 @@ class TextEncoder:
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=some.replaced,
             tally=Tally(
-                counts,
+                Counter(counts),
                 by_spelling(self.tokenizer, spelled),
-                some.first_replaced,
-                min(skipped, default=None),
-                some.first_surrogate,
+                {name: place for name, place in first.items() if place},
             ),
             bytes_read=block.bytes_read,
         )

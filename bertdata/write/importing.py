@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -226,7 +227,7 @@ class IdsEncoder:
             last, last_sentences = ids[ends - 1], sentences[np.searchsorted(sentences, ends) - 1]
             last_ids = frozenset({int(last.min()), int(last.max())})
             num_bare = int(np.count_nonzero(ends - last_sentences == 1))
-        counts = {"ids_bytes": some.ids.nbytes, "bare": num_bare}
+        counts = Counter(ids_bytes=some.ids.nbytes, bare=num_bare)
         return EncodedDocuments(
             unit=some.unit,
             ids=ids,

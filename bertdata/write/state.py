@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,25 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of documents, beside what is stored of each. `a + b` is that of the documents of both."""
+    """What is counted of documents, in addition to what is stored of each. `a + b` is that of the documents of both."""
 
-    counts: Mapping[str, int] = field(default_factory=dict)  # name → number; one that is not there is 0
-    special: Mapping[str, int] = field(default_factory=dict)  # special token → how often text spells it, or ids have it
-    first_replaced: tuple[int, int] | None = None  # invalid bytes: number of the input, offset or row in it
-    first_skipped: tuple[int, int, str] | None = None  # skipped row: the same, and the reason
-    first_surrogate: tuple[int, int] | None = None  # document with a lone surrogate: the same
+    counts: Counter[str] = field(default_factory=Counter)
+    special: Counter[str] = field(default_factory=Counter)  # special token → how often text spells it, or ids have it
+    first: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
+
+    "replaced": invalid bytes, "surrogate": a lone surrogate, "skipped": a skipped row, with the reason.
+    """
     last_ids: frozenset[int] = frozenset()  # of imports: ids with which documents end; one if all end with the same
 
     def __add__(self, other: Tally) -> Tally:
+        firsts = (self.first, other.first)
         return Tally(
-            _sums(self.counts, other.counts),
-            _sums(self.special, other.special),
-            min(filter(None, (self.first_replaced, other.first_replaced)), default=None),
-            min(filter(None, (self.first_skipped, other.first_skipped)), default=None),
-            min(filter(None, (self.first_surrogate, other.first_surrogate)), default=None),
+            self.counts + other.counts,
+            self.special + other.special,
+            {name: min(each[name] for each in firsts if name in each) for name in {**self.first, **other.first}},
             self.last_ids | other.last_ids,
         )
-
-
-def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,13 @@ class UnitRecord:
 
     @classmethod
     def read(cls, path: Path) -> UnitRecord:
-        """Raises DatasetError if the file is missing or damaged."""
+        """Read a record. Raises DatasetError if the file is missing or damaged."""
         record = read_record(path)
-        tally: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in record["tally"].items()
-        }
-        tally["last_ids"] = frozenset(tally["last_ids"])
+        counts, special, first, last_ids = (record["tally"][each.name] for each in fields(Tally))
+        places = {name: tuple(place) for name, place in first.items()}
+        tally = Tally(Counter(counts), Counter(special), places, frozenset(last_ids))
         shards = {split: Shard(**entry) for split, entry in record["shards"].items()}
-        return cls(record["unit"], Tally(**tally), shards, record["origins"], record.get("crc32"))
+        return cls(record["unit"], tally, shards, record["origins"], record.get("crc32"))
 
 
 def unit_name(unit: int) -> str:
