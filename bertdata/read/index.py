@@ -1,8 +1,8 @@
 """Sampling indexes, computed once and cached on disk as memory-mapped arrays.
 
-The name of an index in the cache directory is a hash of everything that decides its contents, so two processes that
-make the same index write the same bytes. An index appears when it is complete. Its arrays are compared with their
-SHA-256 when it is opened, about 1.5 GB/s. The directory can be deleted at any time; what is needed is made again.
+The name of an index is a hash of everything that decides its contents, so two processes that make the same index write
+the same bytes. Its record is written last. An array that is newer than the record was changed or copied, and is
+compared with its SHA-256. The directory can be deleted at any time; what is needed is made again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertdata.read.stream import TokenStream
 
 INDEX_VERSION = 3  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
-"""append(name, values): adds values to the end of an array of the index."""
+"""append(name, values) adds values to the end of an array of the index."""
 
 
 def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
-    """What decides the contents of every index of a split; a kind of samples adds what else it depends on."""
+    """Return what decides the contents of every index of a split. A kind of samples may add to it."""
     return {
         "version": INDEX_VERSION,
         "dataset_id": stream.dataset.dataset_id,
@@ -39,10 +39,10 @@ def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
 def open_index(
     identity: dict[str, Any], dtypes: dict[str, str], make: Callable[[Append], dict[str, Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Returns the arrays of an index by name, read-only memory maps, and facts about them. Makes it if there is none.
+    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make a missing index.
 
-    identity: JSON-able; everything that decides the contents. dtypes: of the arrays, by name. make: calls append for
-    the values of each array in order, and returns the facts. Raises BuildError if the index cannot be written.
+    identity: all that decides the contents, as JSON. dtypes: array → dtype. make: calls append for the values of each
+    array in order, and returns the facts. Raises BuildError if the index cannot be written.
     """
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:
@@ -67,12 +67,11 @@ def open_index(
 
 
 def _read(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    record = read_record(directory / f"{name}.json")
-    arrays = {
-        array: open_array(array_path(directory, name, array), dtype, record["length"][array])
-        for array, dtype in dtypes.items()
-    }
-    for array, sha256 in record["sha256"].items():
-        if digest(path := array_path(directory, name, array))[0] != sha256:
+    record_path, arrays = directory / f"{name}.json", dict[str, NDArray[Any]]()
+    record, written = read_record(record_path), record_path.stat().st_mtime_ns
+    for array, dtype in dtypes.items():
+        path = array_path(directory, name, array)
+        arrays[array] = open_array(path, dtype, record["length"][array])
+        if path.stat().st_mtime_ns > written and digest(path)[0] != record["sha256"][array]:
             raise damaged(path)
     return arrays, record["facts"]

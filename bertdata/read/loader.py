@@ -73,8 +73,7 @@ class Loader:
 
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards), after parsing tokenizer.json; the first loader
-    of documents, packed or pairs makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata. Each later
-    one reads all of the index, and checks its SHA-256.
+    of documents, packed or pairs makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata.
 
     Raises UsageError for arguments that do not fit each other or the dataset, DatasetError for damage.
     """
