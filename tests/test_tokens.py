@@ -213,7 +213,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is
     ours = word_level([*SPECIALS, "hello"])
     for error, expected in ((type("PanicException", (BaseException,), {}), TokenizerError), (KeyboardInterrupt,) * 2):
         library = mock.Mock(encode_batch_fast=mock.Mock(side_effect=error("not a char boundary")))
-        monkeypatch.setattr(ours, "_tokenizer", library)
+        monkeypatch.setattr(ours.source, "library", library)
         monkeypatch.setattr(ours, "_encoder", mock.Mock(engine=None))
         with pytest.raises(expected):
             encode(ours, ["hello"])

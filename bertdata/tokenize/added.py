@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
@@ -22,6 +21,7 @@ from bertdata.tokenize.kernels.added import find_added, find_hazards
 from bertdata.tokenize.kernels.records import Added
 from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import Unsupported
+from bertdata.tokenize.source import Source
 
 _MARKS = [
     chr(n) for n in (*range(0x300, 0x370), 0x653, 0x654, 0x655, 0x93C, 0x9BE, 0x9D7, 0x3099, 0x309A, 0x1161, 0x11A8)
@@ -44,13 +44,13 @@ class Cuts(NamedTuple):
 class AddedTokens:
     """The added tokens of a tokenizer that text may contain. May be used by several threads at once."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
+    def __init__(self, source: Source, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
         """forbidden: bool [vocab_size], ids that text may not give.
 
         Raises Unsupported for tokens whose places in a text the normalizer blurs.
         """
-        added = tokenizer.get_added_tokens_decoder()
-        are_text = tokenizer.encode_special_tokens  # special tokens in a text
+        added = source.added
+        are_text = source.special_is_text  # special tokens in a text
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
         self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
@@ -85,7 +85,7 @@ class AddedTokens:
                 begins[spelling[0], spelling[1] if len(spelling) > 1 else slice(None)] = True
             blurs = normalized and not forms.is_identity
             watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])
-            trie = trie_of([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
+            trie = trie_of({token.content.encode(): k for k, (_, token) in enumerate(chosen)})
             search = Added(
                 trie=trie,
                 ids=np.array(ids, np.int64),

@@ -35,6 +35,7 @@ from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 from bertdata.tokenize.models import read_only
+from bertdata.tokenize.source import Source, is_failure
 from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
@@ -58,8 +59,8 @@ class Engine:
     near_factor = 1
     """How many times NEAR_LINES lines its table of runs has."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-        self._tokenizer, self._special, self._unk = tokenizer, forbidden_ids(special), special.unk
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        self._source, self._special, self._unk = source, forbidden_ids(special), special.unk
         self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
@@ -90,7 +91,7 @@ class Engine:
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         """The ids of hard runs. where: the last column of records.Output.hard."""
         del where
-        return ids_by(self._tokenizer, texts)
+        return ids_by(self._source.library, texts)
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
@@ -278,11 +279,6 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
     failed = FailedTextError(sentence, "tokenizer-failed", option="tokenizer", given=str(error))
     failed.documents = (first,)
     return failed
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @cache

@@ -207,7 +207,7 @@ def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
     return lambda text: normalizer.normalize_str(text) if text else text
 
 
-def library_tokenizer(**parts: dict[str, Any]) -> Any:
+def library_tokenizer(**parts: Any) -> Any:
     """A tokenizer of the library with these parts, given as JSON, and without a vocabulary."""
     content: dict[str, Any] = {
         "version": "1.0",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertdata.errors import TokenizerError, UsageError, install
 from bertdata.tokenize.beside import BESIDE, Beside
+from bertdata.tokenize.source import NotAnObject
 from bertdata.tokenize.tokenizer import (
     ESM_ROLES,
     ROLE_SPELLINGS,
@@ -102,26 +103,19 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
     if path.stat().st_size > MOST_BYTES:
         sentence = f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file"
         raise TokenizerError(sentence, "too-large", option="tokenizer", given=path)
+    spelled, roles, input_names = path.read_bytes(), beside.roles, beside.values.get("model_input_names")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
-        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    roles, input_names = beside.roles, beside.values.get("model_input_names")
-    try:
-        if isinstance(content, dict):
-            loaded = LoadedTokenizer(text, roles, input_names)
-            if differing := beside.differences(loaded.library):
-                more = f", and {len(differing) - 3} more" * (len(differing) > 3)
+        with suppress(NotAnObject):
+            loaded = LoadedTokenizer(spelled, roles, input_names)
+            ask = lambda: {"names": beside.differences(loaded.source)}  # noqa: E731
+            if names := loaded.source.kept(f"differences {beside.kind} {beside.values}", ask)["names"]:
+                more = f", and {len(names) - 3} more" * (len(names) > 3)
                 loaded.notes.append(
-                    f"warning: settings beside {path} ({', '.join(differing[:3])}{more}) make AutoTokenizer give "
-                    f"other ids; these are the ids of {TOKENIZER}"
+                    f"warning: settings beside {path} ({', '.join(names[:3])}{more}) make AutoTokenizer give other "
+                    f"ids; these are the ids of {TOKENIZER}"
                 )
             return loaded
+        text = spelled.decode("utf-8-sig")
         # A line of "##" and white space can be no part of a text; it stays as it is, so that datasets keep their ids.
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         lines = [line if line.rstrip(_WHITE_SPACE) in ("", "##") else line.rstrip(_WHITE_SPACE) for line in lines]
@@ -129,6 +123,9 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
             return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, input_names)
         if beside.is_bert and roles.get("unk", "[UNK]") in lines:
             return LoadedTokenizer(_bert_of(lines, beside).to_str(), roles, input_names)
+    except UnicodeDecodeError:
+        sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     if not beside.is_bert:  # a vocab.txt of EsmTokenizer with other tokens than ESM-2's

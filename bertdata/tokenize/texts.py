@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, require
@@ -20,7 +18,8 @@ from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer, naming_texts
+from bertdata.tokenize.source import Source
+from bertdata.tokenize.tokenizer import LoadedTokenizer, naming_texts
 
 Texts = Sequence[str] | Sequence[bytes] | Any
 """Texts as str, as bytes in UTF-8, or as a pyarrow array of strings."""
@@ -97,13 +96,12 @@ class Tokenizer:
         return np.diff(self.encode_batch(texts, workers=workers)[1])
 
     @cached_property
-    def _library(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self.loaded.files[TOKENIZER].decode())
+    def _source(self) -> Source:
+        return self.loaded.source.allowing_special()
 
     @cached_property
     def _encoder(self) -> Encoder:
-        allowing_all = replace(self.loaded.special, special_ids=())
-        return Encoder(self._library, json.loads(self.loaded.files[TOKENIZER]), allowing_all)
+        return Encoder(self._source, replace(self.loaded.special, special_ids=()))
 
     def _encoded(
         self, data: NDArray[np.uint8], offsets: NDArray[np.int64], workers: int
@@ -127,7 +125,7 @@ class Tokenizer:
 
     def _by_library(self, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         texts = [str(data[start:stop].data, "utf-8") for start, stop in pairwise(bounds.tolist())]
-        encoded = ids_by(self._library, texts)
+        encoded = ids_by(self._source.library, texts)
         bounds = np.append(0, np.cumsum([each.size for each in encoded], dtype=np.int64))
         ids = np.concatenate([np.zeros(0, np.int64), *encoded])
         return ids.astype(self.loaded.token_dtype), bounds
@@ -135,15 +133,20 @@ class Tokenizer:
     @cached_property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text. Raises UsageError if the tokenizer does more than adding them."""
-        encode = self._library.encode
-        probe = next(text for text in _PROBES if encode(text, add_special_tokens=False).ids)
-        alone, found = encode(probe, add_special_tokens=False).ids, encode(probe).ids
-        first = encode(probe).sequence_ids.index(0)
-        before, after = found[:first], found[first + len(alone) :]
-        if found != [*before, *alone, *after]:
+
+        def ask() -> dict[str, Any]:
+            encode = self._source.library.encode
+            probe = next(text for text in _PROBES if encode(text, add_special_tokens=False).ids)
+            alone, found = encode(probe, add_special_tokens=False).ids, encode(probe).ids
+            first = encode(probe).sequence_ids.index(0)
+            before, after = found[:first], found[first + len(alone) :]
+            return {"before": before, "after": after, "only_adds": found == [*before, *alone, *after]}
+
+        facts = self._source.kept("around", ask)
+        if not facts["only_adds"]:
             sentence = "this tokenizer changes texts when it adds special tokens; leave add_special_tokens out"
             raise UsageError(sentence, "unsupported", option="add_special_tokens", given=True)
-        return before, after
+        return facts["before"], facts["after"]
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

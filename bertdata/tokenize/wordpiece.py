@@ -6,16 +6,17 @@ import string
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
+from bertdata.tokenize.forms import library_tokenizer
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordPieceTables
 from bertdata.tokenize.kernels.wordpiece import encode_wordpiece
-from bertdata.tokenize.models import read_only, require_small_ids, wordpiece_trie
+from bertdata.tokenize.models import kind_of, read_only, require_small_ids, wordpiece_trie
 from bertdata.tokenize.rules import Unsupported
+from bertdata.tokenize.source import Source
 from bertdata.types import SpecialTokens
 
 
@@ -26,37 +27,47 @@ class WordPiece(Engine):
     takes_lines = True
     near_factor = 2
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
-        """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        normalizer, pre_tokenizer = (content.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
-        model, vocabulary = tokenizer.model, tokenizer.get_vocab(with_added_tokens=False)
-        kinds = normalizer.get("type"), pre_tokenizer.get("type"), type(model).__name__
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        """Raises Unsupported if the kernel cannot encode for this tokenizer."""
+        normalizer, pre_tokenizer = (source.outline.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+        model = source.outline["model"]
+        kinds = normalizer.get("type"), pre_tokenizer.get("type"), kind_of(model)
         if kinds != ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
             raise Unsupported("it is not BERT's kind of WordPiece")
-        if model.unk_token not in vocabulary:
-            raise Unsupported("its unknown token is not in the vocabulary")
-        require_small_ids(vocabulary)
-        super().__init__(tokenizer, special)
-        gives_special = self._special[vocabulary[model.unk_token]]
-        for token, token_id in vocabulary.items():
-            spelling = token.removeprefix(model.continuing_subword_prefix)
-            is_one_word = len(spelling) == 1 or not set(spelling) & set(string.punctuation)
-            gives_special |= self._special[token_id] and is_one_word
-        if gives_special:
+        super().__init__(source, special)
+        tables = source.kept("wordpiece", self._tables)
+        if (self._special[: tables["is_word"].size] & tables["is_word"]).any():
             raise Unsupported("a word of the text may give the id of a special token")
-        self._normalizer, self._pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-        self._model = model
+        parts = library_tokenizer(normalizer=normalizer, pre_tokenizer=pre_tokenizer)
+        self._normalizer, self._pre_tokenizer = parts.normalizer, parts.pre_tokenizer
         strip = normalizer["strip_accents"]
         self._reorders = normalizer["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
         self._constants = WordPieceTables(
             points=None,
             stop_values=read_only(self._stop_values()),
             fold=records.FOLD if normalizer["lowercase"] else np.uint64(0),
-            max_chars=min(model.max_input_chars_per_word, 1 << 62),
-            unk=vocabulary[model.unk_token],
-            trie=read_only(wordpiece_trie(vocabulary, model.continuing_subword_prefix)),
+            max_chars=min(model["max_input_chars_per_word"], 1 << 62),
+            unk=tables["unk"],
+            trie=tables["trie"],
         )
         self._warm()
+
+    def _tables(self) -> dict[str, Any]:
+        """The trie, the unknown id, and bool [largest id + 1]: whether one word of a text may give an id."""
+        model, vocabulary = self._source.content["model"], self._source.vocabulary()
+        if model["unk_token"] not in vocabulary:
+            raise Unsupported("its unknown token is not in the vocabulary")
+        require_small_ids(vocabulary)
+        is_word = np.zeros(max(vocabulary.values()) + 1, np.bool_)
+        for token, token_id in vocabulary.items():
+            spelling = token.removeprefix(model["continuing_subword_prefix"])
+            is_word[token_id] |= len(spelling) == 1 or set(spelling).isdisjoint(string.punctuation)
+        is_word[unk := vocabulary[model["unk_token"]]] = True
+        return {
+            "is_word": is_word,
+            "unk": unk,
+            "trie": wordpiece_trie(vocabulary, model["continuing_subword_prefix"]),
+        }
 
     def _stop_values(self) -> NDArray[np.uint64]:
         """uint64 [256]: what records.WordPieceTables says."""
@@ -126,7 +137,7 @@ class WordPiece(Engine):
             ids = [
                 token.id
                 for word, _ in self._pre_tokenizer.pre_tokenize_str(normal)
-                for token in self._model.tokenize(word)
+                for token in self._source.library.model.tokenize(word)
             ]
             if len(ids) == 1:
                 return int(records.ALONE), ids[0] | 1 << (48 if self._dtype == np.uint16 else 60)

@@ -34,8 +34,9 @@ from bertdata.tokenize.kernels.records import (
     WordTables,
 )
 from bertdata.tokenize.kernels.words import encode_words
-from bertdata.tokenize.models import byte_letters, model_tables, read_only
+from bertdata.tokenize.models import byte_letters, kind_of, merges_of, model_tables, read_only
 from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
+from bertdata.tokenize.source import Source
 from bertdata.types import SpecialTokens
 
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -64,7 +65,7 @@ class Cutting:
         self.drops.append(drops)
 
 
-def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str, Any]) -> Cutting:
+def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, source: Source) -> Cutting:
     """What a pre-tokenizer, given as JSON, does with normal forms. Raises Unsupported if the rules cannot say it."""
     cut = Cutting()
     parts = flat(pre_tokenizer, "pretokenizers")
@@ -80,7 +81,7 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
     if not parts or splits_nothing:
         if splits_nothing:
             _metaspace(parts[0], cut)
-        cut.add(_uncut_words(model, SPACE + " " * splits_nothing))
+        cut.add(_uncut_words(source, SPACE + " " * splits_nothing))
         if forms.collapses:
             raise Unsupported("its normalizer joins spaces, and nothing cuts text into words")
         return cut
@@ -150,19 +151,25 @@ def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> No
     )
 
 
-def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
+def _uncut_words(source: Source, spaces: str) -> Node:
     """A rule for a BPE model that gets whole texts: words between which no merge of the vocabulary reaches.
 
     A merge that joins text on both sides of a place makes a token in which the two characters stand side by side. If no
     token holds another character before SPACE, text can be cut before SPACE; a character that stands beside no other
     in any token can be cut out. spaces: the characters that reach the model as SPACE.
     """
-    if "merges" not in model or model.get("end_of_word_suffix"):
+    model = source.outline["model"]
+    if kind_of(model) != "BPE" or model.get("end_of_word_suffix"):
         raise Unsupported("nothing cuts text into words")
-    if model.get("fuse_unk") and not model.get("byte_fallback") and SPACE not in model["vocab"]:
+
+    def ask() -> dict[str, Any]:
+        beside = {left[-1] + right[0] for left, right in merges_of(source.content["model"])}
+        return {"beside": sorted(beside), "has_space": SPACE in source.vocabulary()}
+
+    facts = source.kept("beside", ask)
+    if model.get("fuse_unk") and not model.get("byte_fallback") and not facts["has_space"]:
         raise Unsupported("nothing cuts text into words, and unknown characters side by side are one token")
-    merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-    beside = {(left[-1], right[0]) for left, right in merges}
+    beside = facts["beside"]
     if any(after == SPACE != before for before, after in beside):
         raise Unsupported("nothing cuts text into words, and its tokens reach across spaces")
     joined = {c for pair in beside if pair[0] != pair[1] for c in pair} - {*spaces}
@@ -218,36 +225,39 @@ NAMES = {
 class Words(Engine):
     """For tokenizers whose parts the rules, the forms and the models can say."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
-        """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        super().__init__(tokenizer, special)
-        self.forms = Forms(content.get("normalizer"))
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        """Raises Unsupported if the kernel cannot encode for this tokenizer."""
+        super().__init__(source, special)
+        self.forms = Forms(source.outline.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
-        self._cut = cut = cutting(content.get("pre_tokenizer"), self.forms, content["model"])
+        self._cut = cut = cutting(source.outline.get("pre_tokenizer"), self.forms, source)
         self.forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
-        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-        if "unk_id" in content["model"]:  # the library reads scores from JSON with an error in the last bit
-            content["model"] = json.loads(tokenizer.to_str())["model"]
-        model = model_tables(content["model"], vocabulary, byte_level=cut.byte_level)
+        model = (
+            source.kept(
+                f"model {cut.byte_level}",
+                lambda: model_tables(source.model(), source.vocabulary(), byte_level=cut.byte_level),
+            )
+            | {}
+        )
         if len(cut.nodes) > records.MOST_RULES:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
         self._cut_bytes = Rules(cut.cut_bytes)
         self.forms.may_cut = self._may_cut
-        self._content = content
-        self._vocabulary = vocabulary
         self._of_rules: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
         self._inner: dict[int, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
         self._prefix = prefix = cut.prefix
         if len(prefix) > 1:
             raise Unsupported("it puts more than one character before a text")
-        if self.forms.prepended and flat(content.get("pre_tokenizer"), "pretokenizers"):
+        if self.forms.prepended and flat(source.outline.get("pre_tokenizer"), "pretokenizers"):
             raise Unsupported("its normalizer puts a character before a text, and its pre-tokenizer cuts the text")
         if prefix and len(cut.nodes) > 1:
             raise Unsupported("it puts a character before a text that several rules cut")
-        constants: dict[str, Any] = {n: read_only(v) if isinstance(v, np.ndarray) else v for n, v in model.items()}
-        constants |= dict.fromkeys(("points", "ascii", "quick", "after", "letters", "steps", "skips", "starts", "cuts"))
+        self._characters, has_space = model.pop("characters"), model.pop("has_space")
+        constants = model | dict.fromkeys(
+            ("points", "ascii", "quick", "after", "letters", "steps", "skips", "starts", "cuts")
+        )
         self._constants = WordTables(
             **constants,
             inside=records.NO_BYTES,
@@ -265,7 +275,7 @@ class Words(Engine):
         if cut.prefix:
             number = self._rules.classes([(self._rules.matches(prefix)[0], 0)])[0]
             self._constants = self._constants._replace(prefix_class=number)
-        gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and SPACE not in vocabulary)
+        gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and not has_space)
         if gives_bytes and (cut.marks_spaces or SPACE in (self.forms.normal(" "), prefix)):
             raise Unsupported("its vocabulary does not have the character that stands for a space")
         # A newline that no leaf matches ends words as the end of a text does.
@@ -359,9 +369,9 @@ class Words(Engine):
         if self._cut.byte_level or self.forms.collapses:  # the whole word, or several spaces, must be seen first
             return letters
         for byte in np.flatnonzero(quick).tolist():
-            form, suffix = self._spelled(chr(byte)), self._content["model"].get("end_of_word_suffix") or ""
+            form, suffix = self._spelled(chr(byte)), self._source.outline["model"].get("end_of_word_suffix") or ""
             if len(form) == 1:
-                letters[:, byte] = [self._vocabulary.get(form + end, -1) for end in ("", suffix)]
+                letters[:, byte] = [self._characters.get(form + end, -1) for end in ("", suffix)]
         return letters
 
     def _new_tables(self) -> WordTables:
@@ -394,7 +404,7 @@ class Words(Engine):
         kind = records.ONE_WORD if is_word else where
         with self._probing:
             if kind not in self._inner:
-                self._inner[kind] = inner_tokenizer(self._content, where=kind, each_word=cut.prefix_when == EACH_WORD)
+                self._inner[kind] = inner_tokenizer(self._source, where=kind, each_word=cut.prefix_when == EACH_WORD)
         return ids_by(self._inner[kind], texts)
 
     def _may_cut(self, before: str, after: str) -> bool:
@@ -472,21 +482,21 @@ class Words(Engine):
         return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
 
 
-def inner_tokenizer(content: dict[str, Any], *, where: int, each_word: bool) -> tokenizers.Tokenizer:
+def inner_tokenizer(source: Source, *, where: int, each_word: bool) -> tokenizers.Tokenizer:
     """The tokenizer for text that does not begin a text: it puts nothing before it.
 
     where: IN_MIDDLE: it strips nothing. LATER_PIECE: it strips. ONE_WORD: for a single word as it reaches the model; it
     does not normalize and cut it either. each_word: whether a prefix is put before each word; then it stays.
     """
-    content = json.loads(json.dumps(content))
+    content = source.outline | {"model": source.content["model"]}
     is_word, left_out = where == records.ONE_WORD, ["Prepend", *["Strip"] * (where == records.IN_MIDDLE)]
-    parts = flat(content.get("normalizer"), "normalizers")
+    parts = flat(source.outline.get("normalizer"), "normalizers")
     parts = [part for part in parts if part["type"] not in left_out and not is_word]
     content["normalizer"] = {"type": "Sequence", "normalizers": parts} if parts else None
     if is_word:
         content["added_tokens"] = []
     kept = []
-    for part in flat(content.get("pre_tokenizer"), "pretokenizers"):
+    for part in flat(source.outline.get("pre_tokenizer"), "pretokenizers"):
         if part["type"] == "ByteLevel":
             kept.append(part | {"add_prefix_space": False} | ({"use_regex": False} if is_word else {}))
         elif not is_word:
