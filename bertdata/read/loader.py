@@ -114,31 +114,25 @@ class Loader:
         self.position = 0  # samples that all ranks together have been given
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
-        self._sources = [self._source(dataset, words) for dataset in datasets]
+        options: dict[str, Any] = {
+            "split": split,
+            "length": self.length,
+            "short_seq_prob": self.short_seq_prob,
+            "words": words,
+        }
+        options |= {"seed": self.seed, "block": self._block, "variants": self.variants}
+        self._sources = [Source(dataset, samples, **options) for dataset in datasets]
         require_room([source.samples.stream for source in self._sources])
         self._sizes = np.array([source.num_samples for source in self._sources])
         self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
-        self._special = datasets[0].special_tokens  # of all sources
         self._masker = self._new_masker()
 
     def _new_masker(self) -> Masker | None:
         if self.masking is None:
             return None
-        options = tables(self.sources[0].dataset, self.masking)
-        return Masker(self.masking, self._special, length=self.length, seed=self.seed, **options)
-
-    def _source(self, dataset: Dataset, words: bool) -> Source:
-        return Source(
-            dataset,
-            samples=self.samples,
-            split=self.split,
-            length=self.length,
-            seed=self.seed,
-            short_seq_prob=self.short_seq_prob,
-            words=words,
-            block=self._block,
-            variants=self.variants,
-        )
+        dataset = self._sources[0].dataset
+        options = tables(dataset, self.masking)
+        return Masker(self.masking, dataset.special_tokens, length=self.length, seed=self.seed, **options)
 
     def _require_possible(self) -> None:
         """Raises UsageError for values that no dataset can be read with."""
@@ -251,25 +245,23 @@ class Loader:
 
         Raises UsageError for positions below 0.
         """
-        positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
+        rows = self._rows_at(positions)
         if self._masker:
             masked_positions, targets, weights = self._masker.apply(
-                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
+                rows.ids, rows.text_places, rows.epochs, rows.sample_ids, rows.inside_word
             )
         else:
-            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
+            masked_positions = targets = np.empty((rows.ids.shape[0], 0), np.int64)
             weights = None
         return Batch(
             input_ids=rows.ids,
             masked_positions=masked_positions,
             targets=targets,
-            sample_ids=sample_ids,
+            sample_ids=rows.sample_ids,
             attention_mask=rows.attention_mask,
-            token_type_ids=rows.token_type_ids,
-            next_sentence_label=rows.next_sentence_label,
-            position_ids=rows.position_ids,
             weights=weights,
-            sources=sources,
+            sources=rows.sources,
+            **rows.columns,
         )
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
@@ -279,12 +271,11 @@ class Loader:
         to end), and how many tokens of that row begin there. Separators of documents count only for windows. In a mix
         the stream is that of the row's source.
         """
-        spans = self._rows_at(positions)[-1].spans
-        assert spans is not None  # noqa: S101  (of the samples of this library)
+        spans = self._rows_at(positions).spans
         return np.stack([spans["row"], spans["start"], spans["length"]], 1)
 
-    def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
-        """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
+    def _rows_at(self, positions: np.ndarray) -> Rows:
+        """Return the rows at any positions before they are masked."""
         positions = np.asarray(positions)
         is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
         require(is_vector, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
@@ -293,7 +284,7 @@ class Loader:
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)
-        epochs, sample_ids = order.sample_ids(
+        ids = order.sample_ids(
             places.positions,
             num_samples=self._sizes,
             seed=self.seed,
@@ -301,9 +292,8 @@ class Loader:
             which=places.which,
             bounds=places.bounds,
         )
-        which = zip(self._sources, places.rows(), strict=True)
-        rows = rows_of([(source.samples, Wanted(mine, epochs, sample_ids)) for source, mine in which])
-        return positions, places.sources, epochs, sample_ids, rows
+        parts = zip(self._sources, places.rows(), strict=True)
+        return rows_of([(source.samples, Wanted(which, *ids)) for source, which in parts], places.sources)
 
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""

@@ -24,7 +24,7 @@ MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, the
 _DOCUMENTS_AT_ONCE = 1 << 16
 _OTHER_MAPS = 4096  # of libraries and of other splits
 Columns = dict[str, NDArray[np.int64]]
-"""The members of Rows that only one kind of samples has, by name."""
+"""The members of Batch that only one kind of samples has, by name."""
 
 
 class Rows(NamedTuple):
@@ -36,10 +36,11 @@ class Rows(NamedTuple):
     inside_word: NDArray[np.uint8] | None
     """[B, T]: 0 where a token begins a word, 1 where it continues one, 2 where that is not stored; None: not stored for
     any row, or not asked."""
-    position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
-    token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
-    next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
-    spans: NDArray[Any] | None = None  # kernels.SPAN [n]: which tokens of the stream the rows are made of
+    columns: Columns  # position_ids [B, T] of packed rows, token_type_ids [B, T] and next_sentence_label [B] of pairs
+    spans: NDArray[Any]  # kernels.SPAN [n]: which tokens of the stream the rows are made of
+    epochs: NDArray[np.int64]  # [B]
+    sample_ids: NDArray[np.int64]  # [B]
+    sources: NDArray[np.int64] | None  # [B], as in Batch
 
 
 class Wanted(NamedTuple):
@@ -62,7 +63,7 @@ class Samples(Protocol):
         """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
 
     def columns(self, num_rows: int) -> Columns:
-        """The members of Rows that only this kind of samples has, not initialized."""
+        """Return the members of Batch that only this kind of samples has, not initialized."""
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         """Lays out rows of a batch, whose arrays are frames and columns, and adds their spans to the first `num_spans`.
@@ -202,8 +203,8 @@ def require_room(streams: Sequence[TokenStream]) -> None:
         raise DatasetError(sentence, "too-many-files", option="shards", given=path)
 
 
-def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
-    """The rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
+def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] | None = None) -> Rows:
+    """Return the rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
 
     Raises DatasetError for a damaged index, and for an id outside the vocabulary.
     """
@@ -228,7 +229,9 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
     if padding:
         attention_mask = np.empty_like(ids)
         kernels.attend(text_places, attention_mask)
-    return Rows(ids, text_places, attention_mask, inside_word, **columns, spans=spans[:num_spans])
+    _, epochs, sample_ids = parts[0][1]  # the last two are the same in all parts
+    rest = columns, spans[:num_spans], epochs, sample_ids, sources
+    return Rows(ids, text_places, attention_mask, inside_word, *rest)
 
 
 def require_sound(count: int) -> None:
