@@ -531,7 +531,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     input_ids of lists, or a directory of Parquet files or of save_to_disk. If an import is interrupted, run the same
     command again to continue it.
     """
-    from bertdata.look.facts import special_ids_inside
+    from bertdata.look.facts import times
     from bertdata.write import import_ids
 
     with _bar("import") as progress:
@@ -539,7 +539,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
     if separator is None:
         click.echo("note: documents do not all end with one special token, so the dataset has no separator", err=True)
-    if inside := special_ids_inside(counts):
+    if inside := times(counts.get("special_ids_inside", {})):
         click.echo(
             f"note: special tokens are inside documents: {inside}; they are kept as they are, and are never masked or "
             "predicted",
