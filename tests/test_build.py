@@ -243,7 +243,7 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
 
     def discard(name):
         shutil.copytree(tmp_path / "left", tmp_path / name)
-        continue_or_start(tmp_path / name / ".build", BuildPlan.of([], {}), overwrite=True)
+        continue_or_start(tmp_path / name / ".build", BuildPlan({}, {}, ()), overwrite=True)
 
     with failing(-1, None) as calls:
         discard("removed")

@@ -581,7 +581,7 @@ def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab
     build_parts(path, tmp_path / "out", 2, [1 - bad], **options)
     with refuses("bad-row", "inputs", says=f"{path}, line 21: "):
         build(path, tmp_path / "out", part=(bad, 2), **options)
-    with refuses("parts-missing", "out", given=[f"{bad + 1}/2"]):
+    with refuses("parts-missing", "out", given={2: [f"{bad + 1}/2"]}):
         finish(tmp_path / "out")
     assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
@@ -619,7 +619,7 @@ def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
 
 def test_a_lost_unit_is_told(halves, corpus, vocab, straight):
     (halves / ".build" / "unit-00003.json").unlink()
-    with refuses("parts-missing", "out", given=[3]):
+    with refuses("parts-missing", "out", given=["unit-00003.json"]):
         finish(halves)
     build_parts(corpus, halves, 2, tokenizer=vocab, **SMALL)
     require_finish(halves, straight)

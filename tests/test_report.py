@@ -159,16 +159,6 @@ def test_the_command_writes_the_page(made, tmp_path):
     assert path.read_text() == html
 
 
-def test_a_notebook_shows_the_splits(made):
-    dataset, _ = made
-    shown = dataset._repr_html_()
-    for name, split in dataset.splits.items():
-        assert f"<tr><td>{name}<td>1<td>{split.num_documents:,}<td>{split.num_tokens:,}" in shown
-    assert f"82 ids; {dataset.dataset_id[:16]}</caption>" in shown
-    about = f"{dataset.path}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens"
-    assert repr(dataset) == f"<Dataset {about}>"
-
-
 def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
     for seed in range(100):
         documents = "\n\n".join(f"the stone {seed} {n}\nriver of light\na day" for n in range(30))

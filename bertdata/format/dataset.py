@@ -6,7 +6,6 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +49,6 @@ class Dataset:
     def __repr__(self) -> str:
         size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')}"
         return f"<Dataset {self.path}: {size}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each split, and the tokenizer."""
-        rows = (
-            f"<tr><td>{name}<td>{len(split.shards):,}<td>{split.num_documents:,}<td>{split.num_tokens:,}"
-            for name, split in self.splits.items()
-        )
-        name = f", {self.manifest.tokenizer_name}" if self.manifest.tokenizer_name else ""
-        caption = escape(f"{self.path}: {self.special_tokens.vocab_size:,} ids{name}; {self.dataset_id[:16]}")
-        heads = "<tr><th>split<th>shards<th>documents<th>tokens"
-        return f"<table><caption>{caption}</caption>{heads}{''.join(rows)}</table>"
 
     @property
     def manifest(self) -> Manifest:

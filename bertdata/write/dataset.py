@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted, require, require_positive
+from bertdata.files import locked
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
@@ -32,7 +33,7 @@ from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import require_local_output
 from bertdata.write.cluster import connected, encode_on_cluster
@@ -45,13 +46,12 @@ from bertdata.write.staging import (
     continue_or_start,
     kept_units,
     part_name,
-    planning,
     require_unchanged,
     require_usable,
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, unit_name
 from bertdata.write.units import Shares, UnitWriter, make_units
 from bertdata.write.vocabulary import Vocabulary
 
@@ -162,17 +162,17 @@ def _selected(inputs: Any, form: TextFormat, include: Sequence[str], exclude: Se
 
 def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
     """The inputs and settings that must be the same when a build is continued."""
-    form = recipe.form
-    return BuildPlan.of(
-        files,
-        recipe.published,
-        format=form.kind,
-        text_key=form.text_key,
-        on_error=form.on_error,
-        strict=form.strict,
-        tokenizer=vocabulary.described,
+    form, published = recipe.form, recipe.published
+    settings = {
+        **published,
+        "format": form.kind,
+        "text_key": form.text_key,
+        "on_error": form.on_error,
+        "strict": form.strict,
+        "tokenizer": vocabulary.described,
         **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
-    )
+    }
+    return BuildPlan(settings, published, tuple(files), name_of(vocabulary.name) if vocabulary.name else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,9 @@ class _Work:
         """Makes the dataset in a directory, or a part of it."""
         files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
-        _require_few_units(units_of)
+        count = sum(each.count for each in units_of.stretches if files[each.inputs[0]].size is not None)
+        size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
+        require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
@@ -264,11 +266,11 @@ class _Work:
 
     def _prepared(self, staging: Path) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
-        with planning(staging):
+        with locked(staging / "planning.lock", wait=True):
             overwrite, is_part = self.means.overwrite, self.means.part is not None
             continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
             tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
-            write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
+            write_tokenizer(staging, tokenizer, self.say)
         return tokenizer
 
     def _make_units(
@@ -294,34 +296,22 @@ class _Work:
             )
 
 
-def _require_few_units(plan: Plan) -> None:
-    """Raises UsageError for a plan of more units than anybody wants: a size in gigabytes may have been meant."""
-    num_units = sum(stretch.count for stretch in plan.stretches if plan.files[stretch.inputs[0]].size is not None)
-    if num_units > MOST_UNITS:
-        size = plan.form.shard_size
-        sentence = f"--shard-size {size} makes {num_units:,} units, more than {MOST_UNITS:,}; give more, such as 1GiB"
-        raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
-
-
 def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
-    """What an interrupted build says. units: those that are finished."""
-    if is_pipe:
-        return "nothing is kept, because a pipe can be read only once"
-    if not units.numbers:
-        return "no unit is finished, so the same command restarts"
-    size = units.tally.counts["text_bytes"]
-    amount = f"{counted(len(units.numbers), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
-    return f"{amount}; run the same command again to continue"
+    """Return what an interrupted build prints. units: those that are finished."""
+    if is_pipe or not units.numbers:
+        return "nothing is kept; run the same command again to start over"
+    size = f"{units.tally.counts['text_bytes'] / 1e6:,.1f} MB of text"
+    return f"{counted(len(units.numbers), 'finished unit')} ({size}) kept; run the same command again to continue"
 
 
 def _publish(staging: Path, units: FinishedUnits, tokenizer: LoadedTokenizer, plan: BuildPlan) -> None:
-    """Raises InputError if there is no document."""
+    """Publish a build. Raises InputError if there is no document."""
     counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
     publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publishes a dataset whose parts are all made.
+    """Publish a dataset whose parts are all made.
 
     Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
     """
@@ -329,31 +319,21 @@ def finish(out: str | Path) -> BuildReport:
     directory = Path(out)
     require_usable(directory, overwrite=False, is_new=False)
     staging = directory / STAGING
-    parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
-    if not parts:
-        sentence = f"{directory} has no finished part; run bertdata build --part 1/n to --part n/n first"
-        raise BuildError(sentence, "parts-missing", option="out", given=directory)
-    totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
+    parts = {path.name for path in staging.glob("part-*-of-*.json")}
+    totals = sorted({int(name.removesuffix(".json").rpartition("-")[2]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
     if not total:
-        missing = ", or part ".join(", ".join(parts) for parts in lacking.values())
-        given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
+        missing = ", or ".join(", ".join(parts) for parts in lacking.values()) or "1/n to n/n"
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
-        raise BuildError(sentence, "parts-missing", option="out", given=given)
+        raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     with staging_directory(directory, overwrite=False):
-        units = finished_units(staging)
-        records = [read_record(staging / part_name(number, total)) for number in range(total)]
-        lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
-        if lost:
-            sentence = f"{staging} lacks the records of units {', '.join(map(str, lost))}; make the parts again"
+        plan, units = BuildPlan.read(staging), finished_units(staging)
+        numbers = {unit for k in range(total) for unit in read_record(staging / part_name(k, total))["units"]}
+        lost = [*map(unit_name, sorted(numbers - units.numbers)), *([] if plan else [PLAN])]
+        if not plan or lost:
+            sentence = f"{staging} lacks {', '.join(lost)}; make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
-        plan = BuildPlan.read(staging)
-        if plan is None:
-            path = staging / PLAN
-            sentence = f"{path} is missing; remove {staging}, and make the parts again"
-            raise BuildError(sentence, "parts-missing", option="out", given=path)
-        plan.require_rule(directory)
         _publish(staging, units, load(str(staging)), plan)
     return _report(directory, units, plan, 0)
 

@@ -28,7 +28,7 @@ from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.iterables import names_of, open_arrays
 from bertdata.sources.megatron import prefix_of
 from bertdata.sources.split import Task
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.urls import is_remote, require_local_output, without_secrets
@@ -98,11 +98,12 @@ def import_ids(
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
     unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
-    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
+    unpublished["tokenizer"] = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
+    plan = BuildPlan({**settings, **unpublished}, settings, tuple(read), name_of(tokenizer))
     encoder = IdsEncoder(loaded, shares, files, shard_size)
     with staging_directory(Path(out), overwrite=overwrite) as staging:
         continue_or_start(staging, plan, overwrite=overwrite)
-        write_tokenizer(staging, loaded, tokenizer, say)
+        write_tokenizer(staging, loaded, say)
         units = kept_units(staging, plan, say)
         with announcing_compilation(say):
             _make_units(encoder, staging, units, progress)

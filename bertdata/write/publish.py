@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from bertdata.format.origins import array_name as origins_name
 from bertdata.format.shards import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import SpecialTokens
-from bertdata.write.staging import TOKENIZER_NAME, remove_staging
+from bertdata.write.staging import remove_staging
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
 from bertdata.write.units import SPLIT_COUNTS
 
@@ -68,7 +67,7 @@ def publish(
     special: of the tokenizer, with the separator of the documents. counts: of the manifest. If it is interrupted,
     running it again gives the same result. Raises BuildError if a file is not there, and `if_none` without a shard.
     """
-    directory, noted = staging.parent, staging / TOKENIZER_NAME  # where the build noted a name, if it did
+    directory = staging.parent
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=special,
@@ -76,7 +75,7 @@ def publish(
         settings=plan.published,
         splits=units.splits(),
         counts=counts,
-        tokenizer_name=json.loads(noted.read_bytes()) if noted.exists() else None,
+        tokenizer_name=plan.tokenizer_name,
     )
     if not manifest.splits:
         for path in staging.glob("unit-*"):  # they say nothing

@@ -8,21 +8,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bertdata.errors import BuildError, InputError, counted
 from bertdata.files import TEMPORARY, locked, make_directory, naming, write_file
 from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
-from bertdata.tokenize.load import name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 STAGING = ".build"
-TOKENIZER_NAME = "tokenizer_name.json"  # in the staging directory
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
 
 
@@ -73,12 +71,8 @@ def remove_staging(staging: Path) -> None:
 
     The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
     """
-    for path in staging.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
-    (staging / "lock").unlink(missing_ok=True)
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == "lock"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     try:
         staging.rmdir()
     except OSError as error:
@@ -115,11 +109,6 @@ def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
         raise BuildError(sentence, "out-exists", option="out", given=directory)
 
 
-def planning(staging: Path) -> AbstractContextManager[None]:
-    """A context that one process at a time is in; the others wait."""
-    return locked(staging / "planning.lock", wait=True)
-
-
 def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_part: bool = False) -> None:
     """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
 
@@ -140,7 +129,6 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
         if not any(file.is_pipe or (overwrite and file.is_stream) for file in plan.inputs):
             return
     elif old is not None and not overwrite:
-        old.require_rule(staging.parent)
         raise _other_settings(staging.parent, old, plan, is_part=is_part)
     # first: without a plan nobody goes on with what a kill leaves of the rest
     (staging / PLAN).unlink(missing_ok=True)
@@ -168,14 +156,10 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part:
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, spec: str | None, say: Callable[[str], None]) -> None:
-    """Writes the files of a tokenizer and its name, and says its notes and which roles no token has.
-
-    spec: as `load` takes it; None: the build trained it.
-    """
+def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, say: Callable[[str], None]) -> None:
+    """Write the files of a tokenizer, and print its notes and which roles no token has."""
     for name, content in tokenizer.files.items():
         write_file(staging / name, content)
-    write_file(staging / TOKENIZER_NAME, json.dumps(name_of(spec) if spec is not None else None).encode())
     for note in tokenizer.notes:
         say(note)
     if tokenizer.missing_roles:

@@ -28,19 +28,18 @@ class BuildPlan:
     settings: Mapping[str, Any]  # by the names of options
     published: Mapping[str, Any]  # those of them that the manifest has
     inputs: tuple[Input, ...]
+    tokenizer_name: str | None = None  # of its directory or on the hub
     unit_rule: int = UNIT_RULE
-
-    @classmethod
-    def of(cls, files: Iterable[Input], published: Mapping[str, Any], **more: Any) -> BuildPlan:
-        """more: settings that are not published."""
-        return cls({**published, **more}, published, tuple(files))
 
     @classmethod
     def read(cls, staging: Path) -> BuildPlan | None:
         """That of an unfinished build; None if there is none. Raises BuildError for one that cannot be read."""
         try:
             members = json.loads((staging / PLAN).read_bytes())
-            return cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
+            plan = cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
+            if plan.unit_rule != UNIT_RULE:
+                raise ValueError(plan.unit_rule)
+            return plan
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -52,12 +51,6 @@ class BuildPlan:
 
     def as_json(self) -> dict[str, Any]:
         return vars(self) | {"inputs": [[file.name, file.size, file.version] for file in self.inputs]}
-
-    def require_rule(self, directory: Path) -> None:
-        """Raises BuildError if the units of this plan follow another rule than ours."""
-        if self.unit_rule != UNIT_RULE:
-            sentence = f"{directory} holds a build of another version of bertdata; use that version, or --overwrite"
-            raise BuildError(sentence, "other-version", option="out", given=self.unit_rule)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -19,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError, require_share
+from bertdata.errors import require, require_share
 from bertdata.files import Stage
 from bertdata.format.shards import ShardWriter, shard_name
 from bertdata.sources.items import Items
@@ -225,7 +224,7 @@ def select(
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the documents is in validation and in test. Raises UsageError for what cannot be."""
+    """How much of the documents is in validation and in test. Raises UsageError for invalid shares."""
 
     validation: float
     test: float
@@ -233,13 +232,11 @@ class Shares:
     def __post_init__(self) -> None:
         for name in ("validation", "test"):  # 0 and 0.0 are one setting
             object.__setattr__(self, name, require_share(name, getattr(self, name)))
-        if not (min(self.validation, self.test) >= 0 and self.validation + self.test < 1):  # NaN is refused too
-            option = "test" if 0 <= self.validation < 1 else "validation"
-            sentence = f"validation is {self.validation} and test is {self.test}; give shares whose sum is below 1"
-            raise UsageError(sentence, "out-of-range", option=option, given=getattr(self, option))
+        require(self.validation < 1, "validation", self.validation, "less than 1, as text is left for training")
+        require(self.validation + self.test < 1, "test", self.test, "less, so that text is left for training")
 
     def splits_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
-        """The split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
+        """Return the split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
 
         Document i is data[offsets[i] : offsets[i + 1] - gap].
         """
@@ -248,14 +245,10 @@ class Shares:
             return np.full(num_documents, SPLITS_BY_HASH.index("train"))
         hashes = np.empty(num_documents, np.uint64)
         hash_documents(data, offsets, gap, hashes)
-        return self._bounds.searchsorted(hashes >> np.uint64(32), side="right")
+        bounds = round(self.validation * 2**32), round((self.validation + self.test) * 2**32)
+        return np.array(bounds, np.uint64).searchsorted(hashes >> np.uint64(32), side="right")
 
-    @cached_property
+    @property
     def divide(self) -> bool:
         """Whether a document can be in another split than train."""
-        return bool(self._bounds.any())
-
-    @cached_property
-    def _bounds(self) -> NDArray[np.uint64]:
-        """[2]: below these the upper half of a hash is in validation, and in test."""
-        return np.array([round(self.validation * 2**32), round((self.validation + self.test) * 2**32)], np.uint64)
+        return round((self.validation + self.test) * 2**32) > 0
