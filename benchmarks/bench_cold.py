@@ -42,9 +42,8 @@ def make(out: Path, num_tokens: int) -> None:
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
         shards.append(Shards.of(writer.finish(input_range=(0, 1), counts={})))
-    Manifest(
-        "<u2", special, tokenizer={}, settings={}, splits={"train": Split(Shards.joined(shards))}, counts={}
-    ).write(stage)
+    splits = {"train": Split(Shards.joined(shards))}
+    Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 
 

@@ -22,20 +22,9 @@ import click
 from click.shell_completion import CompletionItem
 
 import bertdata
-from bertdata.choices import (
-    DOCUMENT_ENDS,
-    FIXED_TOKENIZERS,
-    IDS_DTYPES,
-    IDS_FORMATS,
-    INPUT_FORMATS,
-    MASKING_POLICIES,
-    ON_ERROR,
-    SAMPLE_KINDS,
-    SENTENCE_ENDS,
-    TOKENIZER_TYPES,
-    MaskingPolicy,
-)
-from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
+from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
+from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory, require
+from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
@@ -222,82 +211,44 @@ class _Part(click.ParamType):
         return int(match[1]) - 1, int(match[2])
 
 
+_TYPES = {"shard_size": _Size(), "part": _Part(), "workers": click.INT, "max_documents": click.INT}
+
+
+def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of a group to a command, or those with these names."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        helps = group.helps()
+        for name, each in reversed([*group.declared()]):
+            if names and name not in names:
+                continue
+            settings: dict[str, Any] = {"type": _TYPES.get(name), "default": each.default, "help": helps.get(each.name)}
+            if choices := each.metadata["choices"]:
+                settings["type"] = click.Choice([*filter(None, choices)])
+            if each.default is False:
+                settings["is_flag"] = True
+            if each.default == ():
+                settings |= {"multiple": True, "default": None}
+            command = click.option(f"--{name.replace('_', '-')}", **settings | each.metadata["click"])(command)
+        return command
+
+    return decorate
+
+
 _inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
+_out = click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+_overwrite = click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 _samples = click.option(
     "--samples",
     type=click.Choice(SAMPLE_KINDS),
     default="windows",
     help="Content of a row: a window over the text, a document, several packed documents, or a pair of segments.",
 )
-_format = click.option(
-    "--format",
-    type=click.Choice(INPUT_FORMATS),
-    help="Format of every INPUT. Default: by the extension of each file; a file without a known extension is text.",
-)
-_text_key = click.option(
-    "--text-key",
-    default="text",
-    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a. For a CSV "
-    "or TSV without a header: the number of the column, from 0.",
-)
-_encoding = click.option(
-    "--encoding",
-    default="utf-8",
-    help="Encoding of all but Parquet and Arrow, by its Python name, such as latin-1.",
-)
-_include = click.option(
-    "--include",
-    multiple=True,
-    metavar="PATTERN",
-    help="For an INPUT that is a directory or a pattern: read only files whose relative path matches, such as '*.md'. "
-    "May be repeated. Default: of a directory, files with a known extension (.txt .jsonl .csv .parquet .arrow ..., "
-    "also compressed) or without one; with --format, all files.",
-)
-_exclude = click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="For an INPUT that is a directory or a pattern: leave out files whose relative path matches, such as "
-    "'drafts/*'. May be repeated.",
-)
-_type = click.option(
-    "--type",
-    type=click.Choice((*TOKENIZER_TYPES, *FIXED_TOKENIZERS)),
-    default="wordpiece",
-    help="Kind of tokenizer to train: wordpiece as in BERT, bpe (byte-level) as in ModernBERT, unigram as in ALBERT "
-    "and XLM-R. Or one that is not trained: residues, the letters of proteins as in ESM-2; bytes, as for DNA.",
-)
-_cased = click.option(
-    "--cased",
-    is_flag=True,
-    help="Train a tokenizer that keeps case; wordpiece and unigram then keep accents, too. Default: lower case.",
-)
-_vocab_size = click.option(
-    "--vocab-size", default=30522, help="Number of tokens in the trained vocabulary, special tokens included."
-)
-_map = click.option(
-    "--map",
-    multiple=True,
-    metavar="MODULE:FUNCTION",
-    help="Python function that takes the text of a document and returns a changed text, or None to leave the document "
-    "out, such as bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are "
-    "applied in order. Default: none.",
-)
-_validation = click.option(
-    "--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1."
-)
-_test = click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
 _special_tokens = click.option(
     "--special-tokens",
     is_flag=True,
     help="Add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. Needed for gpt2.",
-)
-_on_error = click.option(
-    "--on-error",
-    type=click.Choice(ON_ERROR),
-    default="fail",
-    help="For a row that cannot be used, such as one without text: fail, or skip and count it.",
 )
 
 
@@ -314,82 +265,23 @@ _on_error = click.option(
     },
 )
 @_inputs
-@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+@_out
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
     "the text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.",
 )
 @_special_tokens
-@_type
-@_cased
-@_vocab_size
-@click.option(
-    "--documents",
-    type=click.Choice(DOCUMENT_ENDS),
-    default="blank",
-    help="What ends a document of plain text: a blank line, every line, or the end of the file.",
-)
-@click.option(
-    "--sentences",
-    type=click.Choice(SENTENCE_ENDS),
-    default="none",
-    help="Where sentences begin, for sentence pairs. none: do not store. line: each line is a sentence.",
-)
-@click.option(
-    "--words",
-    metavar="MODULE:FUNCTION",
-    help="Python function that returns the words of a text, such as jieba:cut. The dataset then stores where words "
-    "begin, for whole word masking. Default: words are not stored.",
-)
-@_format
-@_text_key
-@_encoding
-@_include
-@_exclude
-@_map
-@click.option(
-    "--dedup",
-    is_flag=True,
-    help="Leave out documents whose text, after --map, equals that of an earlier document. The input is read twice.",
-)
-@_on_error
-@_validation
-@_test
-@click.option(
-    "--shard-size",
-    type=_Size(),
-    default="1GiB",
-    help="Decompressed text of one shard, such as 64MiB or 1GiB. A shard of Parquet ends with a row group.",
-)
-@click.option(
-    "--workers",
-    type=int,
-    help="Number of threads that tokenize; with --ray, number of tasks at the same time. Default: the number of cores; "
-    "with --ray, as many as the cluster has CPUs for.",
-)
-@click.option("--max-documents", type=int, help="Stop after this number of documents. Default: no limit.")
-@click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
-@click.option(
-    "--part",
-    type=_Part(),
-    help="Build only part i of n, written i/n, so that n machines can share the work and --out. A compressed file is "
-    "built by one of them.",
-)
-@click.option(
-    "--ray",
-    is_flag=False,
-    flag_value="auto",
-    metavar="[ADDRESS]",
-    help="Build on a Ray cluster. HOST:PORT: its address. No value, or auto: $RAY_ADDRESS or the cluster on this "
-    "machine. local: a new cluster on this machine. All nodes must see the inputs and --out under the same names.",
-)
+@_options(Vocabulary)
+@_options(TextFormat)
+@_options(Shares)
+@_options(Machines)
 @click.option(
     "--finish",
     is_flag=True,
     help="Publish the dataset after all parts are built. Only --out may be given as well.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
+@_overwrite
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
@@ -397,36 +289,39 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     http and https), a named pipe, or - for standard input. Files may be compressed (gzip, bzip2, xz, zstd). If a build
     is interrupted, run the same command again to continue it.
     """
-    from bertdata.write import build as build_dataset
-    from bertdata.write import finish as finish_build
+    from bertdata import write
 
-    source_of = click.get_current_context().get_parameter_source
     if finish:
-        given = [name for name in ("inputs", *options) if source_of(name) is click.core.ParameterSource.COMMANDLINE]
-        if given:
+        if given := _given(("inputs", *options)):
             named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
             sentence = f"--finish does not go with {named}, because it only publishes what the parts made; leave it out"
             raise UsageError(sentence, "conflict", option=given[0])
-        _say_built(finish_build(out), out)
+        _say_built(write.finish(out), out)
         return
     if options["tokenizer"]:
         _say_without_effect(("type", "cased", "vocab_size"), "--tokenizer has a vocabulary")
     elif options["type"] in FIXED_TOKENIZERS:
         _say_without_effect(("cased", "vocab_size"), f"--type {options['type']} has a fixed vocabulary")
+    part = options["part"]
     with _bar("build") as progress:
-        report = build_dataset(inputs, out, **options, say=_say, progress=progress)
+        report = write.build(inputs, out, **build_arguments(options), say=_say, progress=progress)
     if report is None:
-        number, total = options["part"]
-        click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
+        number = f"{part[0] + 1}/{part[1]}"
+        click.echo(f"{out}: made part {number}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
 
 
+def _given(names: Iterable[str]) -> list[str]:
+    """Return those of these parameters that stand on the command line."""
+    source_of = click.get_current_context().get_parameter_source
+    return [name for name in names if source_of(name) is click.core.ParameterSource.COMMANDLINE]
+
+
 def _say_without_effect(names: Iterable[str], because: str) -> None:
-    """Notes those of these options that stand on the command line."""
-    for name in names:
-        if click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
+    """Print a note for each of these options that stands on the command line."""
+    for name in _given(names):
+        click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
@@ -492,7 +387,7 @@ def _warnings(report: Any) -> Iterator[str]:
     epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+@_out
 @click.option(
     "--tokenizer",
     required=True,
@@ -500,30 +395,9 @@ def _warnings(report: Any) -> Iterator[str]:
     "Hugging Face hub.",
 )
 @_special_tokens
-@click.option(
-    "--format",
-    type=click.Choice(("auto", *IDS_FORMATS)),
-    default="auto",
-    help="Format of every FILE. auto: by the names of the files.",
-)
-@click.option(
-    "--end-token",
-    help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(IDS_DTYPES),
-    help="Of the ids in a .bin without a header. Default: guessed, and the guess is printed.",
-)
-@_validation
-@_test
-@click.option(
-    "--shard-size",
-    type=_Size(),
-    default="1GiB",
-    help="Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
+@_options(IdsFormat)
+@_options(Shares)
+@_overwrite
 def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
 
@@ -535,6 +409,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     from bertdata.write import import_ids
 
     with _bar("import") as progress:
+        options |= {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
         dataset = import_ids(files, out, **options, say=_say, progress=progress)
     counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
     if separator is None:
@@ -581,56 +456,23 @@ def export_command(shards: str, out: str, split: str) -> None:
     "  bertdata train-tokenizer --type residues --out tokenizer/",
 )
 @_inputs
-@_type
-@_cased
-@_vocab_size
+@_options(Vocabulary)
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
-@_format
-@_text_key
-@_encoding
-@_include
-@_exclude
-@_map
-@_on_error
-def train_tokenizer(
-    inputs: tuple[str, ...],
-    type: str,
-    cased: bool,
-    vocab_size: int,
-    out: str,
-    format: str | None,
-    text_key: str,
-    encoding: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    map: tuple[str, ...],
-    on_error: str,
-) -> None:
+@_options(TextFormat, "format", "text_key", "encoding", "include", "exclude", "map", "on_error")
+def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
     INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
     and options give the same tokenizer. --type residues and --type bytes take no INPUT and no other option but --out.
     """
-    from bertdata.write import TextFormat
-    from bertdata.write import train_tokenizer as run
+    from bertdata import write
 
-    if type in FIXED_TOKENIZERS:
+    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    if vocabulary.kind in FIXED_TOKENIZERS:
         others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
-        _say_without_effect(sorted(others), f"--type {type} has a fixed vocabulary")
-    form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
+        _say_without_effect(sorted(others), f"--type {vocabulary.kind} has a fixed vocabulary")
     with _bar("read") as progress:
-        trained = run(
-            inputs,
-            out,
-            type=type,
-            cased=cased,
-            vocab_size=vocab_size,
-            form=form,
-            include=include,
-            exclude=exclude,
-            say=_say,
-            progress=progress,
-        )
+        trained = write.train_tokenizer(inputs, out, vocabulary, text=text, say=_say, progress=progress)
     click.echo(f"{out}: {trained.loaded.special.vocab_size:,} tokens")
 
 
@@ -656,9 +498,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     shards = _local(shards)
     for option, value in steps.items():
         least = 3 if option == "length" else 1
-        if value < least:
-            sentence = f"--{option.replace('_', '-')} is {value}; give at least {least}"
-            raise UsageError(sentence, "out-of-range", option=option, given=value)
+        require(value >= least, option, value, f"at least {least}")
     if html:
         from bertdata.files import write_page
         from bertdata.look import report

@@ -57,6 +57,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import numpy as np
 import pytest
+from helpers import build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
@@ -66,7 +67,6 @@ from bertdata.format.shards import Shards, ShardWriter
 from bertdata.remote import requests, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
-from bertdata.write import build
 from bertdata.write import dataset as of_a_build
 
 # In the background of a script Ctrl-C is ignored, and what tests start would inherit this.

@@ -23,7 +23,9 @@ import pytest
 from click.testing import CliRunner
 from numba import njit
 
+import bertdata
 from bertdata.errors import BertdataError, UsageError
+from bertdata.options import IdsFormat, Shares, TextFormat, Vocabulary, build_arguments
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
 """click's own errors by the nearest kind of ours; the first class that fits is taken."""
@@ -466,3 +468,20 @@ def stored(dataset):
             tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
             documents += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     return documents
+
+
+def build(inputs, out, **options):
+    """bertdata.build, with options by their names on the command line."""
+    return bertdata.build(inputs, out, **build_arguments(options))
+
+
+def import_ids(inputs, out, **options):
+    """bertdata.import_ids, with options by their names on the command line."""
+    groups = {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
+    return bertdata.import_ids(inputs, out, **options, **groups)
+
+
+def train_tokenizer(inputs, out, **options):
+    """bertdata.train_tokenizer, with options by their names on the command line."""
+    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    return bertdata.train_tokenizer(inputs, out, vocabulary, text=text, **options)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_text
-from helpers import word_list
+from helpers import build, word_list
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -28,7 +28,6 @@ from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.split import split
-from bertdata.write import build
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""

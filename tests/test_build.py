@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import failing, published, refuses, write_all
+from helpers import build, failing, published, refuses, write_all
 from reference import documents as reference
 from reference import keys
 from sources import stop_after_units, stopped, write
@@ -23,8 +23,8 @@ from bertdata.errors import BertdataError, BuildError, InputError
 from bertdata.format.verify import verify
 from bertdata.sources import formats
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
+from bertdata.write import finish
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
 

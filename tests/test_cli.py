@@ -17,14 +17,13 @@ import click
 import numpy as np
 import pytest
 from conftest import make_text, write_dataset
-from helpers import flip, invoke, refused, succeeds, waited, write
+from helpers import build, flip, invoke, refused, succeeds, waited, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
 from bertdata.look import bench, report
-from bertdata.write import build
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, built, make_text, write_dataset
-from helpers import invoke, members, refuses, with_member, without_origins
+from helpers import build, invoke, members, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
@@ -609,5 +609,5 @@ def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("the zebra\n\nthe the\n")
-    bertdata.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
+    build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
     assert verify(tmp_path / "out") == []

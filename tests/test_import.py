@@ -12,13 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import SPECIALS
-from helpers import (
-    published,
-    refuses,
-    stop_after,
-    stored,
-    succeeds,
-)
+from helpers import build, import_ids, published, refuses, stop_after, stored, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -32,7 +26,7 @@ from bertdata.sources import kernels as source_kernels
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
-from bertdata.write import build, export, import_ids
+from bertdata.write import export
 from bertdata.write import kernels as build_kernels
 
 SEP, MASK, PAD = 3, 4, 0

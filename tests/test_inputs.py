@@ -22,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers import refuses, succeeds, write_all
+from helpers import build, refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -58,7 +58,7 @@ from bertdata.sources.find import find_inputs
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
-from bertdata.write import build, finish
+from bertdata.write import finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}

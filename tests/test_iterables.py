@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import writers
 from conftest import ROOT, make_text
-from helpers import refuses, stored
+from helpers import build, import_ids, refuses, stored
 from sources import stop_after_units, units_in, write
 
 import bertdata
 from bertdata.format.verify import verify
 from bertdata.sources import idfile
-from bertdata.write import build, import_ids
 from bertdata.write.encoding import TextEncoder
 
 TEXTS = [

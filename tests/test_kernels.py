@@ -6,7 +6,7 @@ from functools import cache
 import hypothesis
 import numpy as np
 import pytest
-from helpers import word_list
+from helpers import build, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -34,7 +34,6 @@ from bertdata.tokenize.kernels.bits import (
 from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
 from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
-from bertdata.write import build
 from bertdata.write import kernels as build_kernels
 from bertdata.write.kernels import _equal64, _spaces64
 

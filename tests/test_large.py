@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import assert_same, flip, published, refuses
+from helpers import assert_same, build, flip, published, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +27,6 @@ from bertdata.format.shards import Shards
 from bertdata.format.verify import verify
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
-from bertdata.write import build
 from bertrain.commands.trace import parts_of
 
 SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}

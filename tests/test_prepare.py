@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import published, refuses, succeeds
+from helpers import build, published, refuses, succeeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_text, build_parts, ids_by_split, write
@@ -20,7 +20,7 @@ from bertdata.cli import main
 from bertdata.format.origins import Origins
 from bertdata.sources.maps import function_of
 from bertdata.sources.texts import Documents
-from bertdata.write import build, duplicates, finish
+from bertdata.write import duplicates, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
 WITHOUT_SEVENS = [text for text in TEXTS if "7" not in text]

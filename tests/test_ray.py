@@ -19,22 +19,23 @@ from unittest.mock import Mock, patch
 
 import pytest
 from conftest import ROOT, make_text
-from helpers import invoke, published, refused, refuses, waited
+from helpers import build, invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
 from sources import build_parts, made, parquet, write
 
 from bertdata import files
 from bertdata.cli import main
+from bertdata.options import Shares
 from bertdata.sources import split as split_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import Task, split
 from bertdata.tokenize.load import load
-from bertdata.write import build, cluster, finish
+from bertdata.write import cluster, finish
 from bertdata.write.encoding import Recipe, TextEncoder
 from bertdata.write.state import unit_name
-from bertdata.write.units import Shares, UnitWriter
+from bertdata.write.units import UnitWriter
 
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
 HELD = """
@@ -104,7 +105,7 @@ def job(tmp_path, corpus, vocab, monkeypatch):
     """What a task gets of an unfinished build of several units, none of which is made, the task, and `ray.get`."""
     staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
     (staging / "attempts-1").mkdir(parents=True)
-    encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares(0.01, 0.0)), plan)
+    encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares()), plan)
     get = Mock(side_effect=lambda reference: reference())
     monkeypatch.setattr("ray.get", get)
     return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Task(range(3), 0.0), get

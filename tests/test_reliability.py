@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
-from helpers import recorded, refuses
+from helpers import build, recorded, refuses
 from sources import counting_reads, stopped
 from training import entries, losses, train
 
@@ -30,7 +30,6 @@ from bertdata.sources import formats
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
-from bertdata.write import build
 from bertrain import checkpoint
 from bertrain.report import Log
 

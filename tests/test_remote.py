@@ -13,7 +13,7 @@ from unittest.mock import patch
 from urllib.parse import quote, unquote
 
 import pytest
-from helpers import Handler, refused, refuses, serving, stop_after, without_origins
+from helpers import Handler, build, refused, refuses, serving, stop_after, without_origins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_parquet, write, zstd
@@ -21,7 +21,6 @@ from sources import as_jsonl, as_parquet, write, zstd
 from bertdata.cli import main
 from bertdata.remote import reader, requests, stores, web
 from bertdata.remote.reader import RemoteFile
-from bertdata.write import build
 
 ROWS = [f"the stone {number} under the river" for number in range(150)]
 TEXT = "\n\n".join(ROWS).encode()

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import tokenizers.models
 from conftest import built, write_dataset
-from helpers import data_of, invoke, succeeds
+from helpers import build, data_of, invoke, succeeds
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES
@@ -164,7 +164,7 @@ def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
         documents = "\n\n".join(f"the stone {seed} {n}\nriver of light\na day" for n in range(30))
         (tmp_path / "a.txt").write_text(documents)
         options = {"tokenizer": vocab, "validation": 0.97, "sentences": "line", "overwrite": True}
-        dataset = bertdata.build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
+        dataset = build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
         if "train" in dataset.splits and dataset.splits["train"].num_documents == 1:
             break
     options = {"length": 32, "global_batch_size": 4, "world_size": 1, "samples": "pairs"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import assert_joined, refuses, shard_of, stream_of
+from helpers import assert_joined, build, refuses, shard_of, stream_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -28,7 +28,6 @@ from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import tables
 from bertdata.remote import stores
 from bertdata.types import SpecialTokens
-from bertdata.write import build
 
 DERIVED = ["documents", "packed", "pairs"]
 KINDS = ["corpus", "tiny shards", "no separators", "uint32"]

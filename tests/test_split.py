@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import contents, published, refuses
+from helpers import build, contents, published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import FEW, GROUP, as_parquet, build_parts, made, read, write
@@ -17,7 +17,7 @@ from bertdata.sources.blocks import find_blocks
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import UNITS_PER_SIZE, split
-from bertdata.write import build, finish
+from bertdata.write import finish
 
 WORDS = st.text("ab é\n", max_size=12)
 FILES = st.lists(

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import hypothesis
 import pytest
 from conftest import SPECIALS, make_text
-from helpers import write
+from helpers import build, write
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
@@ -37,8 +37,8 @@ from bertdata.remote.requests import absent
 from bertdata.tokenize.load import load
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
-from bertdata.write import build, finish
 from bertdata.write import dataset as of_a_build
+from bertdata.write import finish
 from bertdata.write.state import BuildPlan
 
 OPTIONS = {  # name → text, options of build

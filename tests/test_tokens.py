@@ -20,7 +20,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving, word_list
+from helpers import Handler, build, ids_of, joined, python, refuses, serving, train_tokenizer, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -39,7 +39,7 @@ from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_wordpiece
-from bertdata.write import build, train_tokenizer, vocabulary
+from bertdata.write import vocabulary
 
 WORDS = [*word_list("tokens"), "x" * 101]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))

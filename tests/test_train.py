@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import LETTERS, SPECIALS, make_text
-from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write, write_all
+from helpers import build, ids_of, python, refused, refuses, stop_after, succeeds, train_tokenizer, write, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
@@ -19,7 +19,6 @@ from bertdata.errors import BuildError
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
 from bertdata.tokenize.train import TRAINERS, _reproducible
-from bertdata.write import build, train_tokenizer
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TEXT = [
@@ -124,7 +123,7 @@ def test_the_characters_that_a_unigram_gets_back_have_the_scores_of_the_trainer_
 
 def test_one_name_is_an_input(tmp_path, corpus):
     given = [str(corpus), corpus, [corpus]]
-    first, *others = [bertdata.train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
+    first, *others = [train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
     assert all(each.loaded.files == first.loaded.files for each in others)
 
 

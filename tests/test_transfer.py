@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 import obstore
 import pytest
 from conftest import built
-from helpers import Handler, flip, published, refused, refuses, serving, succeeds, without_origins, write
+from helpers import Handler, build, flip, published, refused, refuses, serving, succeeds, without_origins, write
 
 import bertdata
 from bertdata.cli import main
@@ -26,7 +26,6 @@ from bertdata.remote import stores
 from bertdata.transfer import pulling
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
-from bertdata.write import build
 
 SMALL = {"sentences": "line", "validation": 0.2}  # few files: each is a request
 pytestmark = pytest.mark.usefixtures("cache")

@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
 def versions(encoder: TextEncoder) -> list[str]:
     """Return the version of bertdata, and those of the functions of --map and --words."""
-    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for _, spec in encoder.recipe.functions)]
+    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for spec in encoder.recipe.functions)]
 
 
 @contextmanager

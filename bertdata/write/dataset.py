@@ -14,20 +14,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import BuildError, UsageError, counted, require, require_positive
+from bertdata.errors import BuildError, UsageError, counted, require
 from bertdata.files import locked
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
+from bertdata.options import Machines, Shares, TextFormat, Vocabulary
 from bertdata.sources.blocks import source_of
 from bertdata.sources.find import Inputs, find_inputs
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import Input
 from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
@@ -52,8 +51,8 @@ from bertdata.write.staging import (
     write_tokenizer,
 )
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, unit_name
-from bertdata.write.units import Shares, UnitWriter, make_units
-from bertdata.write.vocabulary import Vocabulary
+from bertdata.write.units import UnitWriter, make_units
+from bertdata.write.vocabulary import TokenizerChoice
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
 
@@ -74,144 +73,90 @@ def build(
     inputs: str | os.PathLike[str] | Iterable[Any],
     out: str | Path,
     *,
-    tokenizer: str | None = None,
+    tokenizer: str | Vocabulary | None = None,
     special_tokens: bool = False,
-    type: str = "wordpiece",
-    cased: bool = False,
-    vocab_size: int = 30522,
-    documents: str = "blank",
-    sentences: str = "none",
-    words: str | None = None,
-    map: Sequence[str] = (),
-    format: str | None = None,
-    text_key: str = "text",
-    encoding: str = UTF_8,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    dedup: bool = False,
-    on_error: str = "fail",
-    validation: float = 0.01,
-    test: float = 0.0,
-    shard_size: int = 1 << 30,
-    workers: int | None = None,
-    max_documents: int | None = None,
-    strict: bool = False,
-    part: tuple[int, int] | None = None,
-    ray: str | None = None,
+    text: TextFormat | None = None,
+    shares: Shares | None = None,
+    machines: Machines | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> BuildReport | None:
-    """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
+    """Build a dataset from text, and publish it in directory `out`.
 
     inputs: names of files, directories and URLs; one, or a list or tuple. Any other iterable gives the texts: str or
     bytes, each a document. So the names that a generator gives are read as texts. An iterable needs a `tokenizer`, and
     is read once, in one thread; what it raises passes to the caller. To continue a build that was interrupted, give the
     same texts from the first on, without `overwrite`.
-    tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
-    choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
-    special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
-    function from a text to its words; the build stores where words begin, for whole word masking, and calls the
-    function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
-    out; they are applied in order. dedup: leave out documents whose text came before; the input is then read twice.
-    workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only every n-th section of units
-    (docs/format.md) and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
-    that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
-    many as it takes. say: called with one line at a time that says what happens.
+    tokenizer: a path, a hub name, or a Vocabulary to train on the text; None: Vocabulary().
+    special_tokens: add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks.
+    text: how the inputs are read and divided into documents; None: TextFormat().
+    shares: of the splits; None: Shares().
+    machines: what builds; None: all cores of this machine. With a part the build returns None, and `finish` publishes
+    when all parts are made.
+    overwrite: replace a dataset or an unfinished build in `out`.
+    say: called with one line at a time that says what happens.
+    progress: called with the bytes of input that are done, and of all input.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt says
     what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
     require_local_output(str(out))
-    form = TextFormat(
-        documents=documents,
-        kind=format,
-        text_key=text_key,
-        encoding=encoding,
-        on_error=on_error,
-        strict=strict,
-        shard_size=shard_size,
-        max_documents=max_documents,
-        maps=tuple(map),
-    )
-    shares = Shares(validation, test)
-    recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
-    vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
-    means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
-    selected = _selected(inputs, form, include, exclude)
+    form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
+    recipe = Recipe(form=form, shares=shares or Shares())
+    choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens)
+    selected = _selected(inputs, form)
     streams = [file.name for file in selected.files if file.is_stream]
-    means.require_fits(streams, recipe)
-    vocabulary.require_trainable(streams)
+    _require_fits(machines, form, streams, overwrite=overwrite)
+    if choice.loaded is None and streams:
+        sentence = f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer"
+        raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
     for line in selected.notes():
         say(line)
-    plan = _planned(selected.files, recipe, vocabulary)
-    work = _Work(plan, recipe, vocabulary, means, say, progress)
-    with nullcontext() if ray is None else connected(ray, say):
-        return work.run(Path(out))
-
-
-def _selected(inputs: Any, form: TextFormat, include: Sequence[str], exclude: Sequence[str]) -> Inputs:
-    """Return the inputs that names stand for, or the one of an iterable of texts."""
-    if (names := names_of(inputs)) is not None:
-        return find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
-    if (form.kind, form.text_key, form.encoding, *include, *exclude) != (None, "text", UTF_8):
-        sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
-        raise UsageError(sentence, "conflict", option="inputs")
-    return Inputs([open_texts(inputs, strict=form.strict)])
-
-
-def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
-    """The inputs and settings that must be the same when a build is continued."""
-    form, published = recipe.form, recipe.published
+    published, name = recipe.published, choice.given if isinstance(choice.given, str) else None
     settings = {
         **published,
         "format": form.kind,
         "text_key": form.text_key,
         "on_error": form.on_error,
         "strict": form.strict,
-        "tokenizer": vocabulary.described,
-        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
+        "tokenizer": choice.described,
+        **{f"the code of {spec}": code_of(spec) for spec in recipe.functions},
     }
-    return BuildPlan(settings, published, tuple(files), name_of(vocabulary.name) if vocabulary.name else None)
+    plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)
+    work = _Work(plan, recipe, choice, machines, overwrite, say, progress)
+    with nullcontext() if machines.ray is None else connected(machines.ray, say):
+        return work.run(Path(out))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """What makes the units. Raises UsageError for values that are not possible."""
+def _selected(inputs: Any, form: TextFormat) -> Inputs:
+    """Return the inputs that names stand for, or the one of an iterable of texts."""
+    if (names := names_of(inputs)) is not None:
+        return find_inputs(names, include=form.include, exclude=form.exclude, any_ending=form.kind is not None)
+    if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
+        sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
+        raise UsageError(sentence, "conflict", option="inputs")
+    return Inputs([open_texts(inputs, strict=form.strict)])
 
-    workers: int | None  # threads, or tasks on the cluster at the same time; None: as many as there are cores
-    part: tuple[int, int] | None
-    ray: str | None
-    overwrite: bool
 
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            require_positive("workers", self.workers)
-        part = self.part
-        require(part is None or 0 <= part[0] < part[1], "part", part, "(i, n) with 0 <= i < n")
-
-    def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
-        """Raises UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
-        is_part, is_ray, most = self.part is not None, self.ray is not None, recipe.form.max_documents
-        others, alone = "other parts may be made at the same time", "each sees only its own units"
-        for one, other, excludes, why in (
-            ("part", "--overwrite", is_part and self.overwrite, others),
-            ("part", "--ray", is_part and is_ray, others),
-            ("part", "a pipe or an iterable", is_part and streams, alone),
-            ("part", "--max-documents", is_part and most, alone),
-            ("ray", "a pipe or an iterable", is_ray and streams, alone),
-            ("ray", "--max-documents", is_ray and most, alone),
-            ("dedup", "a pipe or an iterable", recipe.dedup and streams, "it reads the text twice"),
-            ("dedup", "--part", recipe.dedup and is_part, "it compares all documents"),
-            ("dedup", "--ray", recipe.dedup and is_ray, "it compares all documents"),
-        ):
-            if excludes:
-                sentence = f"--{one} does not go with {other}, because {why}; leave one out"
-                raise UsageError(sentence, "conflict", option=one, given=other)
-
-    @property
-    def threads(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:
+    """Raise UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
+    is_part, is_ray, most = machines.part is not None, machines.ray is not None, form.max_documents
+    others, alone = "other parts may be made at the same time", "each sees only its own units"
+    for one, other, excludes, why in (
+        ("part", "--overwrite", is_part and overwrite, others),
+        ("part", "--ray", is_part and is_ray, others),
+        ("part", "a pipe or an iterable", is_part and streams, alone),
+        ("part", "--max-documents", is_part and most, alone),
+        ("ray", "a pipe or an iterable", is_ray and streams, alone),
+        ("ray", "--max-documents", is_ray and most, alone),
+        ("dedup", "a pipe or an iterable", form.dedup and streams, "it reads the text twice"),
+        ("dedup", "--part", form.dedup and is_part, "it compares all documents"),
+        ("dedup", "--ray", form.dedup and is_ray, "it compares all documents"),
+    ):
+        if excludes:
+            sentence = f"--{one} does not go with {other}, because {why}; leave one out"
+            raise UsageError(sentence, "conflict", option=one, given=other)
 
 
 @dataclass(frozen=True)
@@ -220,27 +165,28 @@ class _Work:
 
     plan: BuildPlan
     recipe: Recipe
-    vocabulary: Vocabulary
-    means: _Means
+    choice: TokenizerChoice
+    machines: Machines
+    overwrite: bool
     say: Callable[[str], None]
     progress: Progress
 
     def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
+        files, part, form, say = self.plan.inputs, self.machines.part, self.recipe.form, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         count = sum(each.count for each in units_of.stretches if files[each.inputs[0]].size is not None)
         size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
         require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.recipe.dedup else total
-        with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
+        passes = 2 * total if self.recipe.form.dedup else total
+        with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
             tokenizer = self._prepared(staging)
             units = kept_units(staging, self.plan, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.recipe.dedup:
+            if self.recipe.form.dedup:
                 duplicates = find_duplicates(
-                    staging, units_of, self.means.threads, say, lambda done: self.progress(done, passes)
+                    staging, units_of, self.machines.threads, say, lambda done: self.progress(done, passes)
                 )
             encoder = TextEncoder(tokenizer, self.recipe, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
@@ -267,9 +213,9 @@ class _Work:
     def _prepared(self, staging: Path) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with locked(staging / "planning.lock", wait=True):
-            overwrite, is_part = self.means.overwrite, self.means.part is not None
+            overwrite, is_part = self.overwrite, self.machines.part is not None
             continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
-            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
+            tokenizer = self.choice.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
             write_tokenizer(staging, tokenizer, self.say)
         return tokenizer
 
@@ -279,18 +225,18 @@ class _Work:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if encoder.why_slow:
             self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-        if self.means.ray is not None:
-            encode_on_cluster(encoder, staging, units, workers=self.means.workers, progress=progress)
+        if self.machines.ray is not None:
+            encode_on_cluster(encoder, staging, units, workers=self.machines.workers, progress=progress)
             return
-        number, parts = self.means.part or (0, 1)
+        number, parts = self.machines.part or (0, 1)
         with one_thread_each():
             make_units(
-                units_of.tasks(self.means.threads),
+                units_of.tasks(self.machines.threads),
                 encoder,
                 lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
                 is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
                 keep=units.add,
-                workers=self.means.threads,
+                workers=self.machines.threads,
                 progress=progress,
                 items=self.plan.inputs[0].items,
             )

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import FailedTextError, LongTextError, TextError, require_known
+from bertdata.errors import FailedTextError, LongTextError, TextError
 from bertdata.format.origins import origins_of
+from bertdata.options import Shares, TextFormat, function_of
 from bertdata.sources.blocks import find_blocks, source_of
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
@@ -25,41 +24,33 @@ from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally
-from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, by_spelling
+from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, by_spelling, splits_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What makes the bytes of a build, beside its inputs and its tokenizer. Raises UsageError for what cannot be."""
+    """What decides the bytes of a build, besides its inputs and its tokenizer."""
 
     form: TextFormat
     shares: Shares
-    sentences: str = "none"  # or "line": a line is a sentence, and where it begins is stored
-    words: str | None = None  # "module:function" from a text to its words; None: do not store where words begin
-    dedup: bool = False
-
-    def __post_init__(self) -> None:
-        require_known("sentences", self.sentences, ("none", "line"))
-        for option, spec in self.functions:
-            function_of(spec, option)
 
     @property
-    def functions(self) -> list[tuple[str, str]]:
-        """The functions of a user, each with the option that names it."""
-        return [("--map", spec) for spec in self.form.maps] + ([("--words", self.words)] if self.words else [])
+    def functions(self) -> list[str]:
+        """The functions of a user."""
+        return [*self.form.maps, *([self.form.words] if self.form.words else [])]
 
     @property
     def word_splitter(self) -> WordSplitter | None:
-        return function_of(self.words, "--words") if self.words else None
+        return function_of(self.form.words, "--words") if self.form.words else None
 
     @property
     def published(self) -> dict[str, Any]:
         """The settings that the manifest has; words, map, dedup and encoding only where they are no default."""
         form = self.form
-        rare = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
+        rare = {"words": form.words, "map": list(form.maps), "dedup": form.dedup}
         return {
             "documents": form.documents,
-            "sentences": self.sentences,
+            "sentences": form.sentences,
             "validation": self.shares.validation,
             "test": self.shares.test,
             "shard_size": form.shard_size,
@@ -77,7 +68,7 @@ class TextEncoder:
     ) -> None:
         """duplicates: origins of documents to leave out, ascending."""
         self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
-        self.sentences = recipe.sentences == "line"
+        self.sentences = recipe.form.sentences == "line"
         self.plan, self.recipe = plan, recipe
         self._spellings = literals(tokenizer.spellings)
 
@@ -99,7 +90,7 @@ class TextEncoder:
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, some.num_bytes, self._spellings, spelled)
-        words, splits = np.empty(some.starts.size, np.int64), self.recipe.shares.splits_of(text, offsets, 1)
+        words, splits = np.empty(some.starts.size, np.int64), splits_of(self.recipe.shares, text, offsets, 1)
         count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.choices import IDS_DTYPES, IDS_FORMATS
-from bertdata.errors import InputError, UsageError, require_known, require_positive
+from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
+from bertdata.options import IdsFormat, Shares
 from bertdata.sources.idfile import Ids, IdsFile
 from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.iterables import names_of, open_arrays
@@ -43,7 +43,7 @@ from bertdata.write.staging import (
     write_tokenizer,
 )
 from bertdata.write.state import BuildPlan, FinishedUnits, Tally
-from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, UnitWriter, by_spelling, make_units, splits_of
 
 
 def import_ids(
@@ -52,34 +52,28 @@ def import_ids(
     *,
     tokenizer: str,
     special_tokens: bool = False,
-    format: str = "auto",
-    end_token: str | None = None,
-    dtype: str | None = None,
-    validation: float = 0.01,
-    test: float = 0.0,
-    shard_size: int = 1 << 30,
+    ids: IdsFormat | None = None,
+    shares: Shares | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> Dataset:
-    """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
+    """Import files of ids, and publish them as a dataset in directory `out`.
 
     inputs: names of files and directories; one, or a list or tuple. Any other iterable, also a generator, gives a list
-    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. format: one of
-    choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the ids. end_token:
-    the token that ends a document of nanoGPT, None: the end token of the tokenizer. dtype: one of choices.IDS_DTYPES,
-    that of ids whose file does not say it; None: it is guessed, and said.
+    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. tokenizer: a
+    path or hub name; the one that made the ids. say, progress: as those of `build`.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
+    ids, shares = ids or IdsFormat(), shares or Shares()
+    end_token, dtype, shard_size = ids.end_token, ids.dtype, ids.shard_size
     names, kind = names_of(inputs), "rows"
     if names is not None:
-        kind = _format_of(names, format)
-    elif (format, end_token, dtype) != ("auto", None, None):
+        kind = _format_of(names, ids.kind)
+    elif (ids.kind, end_token, dtype) != ("auto", None, None):
         sentence = "format, end_token and dtype are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
-    shares, shard_size = Shares(validation, test), require_positive("shard_size", shard_size)
-    require_known("dtype", dtype, (None, *IDS_DTYPES))
     require_local_output(str(out))
     loaded = load(tokenizer)
     if special_tokens:
@@ -121,7 +115,7 @@ def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progre
     make_units(
         [Task(range(sys.maxsize), total)],
         encoder,
-        lambda unit: UnitWriter(staging, unit, encoder.shard_size, keeps_empty=not encoder.shares.divide),
+        lambda unit: UnitWriter(staging, unit, encoder.shard_size, keeps_empty=not any(encoder.shares.limits)),
         is_missing=lambda unit: unit not in units.numbers,
         keep=units.add,
         workers=len(os.sched_getaffinity(0)),
@@ -131,9 +125,8 @@ def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progre
     progress(total, total)
 
 
-def _format_of(names: Sequence[str], format: str) -> str:
+def _format_of(names: Sequence[str], kind: str) -> str:
     """The format of all inputs. Raises UsageError if there is no input, or not one format for all."""
-    require_known("format", format, ("auto", *IDS_FORMATS))
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
@@ -141,7 +134,7 @@ def _format_of(names: Sequence[str], format: str) -> str:
             url = without_secrets(name)
             sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
             raise UsageError(sentence, "bad-url", option="inputs", given=url)
-    formats = {format_of(name) if format == "auto" else format for name in names}
+    formats = {format_of(name) if kind == "auto" else kind for name in names}
     if len(formats) != 1:
         sentence = f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one format"
         raise UsageError(sentence, "conflict", option="inputs")
@@ -234,7 +227,7 @@ class IdsEncoder:
             ids=ids,
             offsets=documents,
             sentences=sentences if self._sentences else None,
-            splits=self.shares.splits_of(ids.view(np.uint8), documents * ids.itemsize, 0),
+            splits=splits_of(self.shares, ids.view(np.uint8), documents * ids.itemsize, 0),
             has_ids=has_ids,
             replaced=np.zeros(has_ids.size, np.int64),
             tally=Tally(counts, by_spelling(self._tokenizer, special), last_ids=last_ids),

@@ -18,9 +18,9 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import require, require_share
 from bertdata.files import Stage
 from bertdata.format.shards import ShardWriter, shard_name
+from bertdata.options import Shares
 from bertdata.sources.items import Items
 from bertdata.sources.split import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
@@ -222,33 +222,14 @@ def select(
     return offsets, sentences, *chosen
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How much of the documents is in validation and in test. Raises UsageError for invalid shares."""
+def splits_of(shares: Shares, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
+    """Return the split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
 
-    validation: float
-    test: float
-
-    def __post_init__(self) -> None:
-        for name in ("validation", "test"):  # 0 and 0.0 are one setting
-            object.__setattr__(self, name, require_share(name, getattr(self, name)))
-        require(self.validation < 1, "validation", self.validation, "less than 1, as text is left for training")
-        require(self.validation + self.test < 1, "test", self.test, "less, so that text is left for training")
-
-    def splits_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
-        """Return the split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
-
-        Document i is data[offsets[i] : offsets[i + 1] - gap].
-        """
-        num_documents = offsets.size - 1
-        if not self.divide:
-            return np.full(num_documents, SPLITS_BY_HASH.index("train"))
-        hashes = np.empty(num_documents, np.uint64)
-        hash_documents(data, offsets, gap, hashes)
-        bounds = round(self.validation * 2**32), round((self.validation + self.test) * 2**32)
-        return np.array(bounds, np.uint64).searchsorted(hashes >> np.uint64(32), side="right")
-
-    @property
-    def divide(self) -> bool:
-        """Whether a document can be in another split than train."""
-        return round((self.validation + self.test) * 2**32) > 0
+    Document i is data[offsets[i] : offsets[i + 1] - gap].
+    """
+    num_documents = offsets.size - 1
+    if not any(shares.limits):
+        return np.full(num_documents, SPLITS_BY_HASH.index("train"))
+    hashes = np.empty(num_documents, np.uint64)
+    hash_documents(data, offsets, gap, hashes)
+    return np.array(shares.limits, np.uint64).searchsorted(hashes >> np.uint64(32), side="right")

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import refused, refuses, write_all
+from helpers import build, import_ids, refused, refuses, write_all
 from reference import ids
 
 from bertdata.cli import main
-from bertdata.write import build, import_ids
 
 NAN, TEXTS, IDS = float("nan"), ["salt", "river"], [[10, 11, 3], [12]]
 PREPARE, SECRET = "bertdata.prepare", "s3://key:secret@bucket/a.txt"

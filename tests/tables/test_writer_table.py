@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import make_text
-from helpers import contents, failing, recorded
+from helpers import build, contents, failing, import_ids, recorded, train_tokenizer
 from reference import ids
 from test_states import Store
 
@@ -21,7 +21,7 @@ from bertdata.format import manifest
 from bertdata.remote import stores
 from bertdata.transfer.pulling import pull
 from bertdata.transfer.pushing import push
-from bertdata.write import build, export, finish, import_ids, train_tokenizer
+from bertdata.write import export, finish
 
 SMALL = {
     "shard_size": 900,
