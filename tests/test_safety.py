@@ -28,7 +28,7 @@ def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab,
     (tmp_path / "out" / ".build").symlink_to(other)
     for more in ([], ["--overwrite"]):
         arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
-        refused(main, *arguments, kind="wrong-file-type", option="out")
+        refused(main, *arguments, kind="out-exists", option="out")
     assert {path.read_text() for path in other.iterdir()} == {"mine"}
     assert len(list(other.iterdir())) == 3
 

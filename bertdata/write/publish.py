@@ -41,16 +41,13 @@ def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokeniz
 
 def no_documents(counts: Mapping[str, int]) -> InputError:
     """What a build says that has no document. counts: those of its manifest."""
-    dropped, skipped, removed = (
-        counts.get(name, 0) for name in ("dropped_documents", "skipped_rows", "removed_documents")
-    )
-    counted = {"gave no token": dropped, "had no text and were skipped": skipped, "were left out by --map": removed}
-    reasons = [f"{number:,} of the documents {what}" for what, number in counted.items() if number]
-    nothing = f"there is no document to build from: {' and '.join(reasons) or 'the inputs have no text'}"
-    if removed:
-        sentence = f"{nothing}; give a --map that keeps some, or other files"
-        return InputError(sentence, "bad-function", option="map", given=removed)
-    return InputError(f"{nothing}; give inputs with text in them", "empty", option="inputs", given=dropped + skipped)
+    names = {"dropped_documents": "gave no token", "skipped_rows": "had no text", "removed_documents": "--map left out"}
+    lost = {why: counts[name] for name, why in names.items() if counts.get(name)}
+    reasons = " and ".join(f"{why}: {number:,}" for why, number in lost.items()) or "the inputs have no text"
+    sentence = f"there is no document to build from ({reasons}); give inputs with text in them"
+    if counts.get("removed_documents"):
+        return InputError(sentence, "bad-function", option="map", given=counts["removed_documents"])
+    return InputError(sentence, "empty", option="inputs", given=sum(lost.values()))
 
 
 def publish(
@@ -81,7 +78,7 @@ def publish(
         for path in staging.glob("unit-*"):  # they say nothing
             path.unlink()
         raise if_none
-    origins = _origins(units, manifest)
+    origins = {shard.name: units.origins[shard.name] for shard in manifest.shards if units.origins}
     _require_all(staging, manifest, origins)
     with Stage(directory) as stage:
         for name, content in tokenizer.files.items():  # they stay in `staging`, where --finish reads them after a kill
@@ -127,22 +124,15 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
         except DatasetError:
             may_be_moved = False
         # else nothing is moved yet, and what has these names is of the older dataset
-    lost = [
-        made
-        for made, name in _files(manifest, origins)
-        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}")))
-    ]
-    for made in lost:
-        if number := _NUMBER.search(made):
-            (staging / unit_name(int(number[1]))).unlink(missing_ok=True)
+    lost = []
+    for made, name in _files(manifest, origins):
+        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}"))):
+            lost.append(made)
+            if number := _NUMBER.search(made):
+                (staging / unit_name(int(number[1]))).unlink(missing_ok=True)
     if lost:
         sentence = f"{lost[0]} was removed from {directory} during the build; run the same command again to make it"
         raise BuildError(sentence, "parts-missing", option="out", given=lost[0])
-
-
-def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:
-    """Name of each shard → SHA-256 of the origins of its documents; imports have none."""
-    return {shard.name: units.origins[shard.name] for shard in manifest.shards} if units.origins else {}
 
 
 def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:
