@@ -52,7 +52,7 @@ class ByteWords(Engine):
             raise Unsupported("its normalizer changes more than single characters and their marks")
         self._rules = Rules([parse(rule)])
         self._classes = _classes_of_leaves(self._rules)
-        if not np.array_equal(self._entries(0)[:128], _ascii_classes()):
+        if not np.array_equal(self._page(0)[:128], _ascii_classes()):
             raise Unsupported("it takes an ASCII character for another kind than the kernel does, or changes one")
         self._inner: tokenizers.Tokenizer | None = None  # for single words
         self._words: Words | None = None  # for text that is not its own normal form

@@ -56,6 +56,7 @@ class Engine:
     """What kind of tokenizer it takes."""
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
+    _rules: Any = None  # rules.Rules, if entries have the numbers of its classes
     near_factor = 1
     """How many times NEAR_LINES lines its table of runs has."""
 
@@ -63,6 +64,10 @@ class Engine:
         self._source, self._special, self._unk = source, forbidden_ids(special), special.unk
         self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
+        self._kept, self._num_kept = (
+            f"pages of {type(self).__name__}: {special}",
+            0,
+        )  # name in the cache, and pages there
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
         self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
 
@@ -138,6 +143,8 @@ class Engine:
             rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, records.AT_BEGIN)], axis=1)
             if not self._resolve(text, rows, thread.runs, output, inserted):
                 return None
+        if len(self._pages) > self._num_kept * 9 // 8:
+            self._keep_pages()
         ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
         return ids, bounds, int(output.state[records.REPLACED])
 
@@ -149,10 +156,22 @@ class Engine:
         return thread
 
     def _page(self, number: int) -> NDArray[Any]:
-        """The entries of 256 code points, which never change. The caller holds the lock."""
+        """Return the entries of 256 code points, which never change. The caller holds the lock."""
+        if not self._pages and (kept := self._source.read(self._kept)):
+            if self._rules:
+                self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
+            self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
+            self._num_kept = len(self._pages)
         if number not in self._pages:
             self._pages[number] = read_only(self._entries(number * PAGE))
         return self._pages[number]
+
+    def _keep_pages(self) -> None:
+        """Write the pages to the cache."""
+        with self._probing:
+            self._num_kept, classes = len(self._pages), self._rules.class_keys if self._rules else ()
+            values = {"numbers": np.array([*self._pages]), "entries": np.stack([*self._pages.values()])}
+            self._source.keep(self._kept, values | {"classes": [[str(matches), flags] for matches, flags in classes]})
 
     def _resolve(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions

@@ -112,23 +112,29 @@ class Source:
         self.__dict__.pop("content", None)
 
     def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what `make` returns: arrays, which become read-only, and values that JSON has.
+        """Return what the cache has under a name, or else what `make` returns, which is kept there.
 
-        Reads it from the cache, or else calls `make` and keeps the result there, if possible.
+        The values are arrays, which become read-only, and what JSON has.
         """
+        return self.read(name) or self.keep(name, make())
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return what the cache has under a name, {} if it has nothing."""
+        with suppress(OSError, ValueError, UsageError):  # no such file, a damaged one, or no directory for it
+            return _values(self._path(name).read_bytes())
+        return {}
+
+    def keep(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values, and keep them if the cache can be written."""
+        values = {name: read_only(v) if isinstance(v, np.ndarray) else v for name, v in values.items()}
+        with suppress(OSError, UsageError):
+            _keep(self._path(name), values)
+        return values
+
+    def _path(self, name: str) -> Path:
         key = self._key.copy()
         key.update(name.encode())
-        directory = _directory()
-        path = directory / key.hexdigest() if directory else None
-        values: dict[str, Any] = {}
-        with suppress(OSError, ValueError):  # no such file, or a damaged one
-            values = _read(path.read_bytes() if path else b"")
-        if not values:
-            values = {name: read_only(v) if isinstance(v, np.ndarray) else v for name, v in make().items()}
-            if path:
-                with suppress(OSError):
-                    _keep(path, values)
-        return values
+        return cache_directory() / "tokenizers" / key.hexdigest()
 
 
 def _unreadable(error: BaseException) -> str:
@@ -147,15 +153,7 @@ def _code() -> list[tuple[str, int, int]]:
     return [(name, fact.st_mtime_ns, fact.st_size) for name, fact in facts]
 
 
-def _directory() -> Path | None:
-    """Where results are kept; None if this user has no directory."""
-    try:
-        return cache_directory() / "tokenizers"
-    except UsageError:
-        return None
-
-
-def _read(file: bytes) -> dict[str, Any]:
+def _values(file: bytes) -> dict[str, Any]:
     """Return the values in a file of the cache. Raises ValueError if it is damaged."""
     if zlib.crc32(file[4:]) != int.from_bytes(file[:4], "little"):
         raise ValueError
