@@ -8,12 +8,13 @@ that do can be told apart; `tokenizers` encodes those.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels import records
@@ -62,9 +63,10 @@ class AddedTokens:
             chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
             if all(token.special and are_text for _, token in chosen):
                 continue
+            contents = [token.content for _, token in chosen if not (token.special and are_text)] if normalized else []
+            # What takes long with many tokens; if _check raises, nothing is kept
+            kept = source.kept(f"added {normalized} {are_text}", partial(self._checked_trie, contents, chosen))
             if normalized:
-                contents = [token.content for _, token in chosen if not (token.special and are_text)]
-                self._check(contents)
                 # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
                 characters = sorted({c for content in contents for c in content})
                 self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
@@ -85,9 +87,8 @@ class AddedTokens:
                 begins[spelling[0], spelling[1] if len(spelling) > 1 else slice(None)] = True
             blurs = normalized and not forms.is_identity
             watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])
-            trie = trie_of({token.content.encode(): k for k, (_, token) in enumerate(chosen)})
             search = Added(
-                trie=trie,
+                trie=kept["trie"],
                 ids=np.array(ids, np.int64),
                 begins=begins.ravel(),
                 first=_ranges(np.any(begins, axis=1)),
@@ -99,9 +100,14 @@ class AddedTokens:
     def __bool__(self) -> bool:
         return bool(self._searches)
 
+    def _checked_trie(self, contents: list[str], chosen: list[tuple[int, AddedToken]]) -> dict[str, Any]:
+        """Return the trie of the tokens. Raises Unsupported as `_check` does."""
+        self._check(contents)
+        return {"trie": trie_of({token.content.encode(): k for k, (_, token) in enumerate(chosen)})}
+
     def _check(self, contents: list[str]) -> None:
         forms = self._forms
-        if forms.strips or forms.prepended or forms.collapses:
+        if contents and (forms.strips or forms.prepended or forms.collapses):
             raise Unsupported("it searches the normal form of a text for added tokens")
         for content in contents:
             last = content[-1]
