@@ -152,7 +152,7 @@ class OneSentence(click.Command):
 
 
 @contextmanager
-def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, if stderr is a terminal. It appears with the first progress."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -164,7 +164,7 @@ def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
 
         def progress(done: int, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(tqdm(desc=what, unit=unit, unit_scale=True, leave=False, total=total)))
+                bars.append(stack.enter_context(tqdm(desc=what, unit="B", unit_scale=True, leave=False, total=total)))
             bars[0].total = total
             bars[0].update(done - bars[0].n)
 
@@ -199,6 +199,12 @@ def main() -> None:
     """Turn text into memory-mapped token shards, for pre-training BERT-style encoders, and look at them."""
     gc.set_threshold(100_000)  # imports make many objects and no garbage: this saves a fifth of start-up
     atexit.register(gc.freeze)  # and this spares the interpreter two searches through them at exit
+
+
+def _command(name: str, short_help: str, *examples: str, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    heading = f"Example{'s' * (len(examples) > 1)}:"
+    epilog = "\n  ".join(["\b\n" + heading, *examples]) if examples else None
+    return main.command(name, cls=OneSentence, short_help=short_help, epilog=epilog, **options)
 
 
 class _Part(click.ParamType):
@@ -252,10 +258,10 @@ _special_tokens = click.option(
 )
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Build a dataset from text, JSON lines, CSV, Parquet or Arrow.",
-    epilog="\b\nExample:\n  bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
+@_command(
+    "build",
+    "Build a dataset from text, JSON lines, CSV, Parquet or Arrow.",
+    "bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
     headings={
         "Output": ("out", "overwrite", "shard_size", "validation", "test"),
         "Tokenizer": ("tokenizer", "special_tokens", "type", "cased", "vocab_size"),
@@ -351,18 +357,14 @@ def _warnings(report: Any) -> Iterator[str]:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     settings = dataset.manifest.settings
     if report.lone_surrogates:
-        yield (
-            f"replaced by U+FFFD: {counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at "
-            f"{report.first_surrogate}; --strict fails instead"
-        )
+        what = f"{counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at {report.first_surrogate}"
+        yield f"replaced by U+FFFD: {what}; --strict fails instead"
     if num_invalid := counts["replaced_characters"] - report.lone_surrogates:
-        is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
+        what = f"{counted(num_invalid, 'sequence')} of bytes that are not {settings.get('encoding', 'UTF-8')}"
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
-        advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
-        yield (
-            f"replaced by U+FFFD: {counted(num_invalid, 'sequence')} of bytes that are not "
-            f"{settings.get('encoding', 'UTF-8')}{first}; --strict fails instead{advice}"
-        )
+        is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
+        advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" * is_other
+        yield f"replaced by U+FFFD: {what}{first}; --strict fails instead{advice}"
     if counts["skipped_rows"]:
         first = f", the first: {report.first_skipped}" if report.first_skipped else ""
         yield f"skipped: {counted(counts['skipped_rows'], 'row')} that cannot be used{first}"
@@ -374,17 +376,15 @@ def _warnings(report: Any) -> Iterator[str]:
     for split, share in shares.items():
         if share > 0 and split not in dataset.splits:
             option = "a smaller --validation" if split == "train" else f"a larger --{split}"
-            yield (
-                f"the {split} split is empty: its share is {share:g} of {counted(dataset.num_documents, 'document')}; "
-                f"build with {option}, or from more documents (--documents line makes each line one)"
-            )
+            size = f"its share is {share:g} of {counted(dataset.num_documents, 'document')}"
+            advice = f"build with {option}, or from more documents (--documents line makes each line one)"
+            yield f"the {split} split is empty: {size}; {advice}"
 
 
-@main.command(
+@_command(
     "import",
-    cls=OneSentence,
-    short_help="Import the ids that other libraries made.",
-    epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
+    "Import the ids that other libraries made.",
+    "bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_out
@@ -415,22 +415,14 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     if separator is None:
         click.echo("note: documents do not all end with one special token, so the dataset has no separator", err=True)
     if inside := times(counts.get("special_ids_inside", {})):
-        click.echo(
-            f"note: special tokens are inside documents: {inside}; they are kept as they are, and are never masked or "
-            "predicted",
-            err=True,
-        )
+        line = f"special tokens are inside documents: {inside}; they are kept, and are never masked or predicted"
+        click.echo(f"note: {line}", err=True)
     dropped = f", {counts['dropped_documents']:,} without an id dropped" if counts["dropped_documents"] else ""
     click.echo(f"{out}: {_size(dataset)}{dropped}")
     click.echo(f"dataset_id {dataset.dataset_id}")
 
 
-@main.command(
-    "export",
-    cls=OneSentence,
-    short_help="Write a split as Parquet.",
-    epilog="\b\nExample:\n  bertdata export shards/ --out ids/",
-)
+@_command("export", "Write a split as Parquet.", "bertdata export shards/ --out ids/")
 @_dataset
 @click.option("--out", required=True, help="Directory for the files.")
 @click.option("--split", default="train", help="Split: train, validation or test.")
@@ -448,12 +440,11 @@ def export_command(shards: str, out: str, split: str) -> None:
     click.echo(f"{', '.join(map(str, files))}: {_size(dataset.splits[split])}")
 
 
-@main.command(
+@_command(
     "train-tokenizer",
-    cls=OneSentence,
-    short_help="Train a tokenizer on text, or write one for proteins or DNA.",
-    epilog="\b\nExamples:\n  bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522\n"
-    "  bertdata train-tokenizer --type residues --out tokenizer/",
+    "Train a tokenizer on text, or write one for proteins or DNA.",
+    "bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522",
+    "bertdata train-tokenizer --type residues --out tokenizer/",
 )
 @_inputs
 @_options(Vocabulary)
@@ -476,11 +467,7 @@ def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     click.echo(f"{out}: {trained.loaded.special.vocab_size:,} tokens")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Print facts about a dataset.",
-    epilog="\b\nExample:\n  bertdata inspect shards/ --html report.html",
-)
+@_command("inspect", "Print facts about a dataset.", "bertdata inspect shards/ --html report.html")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
@@ -511,7 +498,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     click.echo(facts.as_json(about) if as_json else facts.text(about))
 
 
-@main.command(cls=OneSentence, epilog="\b\nExample:\n  bertdata show shards/ --masked --count 3")
+@_command("show", "Print samples as a trainer gets them, decoded to text.", "bertdata show shards/ --masked --count 3")
 @_dataset
 @click.option("--sample", default=0, help="Position of the first sample to show, from 0.")
 @click.option("--count", default=1, type=click.IntRange(min=1), help="Number of samples to show.")
@@ -527,41 +514,17 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     default="exact",
     help="Masking policy for --masked.",
 )
-def show(
-    shards: str,
-    sample: int,
-    count: int,
-    masked: bool,
-    split: str,
-    length: int,
-    seed: int,
-    samples: str,
-    masking: MaskingPolicy,
-) -> None:
+def show(shards: str, masked: bool, masking: MaskingPolicy, **options: Any) -> None:
     """Print samples as a trainer gets them, decoded to text."""
     from bertdata.format.dataset import Dataset
     from bertdata.look import show as look
 
     if not masked:
         _say_without_effect(["masking"], "--masked was not given")
-    shown = look.shown(
-        Dataset(_local(shards)),
-        samples=samples,
-        split=split,
-        first=sample,
-        count=count,
-        length=length,
-        seed=seed,
-        policy=masking if masked else None,
-    )
-    click.echo(shown)
+    click.echo(look.shown(Dataset(_local(shards)), policy=masking if masked else None, **options))
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Copy a dataset to a URL.",
-    epilog="\b\nExample:\n  bertdata push shards/ s3://bucket/name",
-)
+@_command("push", "Copy a dataset to a URL.", "bertdata push shards/ s3://bucket/name")
 @_dataset
 @click.argument("url")
 @click.option(
@@ -586,11 +549,7 @@ def push(shards: str, url: str, public: bool, origins: bool) -> None:
     click.echo(f"{url}: dataset_id {dataset_id}")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Copy a dataset from a URL, and check it.",
-    epilog="\b\nExample:\n  bertdata pull s3://bucket/name shards/",
-)
+@_command("pull", "Copy a dataset from a URL, and check it.", "bertdata pull s3://bucket/name shards/")
 @click.argument("url")
 @click.argument("directory")
 def pull(url: str, directory: str) -> None:
@@ -605,11 +564,7 @@ def pull(url: str, directory: str) -> None:
     click.echo(f"{directory}: dataset_id {dataset_id}")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Check every byte of a dataset.",
-    epilog="\b\nExample:\n  bertdata verify shards/",
-)
+@_command("verify", "Check every byte of a dataset.", "bertdata verify shards/")
 @_dataset
 def verify(shards: str) -> None:
     """Read every byte of a dataset, and check every rule of its format."""
@@ -624,11 +579,7 @@ def verify(shards: str) -> None:
     click.echo(f"{shards}: sound")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Measure how fast this machine reads a dataset.",
-    epilog="\b\nExample:\n  bertdata bench shards/ --length 512",
-)
+@_command("bench", "Measure how fast this machine reads a dataset.", "bertdata bench shards/ --length 512")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option(
@@ -644,7 +595,7 @@ def bench(shards: str, as_json: bool, length: int, rows: int) -> None:
     click.echo(dump(measured) if as_json else measure.text(measured))
 
 
-@main.command(cls=OneSentence, short_help="Run all steps once: from text to a trained model.")
+@_command("demo", "Run all steps once: from text to a trained model.")
 @click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
 def demo(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
