@@ -75,6 +75,10 @@ def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_
     assert slow.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
     assert both[1].engine
     assert both[1].why_slow is None
+    content = json.loads(both[1].loaded.files[TOKENIZER]) | {"pre_tokenizer": {"type": "Whitespace"}}
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "↑t"}
+    (tmp_path / TOKENIZER).write_text(json.dumps(content))
+    assert "'T'" in bertdata.Tokenizer.load(tmp_path).why_slow
 
 
 def test_a_forked_process_has_threads_of_its_own(both):

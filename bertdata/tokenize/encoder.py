@@ -51,6 +51,11 @@ class Encoder:
             self.refusal = _TOO_DEEP
         source.forget()
 
+    @property
+    def why_slow(self) -> str | None:
+        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        return self.refusal or (self.engine.why_slow if self.engine else None)
+
     def encode(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:

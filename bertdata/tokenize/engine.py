@@ -57,6 +57,8 @@ class Engine:
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
     _rules: Any = None  # rules.Rules, if entries have the numbers of its classes
+    why_slow: str | None = None
+    """One clause that says why usual text is hard."""
     near_factor = 1
     """How many times NEAR_LINES lines its table of runs has."""
 

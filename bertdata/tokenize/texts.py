@@ -60,8 +60,8 @@ class Tokenizer:
 
     @property
     def why_slow(self) -> str | None:
-        """One clause that says why there is no engine for this tokenizer; None if there is one."""
-        return self._encoder.refusal
+        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        return self._encoder.why_slow
 
     def encode_batch(
         self,

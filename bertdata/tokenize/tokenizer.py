@@ -182,6 +182,11 @@ class LoadedTokenizer:
         return self._encoder.refusal if self._encoder else None
 
     @property
+    def why_slow(self) -> str | None:
+        """After `prepare`: one clause that says why `tokenizers` encodes all text, or usual text."""
+        return self._encoder.why_slow if self._encoder else None
+
+    @property
     def engine_gives_lines(self) -> bool:
         """After `prepare`: whether the engine also finds where sentences begin."""
         return bool(self._engine and self._engine.takes_lines and not self._has_lines)

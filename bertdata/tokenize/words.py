@@ -285,6 +285,8 @@ class Words(Engine):
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
         self.name = NAMES[model["model"]]
         self._warm()
+        if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
+            self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
 
     def _with_rules(self, tables: WordTables) -> WordTables:
         """The tables with the rules as they are now. The caller holds the lock."""

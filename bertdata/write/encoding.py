@@ -175,6 +175,8 @@ class TextEncoder:
         tokenizer = self.tokenizer
         if tokenizer.engine is None:
             return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
+        if tokenizer.why_slow:
+            return tokenizer.why_slow
         if self.word_splitter:
             return "--words needs the offsets of tokens in the text"
         if self.sentences and not tokenizer.engine_gives_lines:
