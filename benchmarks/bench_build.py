@@ -29,10 +29,9 @@ from common import report
 from environments import LeftOut, command_of, in_turns, last_line, python_of, seconds_of
 
 import bertdata
-from bertdata.sources.blocks import find_blocks
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import split
+from bertdata.sources.plan import find_blocks, split
 from bertdata.support import ArrayWriter, Stage
 from bertdata.tokenize.load import load as load_tokenizer
 

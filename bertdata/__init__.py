@@ -72,7 +72,7 @@ def open(path: Any) -> Dataset:
     from bertdata.urls import is_remote
 
     if is_remote(str(path)):
-        from bertdata.transfer.copies import local_copy
+        from bertdata.remote.copies import local_copy
 
         path = local_copy(str(path))
     return Dataset(path)

@@ -7,7 +7,15 @@ MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
 MOST_ROWS = 1 << 24  # of a step over all ranks
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
-INPUT_FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "fasta")  # the format of an input file
+INPUT_FORMATS = {  # the format of an input file → the file extensions that tell it
+    "text": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather"),
+    "fasta": (".fasta", ".fa", ".fna", ".faa"),
+}
 DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
 SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
 TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each

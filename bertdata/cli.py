@@ -188,7 +188,7 @@ def _local(shards: str) -> str:
 
     if not is_remote(shards):
         return shards
-    from bertdata.transfer.copies import local_copy
+    from bertdata.remote.copies import local_copy
 
     return str(local_copy(shards, say=_say))
 
@@ -542,7 +542,7 @@ def push(shards: str, url: str, public: bool, origins: bool) -> None:
 
     The dataset appears there when it is complete. If the copy is interrupted, run the same command again.
     """
-    from bertdata.transfer.pushing import push as run
+    from bertdata.remote.copies import push as run
 
     with _bar("push") as progress:
         dataset_id = run(shards, url, public=public, origins=origins, progress=progress)
@@ -557,7 +557,7 @@ def pull(url: str, directory: str) -> None:
 
     If the copy is interrupted, run the same command again to continue it.
     """
-    from bertdata.transfer.pulling import pull as run
+    from bertdata.remote.copies import pull as run
 
     with _bar("pull") as progress:
         dataset_id = run(url, directory, progress=progress)

@@ -64,7 +64,7 @@ import bertdata
 from bertdata.files import Stage, locked
 from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shards import Shards, ShardWriter
-from bertdata.remote import requests, stores
+from bertdata.remote import access, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
 from bertdata.write import dataset as of_a_build
@@ -318,7 +318,7 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
         "AWS_ENDPOINT_URL": object_store,
     }.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.01)
     stores.store_at.cache_clear()
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"

@@ -15,9 +15,8 @@ from bertrain.methods import options_of_methods
 # Modules that any package may import.
 COMMON = {"choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
 PACKAGES = {  # package → the others that it may import
-    "remote": set(),
     "format": set(),
-    "transfer": {"remote", "format"},
+    "remote": {"format"},
     "sources": {"remote"},
     "tokenize": set(),
     "write": {"format", "sources", "tokenize"},
@@ -280,7 +279,7 @@ def test_files_of_this_machine_need_nothing_for_servers(dataset, corpus, tmp_pat
     build = ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", str(dataset.path)]
     run = f"from bertdata.cli import main; main({build!r}, standalone_mode=False); "
     run += f"main(['inspect', {str(tmp_path / 'out')!r}], standalone_mode=False)"
-    assert not {"bertdata.remote", "bertdata.transfer", "obstore"} & loaded_after(run)
+    assert not {"bertdata.remote", "obstore"} & loaded_after(run)
 
 
 def test_public_names_are_exactly_these():

@@ -17,7 +17,7 @@ from reference import documents as reference
 from sources import FEW, as_arrow, as_csv, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
-from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import find_inputs
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 

@@ -53,10 +53,10 @@ from sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import blocks, documents, formats
-from bertdata.sources.find import find_inputs
+from bertdata.sources import formats, plan
+from bertdata.sources import text as text_module
 from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import Input
+from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
 
@@ -445,7 +445,7 @@ def first_replaced(paths, wanted=every_unit, **form):
 
 def test_a_block_has_few_of_many_small_files(folder):
     paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
-    with patch.object(blocks, "MOST_PIECES", 8):
+    with patch.object(plan, "MOST_INPUTS", 8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
 
@@ -610,7 +610,7 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
 
 def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
     kept, asked = records_of(halves), []
-    with patch.object(documents.TextFile, "_read", side_effect=asked.append):
+    with patch.object(text_module.TextFile, "_read", side_effect=asked.append):
         build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
     assert records_of(halves) == kept

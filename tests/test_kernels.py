@@ -20,7 +20,7 @@ from bertdata.read import order
 from bertdata.read.kernels import masks, pairs, pieces, rows, windows
 from bertdata.read.kernels import order as order_kernels
 from bertdata.read.masking import Masker
-from bertdata.sources.kernels import PADDING, _copy_line, _special64
+from bertdata.sources.kernels import PADDING, _copy_line
 from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
     ascii_stops64,
@@ -293,7 +293,7 @@ def words_at(data, place, ranges, byte, fold):
     """What all operations on 64 bytes at a time find at an offset of an array; all but the first give a bit a byte."""
     sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
     stops = ascii_stops64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
-    others = _special64(data, place), _spaces64(data, place), _equal64(data, place, byte)
+    others = _spaces64(data, place), _equal64(data, place, byte)
     of_bytes = _classes64(data, place) + _contractions64(data, place, fold)
     return (load64(data, place), *sets, *stops, *others, *of_bytes)
 

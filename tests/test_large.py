@@ -25,8 +25,7 @@ from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.shards import Shards
 from bertdata.format.verify import verify
-from bertdata.transfer.pulling import pull
-from bertdata.transfer.pushing import push
+from bertdata.remote.copies import pull, push
 from bertrain.commands.trace import parts_of
 
 SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}

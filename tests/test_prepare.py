@@ -18,8 +18,8 @@ import bertdata
 from bertdata import prepare
 from bertdata.cli import main
 from bertdata.format.origins import Origins
+from bertdata.sources.documents import Documents
 from bertdata.sources.maps import function_of
-from bertdata.sources.texts import Documents
 from bertdata.write import duplicates, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]

@@ -27,10 +27,10 @@ from sources import build_parts, made, parquet, write
 from bertdata import files
 from bertdata.cli import main
 from bertdata.options import Shares
-from bertdata.sources import split as split_module
+from bertdata.sources import plan as split_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import Task, split
+from bertdata.sources.plan import Task, split
 from bertdata.tokenize.load import load
 from bertdata.write import cluster, finish
 from bertdata.write.encoding import Recipe, TextEncoder

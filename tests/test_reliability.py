@@ -261,7 +261,7 @@ def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_
     before = pa.default_memory_pool()
     pa.set_memory_pool(pool)
     try:
-        sizes = [chunk.decode().num_bytes for chunk in file.chunks(0, lambda unit: True)]
+        sizes = [block.decode().num_bytes for block in file.blocks(0, lambda unit: True)]
     finally:
         pa.set_memory_pool(before)
     assert sum(sizes) == 500 * 1_000_001

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sources import as_jsonl, as_parquet, write, zstd
 
 from bertdata.cli import main
-from bertdata.remote import reader, requests, stores, web
-from bertdata.remote.reader import RemoteFile
+from bertdata.remote import access, stores, web
+from bertdata.remote.access import RemoteFile
 
 ROWS = [f"the stone {number} under the river" for number in range(150)]
 TEXT = "\n\n".join(ROWS).encode()
@@ -40,7 +40,7 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
     (tmp_path / name).write_bytes(PACKED[name])
     options = {"tokenizer": vocab, "shard_size": 2000}
     build(tmp_path / name, tmp_path / "local", **options)
-    with patch.multiple(reader, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
+    with patch.multiple(access, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
         build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
     assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
@@ -116,7 +116,7 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
         return content[start:stop]
 
     file = RemoteFile("s3://u", len(content), "v", fetch)
-    with patch.multiple(reader, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
+    with patch.multiple(access, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
         plain = io.BytesIO(content)
         for place, length in reads:
             if place < 256:
@@ -208,9 +208,9 @@ def use_server(monkeypatch, address):
 def faulty(monkeypatch, tmp_path):
     """Scheme → URL of a text, and a function that sets what goes wrong: number of a request → fault."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(reader, "FIRST_BYTES", 500)
-    monkeypatch.setattr(reader, "MOST_BYTES", 1000)
+    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(access, "FIRST_BYTES", 500)
+    monkeypatch.setattr(access, "MOST_BYTES", 1000)
 
     def fail(faults):
         Faulty.faults, Faulty.count, Faulty.etag = faults, 0, '"1"'
@@ -232,7 +232,7 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
     expected = without_origins(build(tmp_path / "a.txt", tmp_path / "local", tokenizer=vocab).dataset.path)
     for fault in ("500", "503", "429", "cut", "reset", "silent"):
         if fault == "silent":
-            monkeypatch.setattr(requests, "TIMEOUT_S", 0.2)
+            monkeypatch.setattr(access, "TIMEOUT_S", 0.2)
             stores.store_at.cache_clear()
         fail({0: fault} if fault == "silent" else {0: fault, 2: fault, 3: fault})
         build(urls[scheme], tmp_path / fault, tokenizer=vocab)
@@ -246,13 +246,13 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
 def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vocab, scheme):
     urls, fail = faulty
     for fault, kind, tries in (
-        ("500", "server-failed", requests.TRIES),
+        ("500", "server-failed", access.TRIES),
         ("403", "access-denied", 1),
         ("404", "not-found", 1),
         ("400", "server-unsuitable", 1),
         ("401", "access-denied", 1),
-        ("cut", "server-failed", requests.TRIES),
-        ("reset", "server-failed", requests.TRIES),
+        ("cut", "server-failed", access.TRIES),
+        ("reset", "server-failed", access.TRIES),
         ("changed", "changed", 2),
     ):
         fail({-1: fault} if fault != "changed" else {1: fault})
@@ -368,7 +368,7 @@ def test_no_credentials_are_one_sentence(files_of_aws, tmp_path, vocab, monkeypa
 
 def test_a_name_like_that_of_the_credentials_is_a_name():
     error = FileNotFoundError("Object at location data/api/token not found: HTTP error")
-    assert requests.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
+    assert access.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
 
 
 def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, vocab):

@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import FEW, GROUP, as_parquet, build_parts, made, read, write
 
-from bertdata.sources import documents, formats
-from bertdata.sources.blocks import find_blocks
+from bertdata.sources import formats
+from bertdata.sources import text as text_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import UNITS_PER_SIZE, split
+from bertdata.sources.plan import UNITS_PER_SIZE, find_blocks, split
 from bertdata.write import finish
 
 WORDS = st.text("ab é\n", max_size=12)
@@ -128,11 +128,11 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     form = "file" if "document" in kind else "blank"
     options = {"tokenizer": vocab, "shard_size": size, "workers": 1, "documents": form}
     build(paths, tmp_path / "straight", **options)
-    shares, real = [], documents.opened
+    shares, real = [], text_module.opened
     for number in range(4):
         asked = []
         opened = lambda path, *more, asked=asked: asked.append(path.size) or real(path, *more)  # noqa: E731
-        with patch.object(documents, "opened", opened):
+        with patch.object(text_module, "opened", opened):
             build_parts(paths, tmp_path / "parts", 4, [number], **options)
         shares.append(sum(asked))
     assert sum(shares) == sum(path.stat().st_size for path in paths)

@@ -32,11 +32,9 @@ from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import dataset as of_a_dataset
 from bertdata.format.verify import verify
 from bertdata.remote import stores
-from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import absent
+from bertdata.remote.access import RemoteFile, absent
+from bertdata.remote.copies import pull, push
 from bertdata.tokenize.load import load
-from bertdata.transfer.pulling import pull
-from bertdata.transfer.pushing import push
 from bertdata.write import dataset as of_a_build
 from bertdata.write import finish
 from bertdata.write.state import BuildPlan
@@ -563,7 +561,7 @@ def campaign(examples, seed, steps=STEPS):
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="states-")))
         stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(base / "cache")))
         stack.enter_context(patch.object(of_a_dataset, "PATIENCE_S", 0.01))
-        stack.enter_context(patch("bertdata.transfer.files.THREADS", 1))  # so that a kill is at the same place again
+        stack.enter_context(patch("bertdata.remote.copies.THREADS", 1))  # so that a kill is at the same place again
         Machine.world = World(base)
         for name in ("file_at", "files_below", "write"):
             stack.enter_context(patch.object(stores, name, getattr(Machine.world.store, name)))

@@ -21,11 +21,10 @@ from bertdata.cli import main
 from bertdata.errors import RemoteError
 from bertdata.format.records import canonical
 from bertdata.format.verify import verify
+from bertdata.remote import copies as pulling
 from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
-from bertdata.transfer import pulling
-from bertdata.transfer.pulling import pull
-from bertdata.transfer.pushing import push
+from bertdata.remote.copies import pull, push
 
 SMALL = {"sentences": "line", "validation": 0.2}  # few files: each is a request
 pytestmark = pytest.mark.usefixtures("cache")

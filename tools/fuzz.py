@@ -41,10 +41,9 @@ import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.records import canonical
 from bertdata.options import IdsFormat, Shares
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.find import find_inputs
 from bertdata.sources.formats import TextFormat
-from bertdata.sources.split import split
+from bertdata.sources.inputs import find_inputs
+from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.load import load
 from bertdata.write.encoding import Recipe, TextEncoder
 from bertrain.lab.distillation import answers

@@ -86,18 +86,18 @@ bertdata/files.py
 +last, *names = self._files
 
 states pull: sync of a pulled file
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -        stage.publish()
 +        path.with_name(path.name + TEMPORARY).replace(path)
 +        fsync_directory(path.parent)
 
 states pull: sync of a pull's lock
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -            fsync_directory(target)  #
 +            #
 
 states pull-plain: sync of the name of a pulled file
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -        stage.publish()
 +        __import__("bertdata.files").files.sync(copy)
 +        path.with_name(path.name + TEMPORARY).replace(path)
@@ -177,7 +177,7 @@ bertdata/files.py
 +            os.write(self.open(name).fileno(), content)
 
 states pull: the lock of a pull
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -with locked(target / LOCK, f"{target} is being filled", "wait for it"):
 +if True:
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from bertdata.errors import InputError
 from bertdata.sources import formats
+from bertdata.sources.documents import BadRow
 from bertdata.sources.formats import TextFormat, require_text, skipped
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK, InputStream
-from bertdata.sources.texts import BadRow
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 _SHOWN = 200  # characters of a header in a message

@@ -6,8 +6,8 @@ import re
 
 from bertdata.errors import InputError
 from bertdata.options import TextFormat
+from bertdata.sources.documents import BadRow, valid_utf8
 from bertdata.sources.inputs import Input, magic_of
-from bertdata.sources.texts import BadRow, valid_utf8
 
 BLOCK_BYTES = 1 << 22  # that are read at a time
 LONGEST_DOCUMENT = 1 << 28  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly

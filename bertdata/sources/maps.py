@@ -12,7 +12,7 @@ from typing import Any
 
 from bertdata.errors import InputError
 from bertdata.options import function_of
-from bertdata.sources.texts import Documents
+from bertdata.sources.documents import Documents
 
 
 def code_of(spec: str) -> str:

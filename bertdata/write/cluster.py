@@ -24,7 +24,7 @@ from typing import Any
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.sources.maps import code_of
-from bertdata.sources.split import Task
+from bertdata.sources.plan import Task
 from bertdata.write.encoding import TextEncoder, one_thread_each
 from bertdata.write.staging import ATTEMPTS, require_unchanged
 from bertdata.write.state import FinishedUnits, UnitRecord

@@ -1,6 +1,6 @@
 """Text → a published dataset.
 
-The inputs are divided into units of about `shard_size` bytes (sources/split.py). A unit becomes at most one shard in
+The inputs are divided into units of about `shard_size` bytes (sources/plan.py). A unit becomes at most one shard in
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,12 @@ from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.options import Machines, Shares, TextFormat, Vocabulary
-from bertdata.sources.blocks import source_of
-from bertdata.sources.find import Inputs, find_inputs
+from bertdata.sources.blocks import Block
+from bertdata.sources.inputs import Inputs, find_inputs
 from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
-from bertdata.sources.split import Plan, split
+from bertdata.sources.plan import Plan, source_of, split
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import require_local_output
@@ -190,9 +188,7 @@ class _Work:
                 )
             encoder = TextEncoder(tokenizer, self.recipe, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode(Chunk(0, 0, 0, partial(Documents.of, [], [], [], [])))
-                if any((form.kind or file.kind) != "text" for file in files):
-                    load_kernels()
+                encoder.encode(Block(0, 0, 0, []))
             try:
                 before = passes - total
                 self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from bertdata.files import Stage, open_plain
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.split import Plan
-from bertdata.sources.texts import Chunk, Documents
+from bertdata.sources.blocks import Block
+from bertdata.sources.documents import Documents
+from bertdata.sources.plan import Plan, find_blocks
 from bertdata.write.threads import Crew
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
@@ -69,7 +69,7 @@ def _hash_file(staging: Path, number: int) -> Path:
 def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int], None]) -> None:
     num_inputs = len(plan.files)
 
-    def work(block: Chunk) -> tuple[NDArray[np.uint64], int]:
+    def work(block: Block) -> tuple[NDArray[np.uint64], int]:
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
     def write(task: Plan, in_order: Any) -> None:

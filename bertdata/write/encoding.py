@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from bertdata.errors import FailedTextError, LongTextError, TextError
 from bertdata.format.origins import origins_of
 from bertdata.options import Shares, TextFormat, function_of
-from bertdata.sources.blocks import find_blocks, source_of
-from bertdata.sources.split import Plan, Task
+from bertdata.sources.blocks import Block
+from bertdata.sources.documents import BadRow, Documents, Skipped
+from bertdata.sources.plan import Plan, Task, find_blocks, source_of
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
 from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
@@ -72,13 +72,13 @@ class TextEncoder:
         self.plan, self.recipe = plan, recipe
         self._spellings = literals(tokenizer.spellings)
 
-    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Chunk]:
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Block]:
         return find_blocks(self.plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
 
-    def size_of(self, block: Chunk) -> int:
+    def size_of(self, block: Block) -> int:
         return block.num_bytes
 
-    def encode(self, block: Chunk) -> EncodedDocuments:
+    def encode(self, block: Block) -> EncodedDocuments:
         """A block as it will be written.
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.

@@ -13,8 +13,7 @@ from bertdata.errors import BuildError, UsageError, damaged
 from bertdata.files import TEMPORARY, Stage, fsync_directory, make_directory, sync
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
-from bertdata.sources.idfile import in_blocks, slices_of
-from bertdata.sources.rows import write_parquet
+from bertdata.sources.ids import in_blocks, write_parquet
 from bertdata.urls import require_local_output
 
 
@@ -41,7 +40,7 @@ def export(
 
     def documents(ids: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         nonlocal num_done
-        for _, some in in_blocks(offsets.size - 1, slices_of(offsets)):
+        for _, some in in_blocks(offsets):
             yield ids[int(some[0]) : int(some[-1])], some - some[0]
             num_done += int(some[-1] - some[0])
             progress(num_done * itemsize, total * itemsize)

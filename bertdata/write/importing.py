@@ -23,11 +23,9 @@ from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
 from bertdata.options import IdsFormat, Shares
-from bertdata.sources.idfile import Ids, IdsFile
-from bertdata.sources.ids import format_of, open_ids
+from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
 from bertdata.sources.iterables import names_of, open_arrays
-from bertdata.sources.megatron import prefix_of
-from bertdata.sources.split import Task
+from bertdata.sources.plan import Task
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertdata.types import SpecialTokens

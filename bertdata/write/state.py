@@ -15,7 +15,7 @@ from bertdata.files import write_file
 from bertdata.format.manifest import SPLITS, Shard, Shards, Split
 from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
 from bertdata.sources.inputs import Input
-from bertdata.sources.split import UNIT_RULE
+from bertdata.sources.plan import UNIT_RULE
 
 PLAN = "plan.json"
 _ROWS_JOINED = 256  # shards that are joined together, as one alone takes 1 KB

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from bertdata.files import Stage
 from bertdata.format.shards import ShardWriter, shard_name
 from bertdata.options import Shares
-from bertdata.sources.items import Items
-from bertdata.sources.split import Task
+from bertdata.sources.iterables import Items
+from bertdata.sources.plan import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
 from bertdata.write.state import Tally, UnitRecord, unit_name

@@ -13,10 +13,8 @@ from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import Stage, make_directory
 from bertdata.format.manifest import MANIFEST
 from bertdata.options import TextFormat, Vocabulary
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.find import find_inputs
-from bertdata.sources.inputs import Input
-from bertdata.sources.split import split
+from bertdata.sources.inputs import Input, find_inputs
+from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import FILES, load
 from bertdata.tokenize.texts import Tokenizer

@@ -23,7 +23,6 @@ def words_at(data, place, ranges, byte, fold):
         [b < 128 and b not in LETTERS + DIGITS for b in text],
         [any((b - first) % 256 <= more for first, more in ranges.tolist()) for b in text],
         [b >= 0xC0 for b in text],
-        [b == 0 or bytes([b, c]) in (b"-N", b"In") for b, c in zip(text, second, strict=True)],
         [b in BLANKS for b in text],
         [b == byte for b in text],
         [b in LETTERS for b in text],

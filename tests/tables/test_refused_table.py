@@ -149,7 +149,7 @@ def imports():
         (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "id-outside-vocabulary tokenizer", f"row 1: id {2**64 - 1}"),
     ):
         yield {"inputs": pa.table({"input_ids": column})}, kind, says
-    yield {"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "only ids;"
+    yield {"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "columns: ids"
 
 
 @pytest.fixture(autouse=True)

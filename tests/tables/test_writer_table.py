@@ -19,8 +19,7 @@ from bertdata import Loader
 from bertdata.errors import BuildError
 from bertdata.format import manifest
 from bertdata.remote import stores
-from bertdata.transfer.pulling import pull
-from bertdata.transfer.pushing import push
+from bertdata.remote.copies import pull, push
 from bertdata.write import export, finish
 
 SMALL = {
@@ -57,7 +56,7 @@ def given(tmp_path, vocab, dataset):
     with ExitStack() as stack:
         for name in ("file_at", "files_below", "write"):
             stack.enter_context(patch.object(stores, name, getattr(Store(tmp_path), name)))
-        stack.enter_context(patch("bertdata.transfer.files.THREADS", 1))
+        stack.enter_context(patch("bertdata.remote.copies.THREADS", 1))
         stack.enter_context(patch("bertdata.tokenize.source._keep"))  # whose failures are no errors
         push(dataset.path, "s3://a/shards")
         yield Given(text, prefix, vocab, dataset)
