@@ -34,7 +34,7 @@ from bertdata.sources.plan import Task, split
 from bertdata.tokenize.load import load
 from bertdata.write import cluster, finish
 from bertdata.write.encoding import Recipe, TextEncoder
-from bertdata.write.state import unit_name
+from bertdata.write.state import record_name
 from bertdata.write.units import UnitWriter
 
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
@@ -146,7 +146,7 @@ def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
 
     with patch.object(os, "replace", replace), patch.object(files, "fsync_directory", calls.append):
         cluster.make_task(sent, task, set())
-    names = {unit_name(unit) for unit in range(3)}
+    names = {record_name(unit) for unit in range(3)}
     assert {each for each in calls if str(each).startswith("unit-")} == names
     for name in names:
         record = calls.index(name)

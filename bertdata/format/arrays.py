@@ -8,7 +8,6 @@ import mmap
 import os
 import resource
 import zlib
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,9 +31,9 @@ def npy_header(dtype: str, length: int) -> bytes:
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
 
 
-def file_bytes(entry: Mapping[str, Any]) -> int:
-    """Return the size of an array file. entry: its dtype and length."""
-    return HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * int(entry["length"])
+def file_bytes(dtype: str, length: int, **more: object) -> int:
+    """Return the size of an array file. more: what else is known of it."""
+    return HEADER_BYTES + np.dtype(dtype).itemsize * length
 
 
 def array_name(shard: str, array: str) -> str:
@@ -106,7 +105,7 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
     Raises DatasetError if the file cannot be opened, or if its size or header is not that of `length` numbers of
     `dtype`.
     """
-    expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
+    expected = file_bytes(dtype, length)
     try:
         with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

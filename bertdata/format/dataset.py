@@ -119,21 +119,14 @@ class Dataset:
         """
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
-        index %= len(self)
-        for name, split in self.splits.items():  # noqa: B007
-            if index < split.num_documents:
-                break
-            index -= split.num_documents
-        number = int(np.searchsorted(split.first_documents, index, side="right")) - 1
-        num_tokens = int(split.first_tokens[number + 1] - split.first_tokens[number])
-        offsets = self._array(name, number, "documents")
-        local = index - int(split.first_documents[number])
+        name, number, local = self.manifest.shard_of(index % len(self))
+        offsets, tokens = self._array(name, number, "documents"), self._array(name, number, "tokens")
         start, stop = int(offsets[local]), int(offsets[local + 1])
-        if not start < stop <= num_tokens:
-            path = array_path(self.path, split.shards[number].name, "documents")
+        if not start < stop <= tokens.size:
+            path = array_path(self.path, self.splits[name].shards[number].name, "documents")
             raise damaged(path, f"document {local} runs from {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
-        return self._array(name, number, "tokens")[start : stop - has_separator]
+        return tokens[start : stop - has_separator]
 
     def __len__(self) -> int:
         return self.num_documents

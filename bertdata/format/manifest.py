@@ -120,6 +120,15 @@ class Manifest:
         """Those of all splits."""
         return (shard for split in self.splits.values() for shard in split.shards)
 
+    def shard_of(self, document: int) -> tuple[str, int, int]:
+        """Return the split, the number of the shard and the number in the shard of a document. document: of all."""
+        for name, split in self.splits.items():  # noqa: B007
+            if document < split.num_documents:
+                break
+            document -= split.num_documents
+        number = int(np.searchsorted(split.first_documents, document, side="right")) - 1
+        return name, number, document - int(split.first_documents[number])
+
     @property
     def is_imported(self) -> bool:
         """Whether others made the ids, so that special ids may be inside documents."""

@@ -38,14 +38,14 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         return faults + table_faults
     if manifest.computed_id() != manifest.dataset_id:
         faults.append(f"{directory}: its dataset_id is not that of its arrays")
-    done, total = 0, sum(file_bytes(entry) for shard in manifest.shards for entry in shard.arrays.values())
+    done, total = 0, sum(file_bytes(**entry) for shard in manifest.shards for entry in shard.arrays.values())
     for shard in manifest.shards:
         crc32_of: dict[str, list[int]] = {}
         faults += _errors(lambda: crc32_of.update(_recorded_crc32(directory, shard)))  # noqa: B023
         shard_faults: list[str] = []
         for array, entry in shard.arrays.items():
             shard_faults += array_faults(array_path(directory, shard.name, array), entry, crc32_of.get(array))
-            done += file_bytes(entry)
+            done += file_bytes(**entry)
             progress(done, total)
         if not shard_faults:  # else the contents would only say again that the files are damaged
             shard_faults += _content_faults(directory, shard, manifest)
@@ -123,7 +123,7 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
             yield f"{file} is sound, but the CRC-32 in its commit record are not those of the file"
         return
     size = file.stat().st_size
-    expected = file_bytes(entry)
+    expected = file_bytes(**entry)
     if size != expected:
         yield f"{file} has {size:,} bytes and should have {expected:,}"
     blocks = [number for number, (a, b) in enumerate(zip(crc32, recorded or [], strict=False)) if a != b]
@@ -238,7 +238,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         yield str(error)
         return
     for shard in manifest.shards:
-        file = directory / origins.array_name(shard.name)
+        file = directory / origins.origins_name(shard.name)
         entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
         faults = list(array_faults(file, entry, None))
         yield from faults

@@ -49,7 +49,7 @@ def facts(
             **shares,
         }
     size = sum(
-        file_bytes(entry)
+        file_bytes(**entry)
         for split in dataset.splits.values()
         for shard in split.shards
         for entry in shard.arrays.values()
@@ -222,7 +222,7 @@ def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     counts, source = about["counts"], about["settings"].get("imported")  # other programs write fewer counts
     num_read = counted(about["documents"] + counts.get("dropped_documents", 0), "document")
     if source:
-        yield "imported", f"{source}: {counts['ids_bytes']:,} bytes of ids in {num_read}"
+        yield "imported", f"{source}: {counts.get('ids_bytes', 0):,} bytes of ids in {num_read}"
     else:
         yield "text read", f"{counts.get('text_bytes', 0):,} bytes in {num_read}"
     if words := counts.get("words"):

@@ -213,7 +213,7 @@ def _files_of(manifest: Manifest) -> dict[str, str | None]:
 def _array_sizes(manifest: Manifest) -> dict[str, int]:
     """Return name → bytes of the file of each array."""
     every = ((shard.name, array, entry) for shard in manifest.shards for array, entry in shard.arrays.items())
-    return {array_name(shard, array): file_bytes(entry) for shard, array, entry in every}
+    return {array_name(shard, array): file_bytes(**entry) for shard, array, entry in every}
 
 
 def _require_own_id(manifest: Manifest) -> None:

@@ -48,7 +48,7 @@ from bertdata.write.staging import (
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, unit_name
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, record_name
 from bertdata.write.units import UnitWriter, make_units
 from bertdata.write.vocabulary import TokenizerChoice
 
@@ -272,7 +272,7 @@ def finish(out: str | Path) -> BuildReport:
     with staging_directory(directory, overwrite=False):
         plan, units = BuildPlan.read(staging), finished_units(staging)
         numbers = {unit for k in range(total) for unit in read_record(staging / part_name(k, total))["units"]}
-        lost = [*map(unit_name, sorted(numbers - units.numbers)), *([] if plan else [PLAN])]
+        lost = [*map(record_name, sorted(numbers - units.numbers)), *([] if plan else [PLAN])]
         if not plan or lost:
             sentence = f"{staging} lacks {', '.join(lost)}; make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=lost)

@@ -14,13 +14,12 @@ from bertdata.errors import BuildError, DatasetError, InputError
 from bertdata.files import Stage, fsync_directory
 from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
-from bertdata.format.origins import NamedInput, prepare_directory, write_origins
-from bertdata.format.origins import array_name as origins_name
+from bertdata.format.origins import NamedInput, origins_name, prepare_directory, write_origins
 from bertdata.format.shards import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.write.staging import remove_staging
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, record_name
 from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
@@ -129,7 +128,7 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
         if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}"))):
             lost.append(made)
             if number := _NUMBER.search(made):
-                (staging / unit_name(int(number[1]))).unlink(missing_ok=True)
+                (staging / record_name(int(number[1]))).unlink(missing_ok=True)
     if lost:
         sentence = f"{lost[0]} was removed from {directory} during the build; run the same command again to make it"
         raise BuildError(sentence, "parts-missing", option="out", given=lost[0])

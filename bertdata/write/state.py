@@ -104,7 +104,7 @@ class UnitRecord:
         return cls(record["unit"], tally, shards, record["origins"], record.get("crc32"))
 
 
-def unit_name(unit: int) -> str:
+def record_name(unit: int) -> str:
     """The file that says what the shards of a unit are. It is there if the unit is finished."""
     return f"unit-{unit:05d}.json"
 

@@ -25,7 +25,7 @@ from bertdata.sources.iterables import Items
 from bertdata.sources.plan import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
-from bertdata.write.state import Tally, UnitRecord, unit_name
+from bertdata.write.state import Tally, UnitRecord, record_name
 from bertdata.write.threads import Crew
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
@@ -179,7 +179,7 @@ class UnitWriter:
                 writer.discard()
         origins = {writer.name: writer.origins for writer in self._writers.values() if writer.origins}
         record = UnitRecord(unit, self._tally + Tally(Counter(_named(self._counts.sum(1)))), shards, origins, crc32)
-        self._stage.write(unit_name(unit), record.sealed())
+        self._stage.write(record_name(unit), record.sealed())
         self._stage.publish()
         return record
 
