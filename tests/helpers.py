@@ -142,6 +142,12 @@ def python(*arguments, environment=None, **more):
     return done.stdout
 
 
+def of_vocabulary(special):
+    """The arguments of reference.keys.mask that the special tokens of a dataset decide."""
+    ids = {*special.special_ids, special.unk}
+    return {"special": ids, "mask_id": special.mask, "vocab_size": special.vocab_size}
+
+
 def published(out):
     """Name → bytes of every file of a dataset, in whose directory nothing else is left."""
     assert [path.name for path in out.iterdir() if path.is_dir()] in ([], ["origins"])

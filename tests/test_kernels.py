@@ -160,15 +160,8 @@ def test_masks_equal_their_reference(data, policy):
     stored = data.draw(st.lists(st.integers(0, 2), min_size=len(rows) * length, max_size=len(rows) * length), "stored")
     flags = np.array(stored, np.uint8).reshape(-1, length) * data.draw(st.sampled_from([0, 1]), "any inside")
 
-    masking = Masking(
-        probability=p,
-        policy=policy,
-        mask_fraction=shares[0],
-        random_fraction=shares[1],
-        random_from=random_from,
-        rule=rule,
-        **amounts,
-    )
+    fractions = {"mask_fraction": shares[0], "random_fraction": shares[1]}
+    masking = Masking(probability=p, policy=policy, random_from=random_from, rule=rule, **fractions, **amounts)
     continuing, replaces = (np.isin(np.arange(vocab_size), sorted(each)) for each in (continues, replacing))
     masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing, replacing_ids=replaces)
     assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **amounts)
@@ -182,25 +175,16 @@ def test_masks_equal_their_reference(data, policy):
     named = np.array(epochs, np.int64), np.array(ids, np.int64)
     positions, targets, weights = masker.apply(matrix, text_places, *named, given)
 
+    common = {"length": length, "seed": seed, "special": special, "mask_id": 4, "vocab_size": vocab_size, "p": p}
+    common |= {"policy": policy, "shares": shares, "continues": continues, "pool": pool, "rule": rule} | amounts
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
             row,
-            length=length,
-            seed=seed,
             variant=epochs[b],
             sample_id=ids[b],
-            special=special,
-            mask_id=4,
-            vocab_size=vocab_size,
-            p=p,
-            policy=policy,
-            shares=shares,
-            continues=continues,
             inside=np.flatnonzero(flags[b] == 1).tolist(),
             begins=np.flatnonzero(flags[b] == 0).tolist(),
-            pool=pool,
-            rule=rule,
-            **amounts,
+            **common,
         )
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))

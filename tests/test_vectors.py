@@ -11,7 +11,6 @@ from reference import keys, rows
 import bertdata
 from bertdata.read import order
 from bertdata.read.kernels import draws, pieces, windows
-from bertdata.read.kernels import rows as kernels
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
@@ -81,11 +80,7 @@ def test_mixes(vector):
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
-    starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
-    table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
-    frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
-    windows.window_rows(zero, zero + variant, zero, np.uint64(seed), tuple(table), tuple(frames), 0)
-    assert frames.spans["start"][0] == frames.spans["address"][0] == phase
+    assert windows.phase(np.uint64(seed), variant, num_tokens) == phase
 
 
 @pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
