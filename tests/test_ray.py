@@ -33,7 +33,7 @@ from bertdata.sources.inputs import local
 from bertdata.sources.plan import Task, split
 from bertdata.tokenize.load import load
 from bertdata.write import cluster, finish
-from bertdata.write.encoding import Recipe, TextEncoder
+from bertdata.write.encoding import TextEncoder
 from bertdata.write.state import record_name
 from bertdata.write.units import UnitWriter
 
@@ -105,7 +105,7 @@ def job(tmp_path, corpus, vocab, monkeypatch):
     """What a task gets of an unfinished build of several units, none of which is made, the task, and `ray.get`."""
     staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
     (staging / "attempts-1").mkdir(parents=True)
-    encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares()), plan)
+    encoder = TextEncoder(load(vocab), Shares(), plan)
     get = Mock(side_effect=lambda reference: reference())
     monkeypatch.setattr("ray.get", get)
     return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Task(range(3), 0.0), get
@@ -160,7 +160,7 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
 
     def with_input(**changes):
         plan = replace(encoder.plan, files=[replace(encoder.plan.files[0], **changes)])
-        return TextEncoder(encoder.tokenizer, encoder.recipe, plan), attempts, *rest
+        return TextEncoder(encoder.tokenizer, encoder.shares, plan), attempts, *rest
 
     other = write(tmp_path / "corpus.txt", corpus.read_bytes())
     os.utime(other, ns=(1, 1))

@@ -45,7 +45,7 @@ from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import find_inputs
 from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.load import load
-from bertdata.write.encoding import Recipe, TextEncoder
+from bertdata.write.encoding import TextEncoder
 from bertrain.lab.distillation import answers
 
 TEXTS = ["the river", "stone, light and bread.\nunder the house", "", "naïve 水 \x00 \u2028 end", "wind " * 60]
@@ -122,7 +122,7 @@ def of_texts(scratch: Path) -> Iterator[tuple[str, Target]]:
         def use(path: Path = path) -> None:
             form = TextFormat(documents="blank", shard_size=64)
             plan = split(find_inputs([str(path)]).files, form)
-            encoder = TextEncoder(tokenizer, Recipe(form=form, shares=Shares(validation=0.1)), plan)
+            encoder = TextEncoder(tokenizer, Shares(validation=0.1), plan)
             for block in find_blocks(plan):
                 encoder.encode(block)
 

@@ -42,6 +42,10 @@ class Ids(NamedTuple):
     bytes_read: int  # of num_bytes of the input
     unit: int = 0  # to which the documents belong, where they were divided into units
 
+    @property
+    def num_bytes(self) -> int:
+        return self.ids.nbytes
+
     def part(self, first: int, stop: int) -> Ids:
         """Return documents `first` to `stop` - 1."""
         if stop - first == self.documents.size - 1:

@@ -25,7 +25,7 @@ import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.sources.maps import code_of
 from bertdata.sources.plan import Task
-from bertdata.write.encoding import TextEncoder, one_thread_each
+from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
 from bertdata.write.staging import ATTEMPTS, require_unchanged
 from bertdata.write.state import FinishedUnits, UnitRecord
 from bertdata.write.units import UnitWriter, make_units
@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
 def versions(encoder: TextEncoder) -> list[str]:
     """Return the version of bertdata, and those of the functions of --map and --words."""
-    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for spec in encoder.recipe.functions)]
+    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for spec in functions_of(encoder.form))]
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import require_local_output
 from bertdata.write.cluster import connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
+from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
 from bertdata.write.publish import counts_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
@@ -101,7 +101,7 @@ def build(
     """
     require_local_output(str(out))
     form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
-    recipe = Recipe(form=form, shares=shares or Shares())
+    shares = shares or Shares()
     choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens)
     selected = _selected(inputs, form)
     streams = [file.name for file in selected.files if file.is_stream]
@@ -111,7 +111,17 @@ def build(
         raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
     for line in selected.notes():
         say(line)
-    published, name = recipe.published, choice.given if isinstance(choice.given, str) else None
+    name = choice.given if isinstance(choice.given, str) else None
+    rare = {"words": form.words, "map": list(form.maps), "dedup": form.dedup}
+    published = {
+        "documents": form.documents,
+        "sentences": form.sentences,
+        **vars(shares),
+        "shard_size": form.shard_size,
+        "max_documents": form.max_documents,
+        **{option: value for option, value in rare.items() if value},
+        **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
+    }
     settings = {
         **published,
         "format": form.kind,
@@ -119,10 +129,10 @@ def build(
         "on_error": form.on_error,
         "strict": form.strict,
         "tokenizer": choice.described,
-        **{f"the code of {spec}": code_of(spec) for spec in recipe.functions},
+        **{f"the code of {spec}": code_of(spec) for spec in functions_of(form)},
     }
     plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)
-    work = _Work(plan, recipe, choice, machines, overwrite, say, progress)
+    work = _Work(plan, form, shares, choice, machines, overwrite, say, progress)
     with nullcontext() if machines.ray is None else connected(machines.ray, say):
         return work.run(Path(out))
 
@@ -162,7 +172,8 @@ class _Work:
     """What a build makes. Its options were checked."""
 
     plan: BuildPlan
-    recipe: Recipe
+    form: TextFormat
+    shares: Shares
     choice: TokenizerChoice
     machines: Machines
     overwrite: bool
@@ -171,22 +182,22 @@ class _Work:
 
     def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part, form, say = self.plan.inputs, self.machines.part, self.recipe.form, self.say
+        files, part, form, say = self.plan.inputs, self.machines.part, self.form, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         count = sum(each.count for each in units_of.stretches if files[each.inputs[0]].size is not None)
         size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
         require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.recipe.form.dedup else total
+        passes = 2 * total if self.form.dedup else total
         with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
             tokenizer = self._prepared(staging)
             units = kept_units(staging, self.plan, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.recipe.form.dedup:
+            if self.form.dedup:
                 duplicates = find_duplicates(
                     staging, units_of, self.machines.threads, say, lambda done: self.progress(done, passes)
                 )
-            encoder = TextEncoder(tokenizer, self.recipe, units_of, duplicates)
+            encoder = TextEncoder(tokenizer, self.shares, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
                 encoder.encode(Block(0, 0, 0, []))
             try:
@@ -211,7 +222,7 @@ class _Work:
         with locked(staging / "planning.lock", wait=True):
             overwrite, is_part = self.overwrite, self.machines.part is not None
             continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
-            tokenizer = self.choice.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
+            tokenizer = self.choice.of_build(staging, list(self.plan.inputs), self.form, self.say)
             write_tokenizer(staging, tokenizer, self.say)
         return tokenizer
 
@@ -229,7 +240,7 @@ class _Work:
             make_units(
                 units_of.tasks(self.machines.threads),
                 encoder,
-                lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
+                lambda unit: UnitWriter(staging, unit, self.form.shard_size),
                 is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
                 keep=units.add,
                 workers=self.machines.threads,

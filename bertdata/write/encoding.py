@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -19,7 +19,6 @@ from bertdata.options import Shares, TextFormat, function_of
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import BadRow, Documents, Skipped
 from bertdata.sources.plan import Plan, Task, find_blocks, source_of
-from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
@@ -27,56 +26,26 @@ from bertdata.write.state import Tally
 from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, by_spelling, splits_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What decides the bytes of a build, besides its inputs and its tokenizer."""
-
-    form: TextFormat
-    shares: Shares
-
-    @property
-    def functions(self) -> list[str]:
-        """The functions of a user."""
-        return [*self.form.maps, *([self.form.words] if self.form.words else [])]
-
-    @property
-    def word_splitter(self) -> WordSplitter | None:
-        return function_of(self.form.words, "--words") if self.form.words else None
-
-    @property
-    def published(self) -> dict[str, Any]:
-        """The settings that the manifest has; words, map, dedup and encoding only where they are no default."""
-        form = self.form
-        rare = {"words": form.words, "map": list(form.maps), "dedup": form.dedup}
-        return {
-            "documents": form.documents,
-            "sentences": form.sentences,
-            "validation": self.shares.validation,
-            "test": self.shares.test,
-            "shard_size": form.shard_size,
-            "max_documents": form.max_documents,
-            **{name: value for name, value in rare.items() if value},
-            **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
-        }
+def functions_of(form: TextFormat) -> list[str]:
+    """Return the functions of a user."""
+    return [*form.maps, *([form.words] if form.words else [])]
 
 
 class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self, tokenizer: LoadedTokenizer, recipe: Recipe, plan: Plan, duplicates: NDArray[np.uint64] | None = None
+        self, tokenizer: LoadedTokenizer, shares: Shares, plan: Plan, duplicates: NDArray[np.uint64] | None = None
     ) -> None:
         """duplicates: origins of documents to leave out, ascending."""
-        self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
-        self.sentences = recipe.form.sentences == "line"
-        self.plan, self.recipe = plan, recipe
+        form = plan.form
+        self.tokenizer, self.shares, self.plan, self.form, self.duplicates = tokenizer, shares, plan, form, duplicates
+        self.word_splitter: WordSplitter | None = function_of(form.words, "--words") if form.words else None
+        self.sentences = form.sentences == "line"
         self._spellings = literals(tokenizer.spellings)
 
     def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Block]:
         return find_blocks(self.plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
-
-    def size_of(self, block: Block) -> int:
-        return block.num_bytes
 
     def encode(self, block: Block) -> EncodedDocuments:
         """A block as it will be written.
@@ -90,7 +59,7 @@ class TextEncoder:
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, some.num_bytes, self._spellings, spelled)
-        words, splits = np.empty(some.starts.size, np.int64), splits_of(self.recipe.shares, text, offsets, 1)
+        words, splits = np.empty(some.starts.size, np.int64), splits_of(self.shares, text, offsets, 1)
         count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
@@ -134,15 +103,15 @@ class TextEncoder:
             try:
                 return some, *self._ids(some)
             except TextError:
-                if self.recipe.form.on_error == "fail":
+                if self.form.on_error == "fail":
                     raise
             some = self._without_refused(some)
 
     def _ids(self, some: Documents) -> tuple[Encoded, NDArray[np.bool_] | None]:
         def place(number: int) -> str:
-            if self.recipe.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
+            if self.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
                 return ""
-            return source_of(self.plan.files[some.inputs[number]], self.recipe.form).place(int(some.starts[number]))
+            return source_of(self.plan.files[some.inputs[number]], self.form).place(int(some.starts[number]))
 
         encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
         if not self.word_splitter:

@@ -40,7 +40,7 @@ from bertdata.write.staging import (
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import BuildPlan, FinishedUnits, Tally
+from bertdata.write.state import BuildPlan, Tally
 from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, UnitWriter, by_spelling, make_units, splits_of
 
 
@@ -97,30 +97,25 @@ def import_ids(
         continue_or_start(staging, plan, overwrite=overwrite)
         write_tokenizer(staging, loaded, say)
         units = kept_units(staging, plan, say)
+        total = sum(file.num_bytes for file in files)
         with announcing_compilation(say):
-            _make_units(encoder, staging, units, progress)
+            make_units(
+                [Task(range(sys.maxsize), total)],  # one, as the number of units is not known before all is read
+                encoder,
+                lambda unit: UnitWriter(staging, unit, shard_size, keeps_empty=not any(shares.limits)),
+                is_missing=lambda unit: unit not in units.numbers,
+                keep=units.add,
+                workers=len(os.sched_getaffinity(0)),
+                progress=lambda done: progress(done, total),
+                items=files[0].files[0].items,
+            )
+        progress(total, total)
         require_unchanged(read, "run again with --overwrite")
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names or map(str, read))}; give ids"
         if_none = InputError(nothing, "empty", option="inputs")
         publish(staging, units, plan, loaded, special, counts, if_none)
     return Dataset(Path(out))
-
-
-def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progress: Progress) -> None:
-    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task."""
-    total = sum(file.num_bytes for file in encoder.files)
-    make_units(
-        [Task(range(sys.maxsize), total)],
-        encoder,
-        lambda unit: UnitWriter(staging, unit, encoder.shard_size, keeps_empty=not any(encoder.shares.limits)),
-        is_missing=lambda unit: unit not in units.numbers,
-        keep=units.add,
-        workers=len(os.sched_getaffinity(0)),
-        progress=lambda done: progress(done, total),
-        items=encoder.files[0].files[0].items,
-    )
-    progress(total, total)
 
 
 def _format_of(names: Sequence[str], kind: str) -> str:
@@ -146,19 +141,13 @@ def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int 
             sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
             raise UsageError(sentence, "conflict", option="end_token", given=spelling)
         return None
-    special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
-    if not known:
-        sentence = "the tokenizer has no special token to end the documents of nanogpt; give another --tokenizer"
-        raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
-    if spelling is not None:
-        if spelling not in tokenizer.spellings:
-            sentence = f"the tokenizer has no special token {spelling}; give --end-token, one of {known}"
-            raise UsageError(sentence, "unknown", option="end_token", given=spelling)
-        return dict(zip(tokenizer.spellings, special.special_ids, strict=True))[spelling]
+    special, known = tokenizer.special, " ".join(tokenizer.spellings[:10]) or "none"
     end_id = special.eos if special.eos is not None else special.sep
+    if spelling is not None:
+        end_id = dict(zip(tokenizer.spellings, special.special_ids, strict=True)).get(spelling)
     if end_id is None:
-        sentence = f"the tokenizer has no end token, and nanogpt needs one; give --end-token, one of {known}"
-        raise UsageError(sentence, "missing", option="end_token")
+        sentence = f"the tokenizer has no end token {spelling or ''}; give --end-token, one of: {known}"
+        raise UsageError(sentence, "unknown" if spelling else "missing", option="end_token", given=spelling)
     return end_id
 
 
@@ -198,9 +187,6 @@ class IdsEncoder:
                         yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
                 num_ids += some.ids.size
             before += file.num_bytes
-
-    def size_of(self, some: Ids) -> int:
-        return some.ids.nbytes
 
     def encode(self, some: Ids) -> EncodedDocuments:
         """Raises InputError for an id outside the vocabulary."""

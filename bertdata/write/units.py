@@ -56,9 +56,6 @@ class Encoder(Protocol[_Block]):
     def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[_Block]:
         """The blocks of those units of a task for which `is_missing` is true, in order."""
 
-    def size_of(self, block: _Block) -> int:
-        """Its bytes in memory."""
-
     def encode(self, block: _Block) -> EncodedDocuments:
         """Several threads may call it at once."""
 
@@ -87,7 +84,7 @@ def make_units(
     read = _Progress(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
 
     def make(task: Task, in_order: Any) -> None:
-        with closing(in_order(encoder.encode, encoder.find(task, is_missing), encoder.size_of)) as blocks:
+        with closing(in_order(encoder.encode, encoder.find(task, is_missing), lambda block: block.num_bytes)) as blocks:
             for unit, of_unit in groupby(read.counted(task, blocks), key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
