@@ -157,7 +157,7 @@ def _values(file: bytes) -> dict[str, Any]:
     """Return the values in a file of the cache. Raises ValueError if it is damaged."""
     if zlib.crc32(file[4:]) != int.from_bytes(file[:4], "little"):
         raise ValueError
-    end = file.index(b"\n")
+    end = file.index(b"\n", 4)
     rest, shapes = json.loads(file[4:end])
     arrays, start = {}, end + 1
     for name, (dtype, shape) in shapes.items():
