@@ -12,20 +12,19 @@ import torch
 import torch.utils.data
 from torch.utils.data import RandomSampler
 
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import StateError, require
 from bertdata.read.loader import Loader
-from bertdata.types import Batch
+from bertdata.types import Batch, Masking
 
 Tensors = dict[str, torch.Tensor]
 
 
 def tensors(batch: Batch) -> Tensors:
-    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
+    """Return a batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
 
     The weights of uniform masking, which no model takes, are left out. Raises UsageError for packed rows.
     """
-    if batch.position_ids is not None:
-        raise _packed()
+    _require_supported("packed" if batch.position_ids is not None else "", None)
     arrays = {
         "input_ids": batch.input_ids,
         "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
@@ -36,23 +35,16 @@ def tensors(batch: Batch) -> Tensors:
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
-def _packed() -> UsageError:
-    """The error for packed rows.
+def _require_supported(samples: str, masking: Masking | None) -> None:
+    """Raise UsageError for batches that models of transformers train on with a different loss.
 
-    BERT needs a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
-    differently; RoBERTa's positions begin at 2.
+    Packed rows need a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
+    differently; RoBERTa's positions begin at 2. The models take no weights of rows.
     """
-    sentence = "models of transformers mix the documents of packed rows; give samples='documents', or read the Loader"
-    return UsageError(sentence, "unsupported", option="samples", given="packed")
-
-
-def _require_plain(loader: Loader) -> None:
-    """Raises UsageError for a loader whose batches have what `tensors` leaves out: the loss would be another one."""
-    if loader.samples == "packed":
-        raise _packed()
-    if loader.masking and loader.masking.policy == "uniform":
-        sentence = "uniform masking weights the loss of each row, which models of transformers do not; read the Loader"
-        raise UsageError(sentence, "unsupported", option="masking", given="uniform")
+    alternative = "which models of transformers support, such as 'documents' or 'exact', or read the Loader"
+    require(samples != "packed", "samples", samples, f"samples {alternative}", "unsupported")
+    is_weighted = masking is not None and masking.policy == "uniform"
+    require(not is_weighted, "masking", masking, f"a policy {alternative}", "unsupported")
 
 
 class SampleDataset(torch.utils.data.Dataset[Tensors]):
@@ -65,7 +57,7 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
-        _require_plain(loader)
+        _require_supported(loader.samples, loader.masking)
         self.loader = loader
         self._epoch = torch.tensor(epoch).share_memory_()
 
@@ -118,7 +110,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     """
 
     def __init__(self, loader: Loader) -> None:
-        _require_plain(loader)
+        _require_supported(loader.samples, loader.masking)
         self.loader = loader
         self._first = self._made = self._resumed = 0  # batches: before this iteration, so far, before the next one
         self._workers = 0  # that made them

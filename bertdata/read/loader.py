@@ -19,7 +19,6 @@ import numpy as np
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
 from bertdata.errors import (
     StateError,
-    UsageError,
     require,
     require_integer,
     require_known,
@@ -39,13 +38,12 @@ STATE_VERSION = 1
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
-    """The datasets that were given, with their weights. Raises UsageError for anything else."""
+    """Return the given datasets with their weights. Raises UsageError for anything else."""
     pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards) if isinstance(shards, Iterable) else ()
-    are_pairs = (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs)
-    if pairs and all(are_pairs):
-        return pairs
-    sentence = "the Loader reads datasets; give one from bertdata.open(path), or several as [(a, 0.7), (b, 0.3)]"
-    raise UsageError(sentence, "not-a-dataset", option="shards", given=shards)
+    are_pairs = [isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs]
+    expected = "a dataset from bertdata.open(path), or several with weights, such as [(a, 0.7), (b, 0.3)]"
+    require(pairs and all(are_pairs), "shards", shards, expected, "not-a-dataset")
+    return pairs
 
 
 class Loader:
@@ -70,6 +68,10 @@ class Loader:
         new masks.
     starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
         from there, in its own order.
+
+    .position: samples that all ranks together have read. .num_samples: N, the samples of an epoch over all ranks and
+    sources. .sources: the datasets in the order in which they were given; each has .num_samples. .weights: theirs, as
+    the smallest whole numbers in the same ratio.
 
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards), after parsing tokenizer.json; the first loader
@@ -109,9 +111,9 @@ class Loader:
         pairs = _pairs_of(shards)
         self._require_for_mix(len(pairs))
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
-        datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
+        datasets, self.weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         require_alike(datasets)
-        self.position = 0  # samples that all ranks together have been given
+        self.position = 0
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
         options: dict[str, Any] = {
@@ -121,16 +123,17 @@ class Loader:
             "words": words,
         }
         options |= {"seed": self.seed, "block": self._block, "variants": self.variants}
-        self._sources = [Source(dataset, samples, **options) for dataset in datasets]
-        require_room([source.samples.stream for source in self._sources])
-        self._sizes = np.array([source.num_samples for source in self._sources])
-        self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
+        self.sources = tuple(Source(dataset, samples, **options) for dataset in datasets)
+        require_room([source.samples.stream for source in self.sources])
+        self._sizes = np.array([source.num_samples for source in self.sources])
+        self.num_samples = int(self._sizes.sum())
+        self._mix = Mix(self.weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._masker = self._new_masker()
 
     def _new_masker(self) -> Masker | None:
         if self.masking is None:
             return None
-        dataset = self._sources[0].dataset
+        dataset = self.sources[0].dataset
         options = tables(dataset, self.masking)
         return Masker(self.masking, dataset.special_tokens, length=self.length, seed=self.seed, **options)
 
@@ -146,35 +149,19 @@ class Loader:
 
     def _require_for_mix(self, num_datasets: int) -> None:
         """Raises UsageError for what does not go with a mix, or only with one."""
-        if num_datasets > 1 and self.variants is not None:
-            sentence = f"variants does not go with a mix of {num_datasets} datasets; give one dataset"
-            raise UsageError(sentence, "conflict", option="variants")
+        require(num_datasets == 1 or self.variants is None, "variants", self.variants, "None for a mix", "conflict")
         has_starts = len(self.starts) == num_datasets > 1 and min(self.starts) >= 0
         expected = "a number of samples from 0 for each of several datasets"
         require(not self.starts or has_starts, "starts", list(self.starts), expected)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        derived = ("num_samples", "sources", "weights")
+        return {name: value for name, value in vars(self).items() if name[0] != "_" and name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position")
         self.__init__(**state)  # type: ignore[misc]  # on an object that is new
         self.position = position
-
-    @property
-    def num_samples(self) -> int:
-        """N: samples of an epoch, over all ranks; of a mix, the samples of all sources."""
-        return int(self._sizes.sum())
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The datasets that the stream is read from, in the order in which they were given; each has .num_samples."""
-        return tuple(self._sources)
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """The weights of the sources, as the smallest whole numbers in the same ratio."""
-        return self._weights
 
     def counts(self, position: int | None = None) -> list[int]:
         """How many samples of each source come before a position, the present one if it is None, with its start.
@@ -194,8 +181,8 @@ class Loader:
 
         Of a mix they are means by weight.
         """
-        facts, total = [source.samples.facts for source in self._sources], sum(self._weights)
-        shares = [weight / total for weight in self._weights]
+        facts, total = [source.samples.facts for source in self.sources], sum(self.weights)
+        shares = [weight / total for weight in self.weights]
         return {name: sum(share * of[name] for share, of in zip(shares, facts, strict=True)) for name in facts[0]}
 
     @property
@@ -204,7 +191,7 @@ class Loader:
         return self._masker.num_slots if self._masker else 0
 
     def __repr__(self) -> str:
-        paths = ", ".join(str(source.dataset.path) for source in self._sources)
+        paths = ", ".join(str(source.dataset.path) for source in self.sources)
         rows = f"{self.samples} of {self.length} tokens, {self.global_batch_size} rows a batch"
         return f"<Loader of {paths}: split {self.split}, {rows}, position {self.position}>"
 
@@ -236,7 +223,7 @@ class Loader:
             return None
         first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
         if self._block and first < last:
-            for source, count in zip(self._sources, self.counts(last), strict=True):
+            for source, count in zip(self.sources, self.counts(last), strict=True):
                 source.read_ahead(max(0, count - 1))
         return self.read(np.arange(first, last))
 
@@ -292,13 +279,13 @@ class Loader:
             which=places.which,
             bounds=places.bounds,
         )
-        parts = zip(self._sources, places.rows(), strict=True)
+        parts = zip(self.sources, places.rows(), strict=True)
         return rows_of([(source.samples, Wanted(which, *ids)) for source, which in parts], places.sources)
 
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""
-        ids = [source.dataset.dataset_id for source in self._sources]
-        mix = [list(pair) for pair in zip(ids, self._weights, strict=True)]
+        ids = [source.dataset.dataset_id for source in self.sources]
+        mix = [list(pair) for pair in zip(ids, self.weights, strict=True)]
         variants = {} if self.variants is None else {"variants": self.variants}
         return variants | {
             "version": STATE_VERSION,

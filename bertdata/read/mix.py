@@ -87,7 +87,7 @@ def _every_row(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Weights as the smallest whole numbers that are in the same ratio: 0.7 and 0.3 → 7 and 3.
+    """Return weights as the smallest whole numbers in the same ratio: 0.7 and 0.3 → 7 and 3.
 
     A float stands for the decimal that Python prints for it. Raises UsageError for what is no number above 0.
     """
@@ -108,31 +108,22 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 
 def require_alike(datasets: Sequence[Dataset]) -> None:
-    """Raises UsageError unless datasets can fill rows of one batch: other text, the same tokenizer."""
+    """Raise UsageError unless datasets can fill rows of one batch: different text, the same tokenizer."""
+    from bertdata.tokenize.tokenizer import give_same_ids
+
     for one, other in combinations(datasets, 2):
         if one.dataset_id == other.dataset_id:
             sentence = f"{one.path} and {other.path} are the same dataset; give it once, with the sum of the weights"
             raise UsageError(sentence, "conflict", option="shards", given=other.path)
     first = datasets[0]
     for other in datasets[1:]:
-        digests = [str(item.manifest.tokenizer.get("tokenizer.json"))[:16] for item in (first, other)]
-        if digests[0] != digests[1] and not _have_same_tokenizer(first, other):
-            names = " and ".join(digests)
-            sentence = f"{first.path} and {other.path} have different tokenizers ({names}); make both with the same one"
-            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
-        if _ids_of(first) != _ids_of(other):
-            sentence = f"{first.path} and {other.path} have different special tokens or separators; give others"
-            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
-
-
-def _have_same_tokenizer(first: Dataset, other: Dataset) -> bool:
-    """Whether the files of two tokenizers only spell the same otherwise."""
-    from bertdata.tokenize.tokenizer import give_same_ids
-
-    contents = [item.tokenizer_file("tokenizer.json") for item in (first, other)]
-    return give_same_ids(*contents)
-
-
-def _ids_of(dataset: Dataset) -> tuple[object, ...]:
-    """The ids that have a meaning of their own, and the dtype of all."""
-    return dataset.special_tokens, dataset.manifest.token_dtype
+        digests = {item.manifest.tokenizer.get("tokenizer.json") for item in (first, other)}
+        files = (item.tokenizer_file("tokenizer.json") for item in (first, other))
+        if len(digests) > 1 and not give_same_ids(*files):
+            difference = "tokenizers"
+        elif first.special_tokens != other.special_tokens or first.manifest.token_dtype != other.manifest.token_dtype:
+            difference = "special tokens or separators"
+        else:
+            continue
+        sentence = f"{first.path} and {other.path} have different {difference}; make both with the same tokenizer"
+        raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
