@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import LETTERS, SPECIALS, make_text
-from helpers import build, ids_of, python, refused, refuses, stop_after, succeeds, train_tokenizer, write, write_all
+from helpers import ids_of, python, refused, refuses, succeeds, train_tokenizer, write, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
@@ -156,11 +156,6 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     assert done.stderr.count("gives no more") == (left_out == 0)
 
 
-def test_a_text_that_gives_few_tokens_gives_a_smaller_vocabulary():
-    for kind in TOKENIZER_TYPES:
-        assert TRAINERS[kind](["some words"], 5000).special.vocab_size < 300
-
-
 @pytest.mark.parametrize(("kind", "size"), [((), 150), (("--type", "bpe", "--cased"), 300)])
 def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     trained = (*kind, "--vocab-size", size)
@@ -174,22 +169,6 @@ def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *kind)
     for option in ("--type", "--cased"):
         assert (f"note: {option} " in done.stderr) == (option in kind)
-
-
-def test_another_kind_of_vocabulary_is_wrong_usage(corpus, tmp_path):
-    refused(main, "build", corpus, "--out", tmp_path / "x", "--type", "char", kind="malformed", option="type")
-    with refuses("unknown", "type"):
-        build([corpus], tmp_path / "x", type="char")
-    with refuses("unknown", "type"):
-        train_tokenizer([corpus], tmp_path / "x", type="char")
-
-
-@pytest.mark.parametrize("change", [{"type": "bpe"}, {"cased": True}])
-def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path, change):
-    with pytest.raises(KeyboardInterrupt):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop_after(0))
-    with refuses("other-settings", "out", error=BuildError):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, **change)
 
 
 def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):

@@ -23,6 +23,7 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "malformed part": [f"build t.txt --part={part}" for part in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3", "''")],
     "malformed shard_size": [f"build t.txt --shard-size {size}" for size in ("many", "9" * 20, "9" * 400, "0.5")],
     "malformed documents": ["build t.txt --documents page"],
+    "malformed type": [f"{command} t.txt --type char" for command in ("build", "train-tokenizer")],
     "malformed ray": ["build t.txt --ray t.txt", "build t.txt --ray ray://host:10001"],
     "malformed format": ["import a.bin --format csv"],
     "tokenizer-not-found tokenizer": ["build t.txt --tokenizer ./nowhere.json"],
@@ -75,7 +76,7 @@ def builds():
     }.items():
         yield from (({option: value}, f"out-of-range {option}") for value in values)
     yield {"validation": 0.6, "test": 0.4}, "out-of-range test"
-    yield from (({option: "page"}, f"unknown {option}") for option in ("sentences", "documents", "on_error"))
+    yield from (({option: "page"}, f"unknown {option}") for option in ("sentences", "documents", "on_error", "type"))
     yield from (({"encoding": name}, "unknown encoding") for name in ("latin-99", "base64", "rot13", "", "utf-8\0"))
     for spec in (
         "nothing",
