@@ -66,7 +66,8 @@ class Source:
             no_limits = {"truncation": None, "padding": None}  # a dataset holds whole documents
             return {} | json.loads(self._spelled.decode()) | no_limits | changed
         except (TypeError, ValueError, RecursionError) as error:
-            raise NotAnObject(_unreadable(error), "tokenizer-unreadable", option="tokenizer") from None
+            sentence = f"the `tokenizers` library cannot read this tokenizer: {error}"
+            raise NotAnObject(sentence, "tokenizer-unreadable", option="tokenizer") from None
         finally:
             (gc.enable if collects else gc.disable)()
 
@@ -94,7 +95,8 @@ class Source:
         except BaseException as error:  # the library raises bare Exception, and panics
             if not is_failure(error):
                 raise
-            raise TokenizerError(_unreadable(error), "tokenizer-unreadable", option="tokenizer") from None
+            sentence = f"the `tokenizers` library cannot read this tokenizer: {error}"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer") from None
 
     def model(self) -> dict[str, Any]:
         """The JSON of the model, with the scores of Unigram as the library has them."""
@@ -135,10 +137,6 @@ class Source:
         key = self._key.copy()
         key.update(name.encode())
         return cache_directory() / "tokenizers" / key.hexdigest()
-
-
-def _unreadable(error: BaseException) -> str:
-    return f"the `tokenizers` library cannot read this tokenizer: {error}"
 
 
 def is_failure(error: BaseException) -> bool:
