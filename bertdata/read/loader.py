@@ -264,10 +264,11 @@ class Loader:
     def _rows_at(self, positions: np.ndarray) -> Rows:
         """Return the rows at any positions before they are masked."""
         positions = np.asarray(positions)
-        is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
-        require(is_vector, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
+        if positions.ndim != 1 or positions.dtype.kind not in "iu":
+            require(False, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
         positions = positions.astype(np.int64, copy=False)
-        require((first := np.min(positions, initial=0)) >= 0, "positions", int(first), "numbers from 0")
+        first = positions.min(initial=0)
+        require(first >= 0, "positions", first, "numbers from 0")
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)
