@@ -30,7 +30,7 @@ _SHARES = {
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """All facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
+    """Return all facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
 
     samples, length, global_batch_size, world_size: for the numbers of samples, of steps, and of the rows of a step on
     the rank that has most. Samples that need an index make it.

@@ -8,7 +8,6 @@ Everything that the page shows is in its JSON; report.html has its sections, pag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
@@ -158,7 +157,7 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
-    """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
+    """Return rows of some positions, epochs and seeds, and what each masking policy does to them.
 
     spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).
     Of long rows, the first 512 places.
@@ -166,33 +165,30 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
     has_masks = dataset.special_tokens.mask is not None
     split = next(name for name, each in dataset.splits.items() if samples != "pairs" or each.has_pairs)
     rows: list[Any] = []
+    tokens = set[int]()
     for seed in range(_SEEDS):
         common: dict[str, Any] = {"split": split, "length": length, "seed": seed, "samples": samples}
         plain = Loader(dataset, masking=None, **common)
         masked = {
             policy: Loader(dataset, masking=Masking(policy=policy), **common) for policy in MASKING_POLICIES * has_masks
         }
-        count = min(_SAMPLES, plain.num_samples)
         rows.append([])
         for epoch in range(_EPOCHS):
-            positions = epoch * plain.num_samples + np.arange(count)
-            batch = plain.read(positions)
+            positions = epoch * plain.num_samples + np.arange(min(_SAMPLES, plain.num_samples))
+            batch, rows_of_epoch = plain.read(positions), []
             hidden = {policy: loader.read(positions) for policy, loader in masked.items()}
-            filled = [length] * count if batch.attention_mask is None else batch.attention_mask.sum(1).tolist()
-            rows[seed].append(
-                [
-                    {
-                        "ids": batch.input_ids[row, : min(filled[row], _PLACES)].tolist(),
-                        "masks": {
-                            policy: [[place, int(seen.input_ids[row, place])] for place in _chosen(seen.labels[row])]
-                            for policy, seen in hidden.items()
-                        },
-                    }
-                    for row in range(count)
-                ]
-            )
+            chosen = {policy: seen.labels[:, :_PLACES] >= 0 for policy, seen in hidden.items()}
+            filled = np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+            for row, size in enumerate(filled[:, :_PLACES].sum(1).tolist()):
+                ids, masks = batch.input_ids[row, :size].tolist(), {}
+                for policy, seen in hidden.items():
+                    places = np.flatnonzero(chosen[policy][row])
+                    masks[policy] = np.stack([places, seen.input_ids[row, places]], 1).tolist()
+                    tokens.update(seen.input_ids[row, places].tolist())
+                tokens.update(ids)
+                rows_of_epoch.append({"ids": ids, "masks": masks})
+            rows[seed].append(rows_of_epoch)
     token_of = spelled(tokenizer)
-    ids = {token for row in _each(rows) for token in (*row["ids"], *(x for m in row["masks"].values() for _, x in m))}
     return {
         "split": split,
         "kind": samples,
@@ -201,17 +197,9 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
         "mask": dataset.special_tokens.mask,
         "special": list(dataset.special_tokens.special_ids),
         "policies": list(MASKING_POLICIES) if has_masks else [],
-        "spellings": {token: token_of(token)[:_WORD] for token in sorted(ids)},
+        "spellings": {token: token_of(token)[:_WORD] for token in sorted(tokens)},
         "rows": rows,
     }
-
-
-def _chosen(labels: NDArray[np.int64]) -> list[int]:
-    return np.flatnonzero(labels[:_PLACES] >= 0).tolist()
-
-
-def _each(rows: list[Any]) -> Iterator[dict[str, Any]]:
-    return (row for seed in rows for epoch in seed for row in epoch)
 
 
 def _warnings(data: dict[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ class Source:
         """
         self.dataset, self._seed, self._variants, self._block = dataset, seed, variants, block
         short_seq_prob = options.pop("short_seq_prob")
-        stream = TokenStream(dataset, **options)
+        stream = TokenStream(dataset, at_random=block is None, **options)
         if kind == "windows":
             self.samples: Samples = Windows(stream, seed=seed)
         elif kind == "pairs":
@@ -45,8 +45,6 @@ class Source:
             self.samples = Pieces(stream, packed=kind == "packed")
         self.num_samples = self.samples.num_samples
         self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
-        if block is None:
-            stream.read_at_random()
 
     def read_ahead(self, position: int) -> None:
         """Request a group of blocks and the next one from the disk when the first of its samples is read."""

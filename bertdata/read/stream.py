@@ -87,8 +87,12 @@ class TokenStream:
     tokenizer lacks [CLS] or [SEP].
     """
 
-    def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
-        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
+    def __init__(
+        self, dataset: Dataset, *, split: str, length: int, words: bool = False, at_random: bool = False
+    ) -> None:
+        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin. at_random:
+        of tokens larger than half of the memory, the system reads only the pages that are used.
+        """
         if split not in [*dataset.splits]:
             sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
             raise UsageError(sentence, "no-split", option="split", given=split)
@@ -113,14 +117,15 @@ class TokenStream:
         self._words: list[Any] = []
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
-        self._is_random = False
+        half_of_memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        self._is_random = at_random and int(self.starts[-1]) * self.zero.itemsize > half_of_memory
         self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
         """How many files reading opens by and by."""
         if dataset.opens_at_once:
             self._open(range(count))
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Opens shards that are not open yet."""
+        """Open shards that are not open yet."""
         for number in numbers:
             if number in self._tokens:
                 continue
@@ -134,7 +139,7 @@ class TokenStream:
             self._tokens[number] = tokens
 
     def open_shards_of(self, spans: NDArray[Any]) -> None:
-        """Opens the shards that spans lie in. A kernel gave spans of other shards addresses that begin at 0."""
+        """Open the shards of spans. The addresses that a kernel wrote for shards that were closed begin at 0."""
         if len(self._tokens) == len(self.shards):
             return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
@@ -143,7 +148,7 @@ class TokenStream:
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
+        """Yield the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
 
         What is made of them is kept for every copy of the dataset. So this raises DatasetError if the dataset_id is not
         that of the arrays, or if the offsets of documents or sentences are not those that it stands for.
@@ -162,15 +167,8 @@ class TokenStream:
             for first in range(0, shard.num_documents, _DOCUMENTS_AT_ONCE):
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
 
-    def read_at_random(self) -> None:
-        """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
-        num_bytes = int(self.starts[-1]) * self.zero.itemsize
-        self._is_random = num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-        for tokens in self._tokens.values() if self._is_random else ():
-            pages_of(tokens).madvise(mmap.MADV_RANDOM)
-
     def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
-        """Asks the system to read ranges of the stream from the disk, and does not wait."""
+        """Request ranges of the stream from the disk, and do not wait."""
         for start, stop in ranges:
             # A damaged index may point out of the stream. It is refused when its rows are read.
             start, stop = max(0, start), min(stop, int(self.starts[-1]))
@@ -189,7 +187,7 @@ class TokenStream:
 
 
 def require_room(streams: Sequence[TokenStream]) -> None:
-    """Raises DatasetError if a process cannot hold the files of streams open and mapped, before it finds out."""
+    """Raise DatasetError if the system does not let a process open and map all files of streams."""
     num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
     if not num_arrays:
         return
@@ -235,7 +233,7 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] 
 
 
 def require_sound(count: int) -> None:
-    """Raises DatasetError if a count that comes from an index is negative."""
+    """Raise DatasetError if a count that comes from an index is negative."""
     if count < 0:
         sentence = "a sampling index is damaged; delete it in $BERTDATA_CACHE, by default ~/.cache/bertdata"
         raise DatasetError(sentence, "damaged")
