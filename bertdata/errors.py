@@ -221,6 +221,11 @@ def damaged(path: object, why: str = "it has impossible numbers") -> DatasetErro
     return DatasetError(sentence, "damaged", given=path)
 
 
+def refused(file: object, kind: str, what: str) -> InputError:
+    """Return the error for an input. what: the rest of the sentence, after the name of the input."""
+    return InputError(f"{file}{what}", kind, option="inputs", given=str(file))
+
+
 def unreadable(path: object, error: OSError) -> DatasetError:
     """Return the error for a file of a dataset that the system cannot read."""
     sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"

@@ -14,7 +14,7 @@ from helpers import refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import BYTES, CONTENTS, FEW, as_parquet, blocks_of, read, write
+from sources import BYTES, CONTENTS, FEW, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl, tables
 from bertdata.sources.documents import Documents
@@ -238,16 +238,6 @@ def test_json_of_any_depth_is_json(others):
 # --------------------------------------------------------------------------------------------------- Parquet and Arrow
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_parquet_of_many_rows_is_followed_by_other_inputs(folder, kind):
-    rows = [f"row {number}\r\n" for number in range(5000)]
-    path = write(folder / "rows.parquet", as_parquet(rows, kind, group=5000))
-    after = write(folder / "after.text", b"last\n")
-    texts = read([path, after], shard_size=1000)
-    assert [each for _, each, _ in texts] == [row.encode() for row in rows] + [b"last"]
-    assert texts[-1][0] == 1  # the table has one row group
-
-
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "RLE_DICTIONARY"])
 def test_parquet_of_any_encoding_is_read(folder, monkeypatch, encoding):
     """Also of a struct, with nulls, in several row groups; some texts are longer than may be decoded together."""
@@ -305,11 +295,3 @@ def test_documents_behind_4_gib_are_found(tmp_path):
         file.write(b"\nthe stone\nriver\n")
     found = read([tmp_path / "sparse.txt"], lambda unit: unit == 5, documents="line", shard_size=1 << 30)
     assert found == [(5, b"the stone", 0), (5, b"river", 0)]
-
-
-def test_documents_of_a_column_have_64_bit_numbers():
-    column = pa.array([b"a", b"b\xff", b"c"], pa.large_binary())
-    made = Documents.of_column(column, np.arange(1, 4))
-    for each in (made, made.repaired(), made.part(1, 3), Documents.of([b"a"], [0], [0], [-1])):
-        arrays = [array for array in vars(each).values() if isinstance(array, np.ndarray)]
-        assert [array.dtype for array in arrays] == [np.uint8, *[np.int64] * 6]

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("bertdata", "bertrain")
 BESIDE = {"BadRow"}  # no subclass of BertdataError: it becomes part of an InputError
 REPEATED = {"str(error)", "warnings[0]", "error.kind", "kind"}  # of another error, which is listed where it is made
-FUNCTIONS = {"fail", "require"}  # they raise a UsageError
+FUNCTIONS = {"fail": "UsageError", "require": "UsageError", "refused": "InputError"}  # what they raise or return
 NO_KIND = {"BadRow": "bad-row", "fail": "malformed", "require": "out-of-range"}  # calls that name no kind
 
 ERRORS = """# Errors
@@ -84,7 +84,7 @@ def error_classes(modules: dict[str, ast.Module]) -> set[str]:
 def errors() -> list[Error]:
     """Every error that the source makes, in the order of files and lines; the first line of the call is its line."""
     modules = sources()
-    names, constants = error_classes(modules) | FUNCTIONS, _constants(modules)
+    names, constants = error_classes(modules) | {*FUNCTIONS}, _constants(modules)
     listed = {}
     for file, tree in modules.items():
         before = _assigned_before(tree)
@@ -100,8 +100,9 @@ def errors() -> list[Error]:
                 if is_method or {ast.unparse(part) for part in call.args[:2]} & REPEATED:
                     continue
                 parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
-                words = [_words(part, texts) for part in (call.args if name == "require" else parts)]
+                words = [_words(part, texts) for part in (call.args if name in ("require", "refused") else parts)]
                 message = f"{words[1]} is …; give {words[3]}" if name == "require" else "; ".join(words)
+                message = f"{words[0]}{words[2]}" if name == "refused" else message
                 for kind in _kinds(name, call):
                     listed[file, call.lineno, call.col_offset, kind] = Error(kind, message, name, file, call.lineno)
     return [listed[position] for position in sorted(listed)]
@@ -134,7 +135,7 @@ def error_page() -> str:
     sections = [ERRORS]
     for kind, meaning in KINDS.items():
         of_kind = [error for error in errors() if error.kind == kind]
-        names = {"UsageError" if error.name in FUNCTIONS else error.name for error in of_kind} - BESIDE
+        names = {FUNCTIONS.get(error.name, error.name) for error in of_kind} - BESIDE
         by_words = {(re.sub(r"⟨.*?⟩|…|[^\w\s]", "", error.message).strip().lower(), error.message) for error in of_kind}
         classes = " or ".join(f"`{name}`" for name in sorted(names))
         lines = "".join(f"- {_shown(line)}\n" for _, line in sorted(by_words))

@@ -9,15 +9,15 @@ import csv
 import io
 from collections.abc import Iterator
 
-from bertdata.errors import InputError
+from bertdata.errors import refused
+from bertdata.options import TextFormat
 from bertdata.sources import formats
 from bertdata.sources.documents import BadRow
-from bertdata.sources.formats import TextFormat, require_text, skipped
+from bertdata.sources.formats import require_text, without_column
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK, InputStream
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-_SHOWN = 200  # characters of a header in a message
 
 
 def texts_of_column(
@@ -77,8 +77,9 @@ def texts_of_column(
                 yield texts, reasons
                 texts, reasons, size = [], {}, 0
         if not header and not number:
-            sentence = f"{file} has no header; give one whose first line names its columns, or --format text for prose"
-            raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
+            raise refused(
+                file, "not-of-format", " has no header; name its columns in a first line, or give --format text"
+            )
         if texts:
             yield texts, reasons
 
@@ -86,12 +87,11 @@ def texts_of_column(
 def _require_end(file: Input, place: str, error: str) -> None:
     """Raises InputError for an error of csv after which it cannot continue."""
     if error == "unexpected end of data":
-        sentence = f"{file}, {place}: a quotation mark begins a field, and none ends it; write the file as CSV again"
-        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
+        what = f", {place}: a quotation mark begins a field, and none ends it; write the file as CSV again"
+        raise refused(file, "not-of-format", what) from None
     if error.startswith("field larger"):
-        most = formats.LONGEST_ROW >> 20
-        sentence = f"{file}, {place} is longer than {most:,} Mi characters; split it, or end its quotation marks"
-        raise InputError(sentence, "too-large", option="inputs", given=file.name) from None
+        most = f"{formats.LONGEST_ROW >> 20} Mi characters"
+        raise refused(file, "too-large", f", {place} is longer than {most}; split it, or end its quotes") from None
 
 
 def _is_number(key: str) -> bool:
@@ -105,16 +105,10 @@ def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | 
     It is none if the key is the number of a column and not all fields are numbers: a label of the first row may be one.
     Raises InputError if there is no such column, unless bad rows are skipped.
     """
-    key, columns = form.text_key, ", ".join(header)
+    key = form.text_key
     is_number = _is_number(key) and -len(header) <= int(key) < len(header)
     if is_number and not (key in header and all(name.isdecimal() for name in header if name)):
         return int(key), False
     if header.count(key) == 1:
         return header.index(key), True
-    if key in header:
-        sentence = f"{file} has {header.count(key)} columns {key!r}; rename all but one of them, or use --on-error skip"
-        return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key)), True
-    columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
-    advice = "name one with --text-key, or give its number from 0 if there is no header, or use --on-error skip"
-    sentence = f"{file} has no column {key!r} in its first line, only {columns}; {advice}"
-    return skipped(form, InputError(sentence, "no-column", option="text_key", given=key)), True
+    return without_column(file, form, header.count(key), header), True

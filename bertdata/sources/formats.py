@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from bertdata.errors import InputError
+from bertdata.errors import InputError, refused
 from bertdata.options import TextFormat
 from bertdata.sources.documents import BadRow, valid_utf8
 from bertdata.sources.inputs import Input, magic_of
@@ -15,6 +16,7 @@ LONGEST_ROW = 1 << 26  # bytes of a line of JSON, characters of a row of CSV: pa
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first JUDGED_BYTES is invalid or NUL
 JUDGED_BYTES = 1 << 20
 _FEWEST_JUDGED = 1 << 10  # bytes
+_SHOWN = 200  # characters of a header in a message
 _OTHERS = re.compile(
     rb"(?s)(?P<zip>PK\x03\x04)|(?P<Parquet>PAR1\x15)|.{257}(?P<tar>ustar(?:  )?\0)|"
     rb"(?P<lz4>\x04\x22\x4d\x18)|(?P<SevenZip>7z\xbc\xaf\x27\x1c)|(?P<UTF_16>\xff\xfe|\xfe\xff)"
@@ -32,13 +34,13 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
     other = _OTHERS.match(first)
     what = magic_of(first) or (other.lastgroup or "" if other else "").replace("_", "-")
     if what:
-        advice = "unpack it, or correct its ending, --format or --encoding"
-        sentence = f"{file} is not {encoding.upper()} text, but {what}; {advice}"
-        raise InputError(sentence, "not-text", option="inputs", given=file.name)
+        raise refused(
+            file, "not-text", f" is not {encoding.upper()} text, but {what}; unpack it, or correct its --format"
+        )
     if num_bad := num_not_text(first):
-        shown, num_bytes = encoding.upper(), len(first)
-        sentence = f"{file} is not {shown} text: {num_bad:,} of {num_bytes:,} bytes are invalid; give its --encoding"
-        raise InputError(sentence, "not-text", option="inputs", given=file.name)
+        raise refused(
+            file, "not-text", f" is not {encoding.upper()}: {num_bad:,} bytes are invalid; give its --encoding"
+        )
 
 
 def skipped(form: TextFormat, error: InputError) -> BadRow:
@@ -47,3 +49,14 @@ def skipped(form: TextFormat, error: InputError) -> BadRow:
         raise error
     sentence = str(error).rpartition("; ")[0]
     return BadRow(f"no row of this file has a text: {sentence}")
+
+
+def without_column(file: Input, form: TextFormat, count: int, columns: Sequence[str]) -> BadRow:
+    """Return why no row of a table without the text's column, or with several, has a text, as `skipped`."""
+    key, shown = form.text_key, ", ".join(columns)
+    shown = shown[:_SHOWN] + "..." * (len(shown) > _SHOWN)
+    has = f"{count} columns {key!r}" if count else f"no column {key!r}, only {shown}"
+    sentence = (
+        f"{file} has {has}; name one with --text-key (or its number, if CSV has no header), or use --on-error skip"
+    )
+    return skipped(form, InputError(sentence, "not-of-format" if count else "no-column", option="text_key", given=key))

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import InputError, UsageError, refused
 from bertdata.sources.inputs import SPLITS, STATE, Input, ending_of, files_of_saved, local
 from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
@@ -91,8 +91,7 @@ class FileArray:
             numbers = np.fromfile(self._file.name, self.dtype, count, offset=offset)
             if numbers.size == count:
                 return numbers
-        sentence = f"{self._file} changed while it was read; run again when nobody changes it"
-        raise InputError(sentence, "changed", option="inputs", given=self._file.name)
+        raise refused(self._file, "changed", " changed while it was read; run again when nobody changes it")
 
     def place(self, start: int, index: int) -> str:
         """'file, byte n' of a number, counted from the one at `start`."""
@@ -106,8 +105,7 @@ def format_of(name: str) -> str:
         return "megatron"
     format = "rows" if path.is_dir() else _FORMAT_OF.get(ending_of(name))
     if format is None:
-        sentence = f"{name} has no known ending (.idx .bin .parquet .arrow); say what it is with --format"
-        raise InputError(sentence, "unknown-format", option="inputs", given=name)
+        raise refused(name, "unknown-format", " is not .idx, .bin, .parquet or .arrow; say what it is with --format")
     return format
 
 
@@ -173,14 +171,14 @@ def _open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
                 raise _stated_dtype(name, given)
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
             if size != (expected := offset + count * dtype.itemsize):
-                sentence = f"{data} has {size:,} bytes, and by its header {expected:,}; get the file again"
-                raise InputError(sentence, "cut-short", option="inputs", given=name)
+                raise refused(
+                    data, "cut-short", f" has {size:,} bytes, not the {expected:,} of its header; get it again"
+                )
     if not offset and given is None:
         dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
         note = f"reads {data} as {dtype.name}, {reason}; --dtype names another"
     if size % dtype.itemsize:
-        sentence = f"{data} has {size:,} bytes, no multiple of an id of {dtype.name}; name its --dtype or --format"
-        raise InputError(sentence, "not-of-format", option="inputs", given=name)
+        raise refused(data, "not-of-format", f" has {size:,} bytes, no multiple of a {dtype.name}; give its --dtype")
     if end_token > np.iinfo(dtype).max:
         sentence = f"{data}: {dtype.name} cannot hold the end token {end_token}; give the --tokenizer that made the ids"
         raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
@@ -235,23 +233,19 @@ def _open_megatron(name: str) -> IdsFile:
     header = FileArray(index, np.uint8, min(size, begin))[:].tobytes().ljust(begin, b"\0")
     magic, version, code, num_sequences, num_documents = struct.unpack(_HEADER, header)
     if magic != b"MMIDIDX\0\0" or version != 1 or code not in _DTYPES:
-        sentence = f"{index} is no index of Megatron for ids (MMIDIDX, version 1, integers); give the .idx of one"
-        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+        raise refused(index, "not-of-format", " is no index of version 1 for ids; give one that Megatron wrote")
     expected = begin + 12 * num_sequences + 8 * num_documents
     if size != expected:
-        sentence = f"{index} has {size:,} bytes, and by its header {expected:,}; write it again, without modes"
-        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
+        raise refused(index, "cut-short", f" has {size:,} bytes, not the {expected:,} of its header; get it again")
     dtype, lengths = np.dtype(_DTYPES[code]), FileArray(index, "<i4", num_sequences, begin)[:]
     pointers = FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences)[:]  # bytes of the .bin
     documents = FileArray(index, "<i8", num_documents, begin + 12 * num_sequences)[:]  # half-open, into sequences
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))  # in ids
     are_sequences = lengths.min(initial=0) >= 0 and (pointers == starts[:-1] * dtype.itemsize).all()
     if not are_sequences or [*documents[:1], *documents[-1:]] != [0, num_sequences] or (np.diff(documents) < 0).any():
-        sentence = f"{index}: sequences or documents are not one behind the other; write it again"
-        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+        raise refused(index, "not-of-format", ": sequences or documents do not follow each other; write it again")
     if data.size != (expected := int(starts[-1]) * dtype.itemsize):
-        sentence = f"{data} has {data.size:,} bytes, and {index} describes {expected:,}; get both files again"
-        raise InputError(sentence, "cut-short", option="inputs", given=data.name)
+        raise refused(data, "cut-short", f" has {data.size:,} bytes, not the {expected:,} of its .idx; get both again")
     ids, has_sentences = FileArray(data, dtype, int(starts[-1])), bool((np.diff(documents) > 1).any())
     offsets, begins = starts[documents], starts[:-1][lengths > 0]
 
@@ -297,8 +291,7 @@ def _files_of(directory: Path) -> list[Path]:
         return files_of_saved(directory)
     files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
     if not files:
-        sentence = f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids"
-        raise InputError(sentence, "empty", option="inputs", given=str(directory))
+        raise refused(directory, "empty", " has no Parquet files, and is not of save_to_disk; name files of ids")
     return files
 
 
@@ -330,13 +323,11 @@ def _check_column(file: Input, schema: Any) -> None:
 
     if (count := schema.names.count(COLUMN)) != 1:
         columns = ", ".join(schema.names)
-        sentence = f"{file} has {count} columns {COLUMN!r} and must have one, of ids; rename its columns: {columns}"
-        raise InputError(sentence, "no-column", option="inputs", given=file.name)
+        raise refused(file, "no-column", f" has {count} columns {COLUMN!r}, not one; rename its columns: {columns}")
     kind, types = schema.field(COLUMN).type, pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not (is_list and types.is_integer(kind.value_type)):
-        sentence = f"{file}: column {COLUMN!r} is {kind}, not a list of integers; write lists of ids there"
-        raise InputError(sentence, "wrong-column-type", option="inputs", given=file.name)
+        raise refused(file, "wrong-column-type", f": column {COLUMN!r} is {kind}; write lists of integers there")
 
 
 def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -346,8 +337,7 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
     flat = column.flatten()
     if column.null_count or flat.null_count:
         row = next(row for row, ids in enumerate(column) if ids.values is None or ids.values.null_count)
-        sentence = f"{file}, row {first + row + 1}: the ids, or one of them, are null; leave the row out"
-        raise InputError(sentence, "bad-row", option="inputs", given=file.name)
+        raise refused(file, "bad-row", f", row {first + row + 1}: an id, or all, are null; leave the row out")
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bertdata.choices import INPUT_FORMATS
-from bertdata.errors import InputError, UsageError, counted
+from bertdata.errors import InputError, UsageError, counted, refused
 from bertdata.urls import is_remote, is_url, is_url_of_any_kind
 
 if TYPE_CHECKING:
@@ -241,13 +241,12 @@ class _Search:
             self._leave_out(_LINK, links)
             if not files:
                 only = f"; its links are not followed ({_some(links)})" if links else ""
-                sentence = f"{path} is a directory without files{only}; name text files or a directory of them"
-                raise InputError(sentence, "empty", option="inputs", given=name)
+                raise refused(name, "empty", f" is a directory without files{only}; name files, or a directory of them")
         else:
             root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
             if not files:
-                raise InputError(f"{name} matches no file; check the pattern", "no-match", option="inputs", given=name)
+                raise refused(name, "no-match", " matches no file; check the pattern")
         below = {str(file): file.relative_to(root) for file in files}
         return self._chosen(name, below, is_directory=path.is_dir())
 
@@ -259,8 +258,7 @@ class _Search:
         names = list(remote)
         if "" not in found:
             if not self.include and (found.keys() >= {STATE, INFO} or SPLITS in found):
-                sentence = f"{url} was written by save_to_disk; copy it here, or select files with --include"
-                raise InputError(sentence, "unsupported", option="inputs", given=url)
+                raise refused(url, "unsupported", " is of save_to_disk; copy it here, or select files with --include")
             paths = {file.name: PurePath(path) for path, file in found.items()}
             names = self._chosen(url, paths, is_directory=not glob.has_magic(url))
         return [of_remote(remote[each]) for each in names]
@@ -274,8 +272,7 @@ class _Search:
         chosen = [file for file, why in reasons.items() if not why]
         if not chosen:
             number, files = counted(len(paths), "file"), _some(list(paths))
-            sentence = f"{name} has {number}, of which none is read ({files}); select some with --include, such as '*'"
-            raise InputError(sentence, "no-match", option="inputs", given=name)
+            raise refused(name, "no-match", f" has {number}, none to read ({files}); select some with --include '*'")
         for file, why in reasons.items():
             self._leave_out(why, [file] if why else [])
         return chosen
@@ -314,22 +311,18 @@ def _require_path(name: str) -> None:
 
 def files_of_saved(directory: Path) -> list[Path]:
     """Return the files that save_to_disk wrote, in their order. Raises InputError if these are several datasets."""
-    given = str(directory)
     if (directory / SPLITS).is_file():
         below = ", ".join(sorted(str(state.parent) for state in directory.glob(f"*/{STATE}")))
-        sentence = f"{directory} holds several datasets of save_to_disk; name one of them: {below}"
-        raise InputError(sentence, "wrong-file-type", option="inputs", given=given)
+        raise refused(directory, "wrong-file-type", f" has several datasets of save_to_disk; name one of them: {below}")
     try:
         state = json.loads((directory / STATE).read_bytes())
         names = [entry["filename"] for entry in state["_data_files"]]
         if not all(name == Path(name).name and "\0" not in name for name in names):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        sentence = f"{directory / STATE} is not what save_to_disk writes, as it names no data files; save it again"
-        raise InputError(sentence, "not-of-format", option="inputs", given=given) from None
+        raise refused(directory, "not-of-format", f": its {STATE} names no data files; save it again") from None
     if state.get("_indices_data_files"):
-        sentence = f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again"
-        raise InputError(sentence, "unsupported", option="inputs", given=given)
+        raise refused(directory, "unsupported", " has an index of rows; call flatten_indices() and save_to_disk again")
     return [directory / name for name in names]
 
 

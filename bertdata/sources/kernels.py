@@ -13,7 +13,7 @@ from numba import int64, types, uint64
 from numba.extending import intrinsic
 
 from bertdata.bits import is_byte, load64, pointer_to, trailing_zeros
-from bertdata.jit import jit, part
+from bertdata.jit import jit
 
 PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
@@ -145,7 +145,8 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
     Returns how many are complete. A document in `cuts` is the record without the first line, without lines that begin
     with ; and without white space. is_at_head: whether the input begins with data[0]; else data[0] is the beginning or
     any byte of a record. Text before the first record is a document, too. Lines before the first document are not used
-    up. starts[0] is -1 if there is no document; else it may be that of one that is not complete.
+    up. starts[0] is -1 if there is no document; else it may be that of one that is not complete. The first invalid byte
+    is that of the lines as they are, with comments.
     """
     text, offsets, starts, invalid = cuts.text, cuts.offsets, cuts.starts, cuts.invalid
     i, p, count, has_high, body = int64(0), int64(0), 0, False, int64(0)
@@ -159,7 +160,8 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
             break
         is_first = i < size and data[i] == RECORD
         if is_open and (is_first or i >= size):
-            invalid[count] = _invalid_in_lines(data, body, i, text, offsets[count], p, offset) if has_high else -1
+            is_invalid = has_high and first_invalid(text, offsets[count], p) >= 0
+            invalid[count] = offset + max(first_invalid(data, body, i), body) if is_invalid else -1
             text[p] = NEWLINE
             p += 1
             count += 1
@@ -180,25 +182,6 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
                 starts[count], is_open, body = offset + i, True, i
         i = min(stop + 1, size)
     return count
-
-
-@part()
-def _invalid_in_lines(data, start, stop, text, first, last, offset):
-    """Where in the input the first invalid byte of text[first:last] is, which are the lines data[start:stop]; or -1."""
-    bad = first_invalid(text, first, last)
-    if bad < 0:
-        return -1
-    left, is_comment, is_begin = bad - first, False, True
-    for k in range(start, stop):
-        byte = data[k]
-        is_comment = byte == COMMENT if is_begin else is_comment
-        is_begin = byte == NEWLINE
-        if is_comment or byte in (NEWLINE, SPACE, TAB, RETURN):
-            continue
-        if left == 0:
-            return offset + k
-        left -= 1
-    return -1
 
 
 @jit()

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertdata.errors import InputError
+from bertdata.errors import InputError, refused
+from bertdata.options import TextFormat
 from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source
 from bertdata.sources.csv import SEPARATORS, texts_of_column
 from bertdata.sources.documents import BadRow, Documents, Skipped, offsets_of
-from bertdata.sources.formats import TextFormat, skipped
+from bertdata.sources.formats import skipped, without_column
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8, opened
 
@@ -52,8 +53,8 @@ class TableFile(Source):
 
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
         """Yield rows of Parquet. A unit has complete row groups; those of others are not read."""
-        with _open_table(self.file, self.form) as (table, why):
-            meta, first = table.metadata, 1
+        with open_parquet(self.file) as table:
+            meta, why, first = table.metadata, _why_none(self.file, self.form, table.schema_arrow), 1
             for group, unit in enumerate(_group_units(meta, self.form, why)):
                 row, stop = first, first + meta.row_group(group).num_rows
                 if is_wanted(unit):
@@ -151,9 +152,8 @@ class TableFile(Source):
             stop = int(np.searchsorted(offsets, offsets[row] + formats.BLOCK_BYTES, side="right")) - 1
             stop = min(max(stop, row + 1), len(rows.column))
             if offsets[stop] - offsets[row] > formats.LONGEST_DOCUMENT:
-                longest = formats.LONGEST_DOCUMENT >> 20
-                sentence = f"{self.place(rows.first + row)}: the text is longer than {longest:,} MiB; split it"
-                raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
+                what = f"the text is longer than {formats.LONGEST_DOCUMENT >> 20:,} MiB; split it"
+                raise refused(self.file, "too-large", f", row {rows.first + row}: {what}")
             some = rows._replace(column=rows.column.slice(row, stop - row), first=rows.first + row)
             # 64: why a row is skipped
             num_bytes = int(offsets[stop] - offsets[row]) + stop - row + 64 * some.column.null_count
@@ -195,13 +195,11 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
     if file.is_stream:
-        sentence = f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first"
-        raise InputError(sentence, "read-once", option="inputs", given=file.name)
+        raise refused(file, "read-once", " is a pipe, from which Parquet cannot be read; write it to a file first")
     if file.compression:
-        sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
-        raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"), _open_table(file, form) as (table, why):
-        return _group_units(table.metadata, form, why)
+        raise refused(file, "unsupported", " is compressed, and Parquet must not be; decompress it first")
+    with readable(file, "parquet"), open_parquet(file) as table:
+        return _group_units(table.metadata, form, _why_none(file, form, table.schema_arrow))
 
 
 def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
@@ -234,13 +232,6 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
         pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **more) as table,
     ):
         yield table
-
-
-@contextmanager
-def _open_table(file: Input, form: TextFormat) -> Iterator[tuple[Any, BadRow | None]]:
-    """`open_parquet`, and what `_why_none` gives for the file."""
-    with open_parquet(file) as table:
-        yield table, _why_none(file, form, table.metadata.schema.to_arrow_schema())
 
 
 def open_by_pyarrow(file: Input) -> Any:
@@ -285,19 +276,12 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
     import pyarrow as pa
 
     key, found = form.text_key, _named(schema, form.text_key)
-    if not found:
-        columns = ", ".join(schema.names)
-        sentence = f"{file} has no column {key!r}, only {columns}; name one with --text-key, or use --on-error skip"
-        return skipped(form, InputError(sentence, "no-column", option="text_key", given=key))
-    if len(found) > 1:
-        sentence = f"{file} has {len(found)} columns {key!r}; rename all but one of them, or use --on-error skip"
-        return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key))
+    if len(found) != 1:
+        return without_column(file, form, len(found), schema.names)
     kind, types = found[0][0], pa.types
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    strings = types.is_string, types.is_large_string, types.is_string_view, types.is_null
-    if not any(fits(kind) for fits in (*strings, types.is_binary, types.is_large_binary, types.is_binary_view)):
-        advice = "name another with --text-key, or use --on-error skip"
-        sentence = f"{file}: column {key!r} is {kind}, not a string; {advice}"
+    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
+        sentence = f"{file}: column {key!r} is {kind}, not a string; give another --text-key, or --on-error skip"
         return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
     return None
 
@@ -311,8 +295,8 @@ def readable(file: Input, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
-        sentence = f"{file} is not readable {kind.capitalize()}: {reason}; write it again"
-        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
+        what = f" is not readable {kind.capitalize()}: {reason}; write it again"
+        raise refused(file, "not-of-format", what) from None
 
 
 def _binary(column: Any) -> Any:

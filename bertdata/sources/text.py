@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import BertdataError, InputError
+from bertdata.errors import BertdataError, InputError, refused
 from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source
 from bertdata.sources.documents import Documents, padded, valid_utf8
@@ -143,8 +143,7 @@ class TextFile(Source):
         """Raises InputError if the first bytes of the input cannot be text."""
         require_text(self.file, first, self.form.encoding)
         if self.kind == "jsonl" and first[:_HEAD].removeprefix(_MARK).lstrip().startswith(b"["):
-            sentence = f"{self.file} is a JSON array; write each of its rows on its own line, as jq -c '.[]' does"
-            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+            raise refused(self.file, "not-of-format", " is a JSON array; write a row on each line, as jq -c '.[]' does")
         if first.count(b"\r") - first.count(b"\r\n") > first.count(b"\n"):
             self.form.warnings.add(f"{self.file}: lines end with CR alone, so they are one line; end them with LF")
 
@@ -158,9 +157,10 @@ class TextFile(Source):
     def _require_short(self, size: int, start: int) -> None:
         longest = formats.LONGEST_ROW if self.kind == "jsonl" else formats.LONGEST_DOCUMENT
         if size > longest:
-            what = f"longer than {longest >> 20:,} MiB"
-            sentence = f"{self.file}: the document at byte {start} is {what}; split it, or choose other --documents"
-            raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
+            what = (
+                f": the document at byte {start} is longer than {longest >> 20:,} MiB; split it, or choose --documents"
+            )
+            raise refused(self.file, "too-large", what)
 
     def _before(self, stream: InputStream, offset: int) -> int:
         """Move the stream to the last byte before `offset` that is not white space, or to byte 0, and return where.
