@@ -49,6 +49,10 @@ _TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that
 _RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
 
 
+_Inserted = list[tuple[int, int, NDArray[Any]]]
+"""Ids of hard runs: where a run begins in the text, the place of its ids among the others, and the ids."""
+
+
 class Engine:
     """All methods may be called from several threads at once."""
 
@@ -123,7 +127,7 @@ class Engine:
             state=np.zeros(records.NUM_STATES, np.int64),
         )
         thread = self._thread()
-        inserted = _Insertions(self._dtype)
+        inserted: _Inserted = []
         code = -1
         while code != records.DONE:
             code = self._run(text, thread.tables, thread.runs, output)
@@ -147,7 +151,7 @@ class Engine:
                 return None
         if len(self._pages) > self._num_kept * 9 // 8:
             self._keep_pages()
-        ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
+        ids, bounds = _insert(output.ids[: output.bounds[-1]], text.starts, output.bounds, inserted)
         return ids, bounds, int(output.state[records.REPLACED])
 
     def _thread(self) -> Any:
@@ -176,7 +180,7 @@ class Engine:
             self._source.keep(self._kept, values | {"classes": [[str(matches), flags] for matches, flags in classes]})
 
     def _resolve(
-        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
         """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
         if not hard.size:
@@ -189,7 +193,7 @@ class Engine:
         return all(self._resolve_some(text, part, runs, output, inserted) for part in parts)
 
     def _resolve_some(
-        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
         """Does what `_resolve` does, for some rows."""
         for where in np.unique(hard[:, 3]).tolist():
@@ -208,7 +212,8 @@ class Engine:
             for ids in encoded:
                 ids[self._special[ids]] = self._unk or 0
             output.state[records.REPLACED] += sum(replaced[number] for number in of_row)
-            inserted.add(rows, [encoded[number] for number in of_row])
+            own = [encoded[number].astype(self._dtype) for number in of_row]
+            inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
                 first = np.unique(of_row, return_index=True)[1]  # the row in which each run occurs first
                 kept = np.flatnonzero(np.array(replaced) == 0)
@@ -218,38 +223,19 @@ class Engine:
         return True
 
 
-class _Insertions:
-    """Ids of hard runs, and where they belong among the ids of the other text."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._dtype = dtype
-        self._rows: list[NDArray[np.int64]] = []
-        self._ids: list[NDArray[np.int64]] = []
-
-    def add(self, rows: NDArray[np.int64], ids: list[NDArray[np.int64]]) -> None:
-        """rows: of Output.hard. ids: of each."""
-        self._rows.append(rows.copy())
-        self._ids.extend(each.astype(self._dtype) for each in ids)
-
-    def into(
-        self, ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids with the others inserted, and their bounds. starts: where the pieces of text start."""
-        if not self._ids:
-            return ids, bounds
-        rows = np.concatenate(self._rows)
-        order = np.argsort(rows[:, 0], kind="stable")
-        sizes = np.array([of_run.size for of_run in self._ids], np.int64)
-        both, done, size = np.empty(ids.size + int(sizes.sum()), self._dtype), 0, 0
-        for k, place in zip(order.tolist(), rows[order, 2].tolist(), strict=True):
-            for some in (ids[done:place], self._ids[k]):
-                both[size : size + some.size] = some
-                size += some.size
-            done = place
-        both[size:] = ids[done:]
-        piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
-        more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
-        return both, bounds + np.append(0, np.cumsum(more))
+def _insert(
+    ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64], inserted: _Inserted
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the ids with those of hard runs inserted, and their bounds. starts: where the pieces of text start."""
+    if not inserted:
+        return ids, bounds
+    begins, places = np.array([row[:2] for row in inserted]).T
+    sizes, parts, done = np.array([own.size for _, _, own in inserted]), [], 0
+    for k in np.argsort(begins, kind="stable").tolist():
+        parts += [ids[done : places[k]], inserted[k][2]]
+        done = places[k]
+    more = np.bincount(np.searchsorted(starts, begins, side="right") - 1, sizes, bounds.size - 1).astype(np.int64)
+    return np.concatenate([*parts, ids[done:]], dtype=ids.dtype), bounds + np.append(0, np.cumsum(more))
 
 
 def encoded_by(

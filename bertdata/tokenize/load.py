@@ -158,12 +158,14 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
 
 
 def _load_hub(name: str) -> LoadedTokenizer:
-    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
+    """Load from the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
 
     The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
     """
+    from huggingface_hub import try_to_load_from_cache
+
     path = _from_hub(name, only_cache=True)
-    if path is None or not _knows_all(name):
+    if path is None or None in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *BESIDE)):
         try:
             _require_on_hub(name)
             path = _from_hub(name, only_cache=False)
@@ -171,13 +173,6 @@ def _load_hub(name: str) -> LoadedTokenizer:
             if path is None:
                 raise
     return _load_directory(path.parent) if path else _convert(name)
-
-
-def _knows_all(name: str) -> bool:
-    """Whether the cache has all files of a tokenizer, or knows of each that it lacks that the hub has none."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *BESIDE))
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:

@@ -54,6 +54,7 @@ class Source:
         other = copy.copy(self)
         other.special_is_text = False
         other.__dict__.pop("library", None)
+        self.forget()
         return other
 
     @cached_property
