@@ -24,7 +24,6 @@ from bertdata.format.verify import verify
 from bertdata.sources import formats
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.write import dataset as of_a_build
-from bertdata.write import finish
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
 
@@ -135,17 +134,6 @@ def test_unit_numbers_are_offsets_in_the_text(tmp_path, vocab):
     assert record["counts"] == {"documents": 1, "dropped_documents": 0, "replaced_characters": 0}
 
 
-def test_commit_records_add_up_to_the_manifest(tmp_path, vocab):
-    path = write(tmp_path / "text", b"the stone\n\n\x01\n\nri\xffver\n\n" * 200)
-    dataset = build(path, tmp_path / "out", tokenizer=vocab, shard_size=900, validation=0).dataset
-    shards = dataset.manifest.shards
-    records = [json.loads((tmp_path / "out" / f"{shard.name}.json").read_bytes()) for shard in shards]
-    assert len(records) > 4
-    counts = {"documents": 400, "dropped_documents": 200, "replaced_characters": 200}
-    for name, total in counts.items():
-        assert sum(record["counts"][name] for record in records) == dataset.manifest.counts[name] == total
-
-
 # ------------------------------------------------------------------------------------------------------------- splits
 
 
@@ -243,7 +231,7 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
 
     def discard(name):
         shutil.copytree(tmp_path / "left", tmp_path / name)
-        continue_or_start(tmp_path / name / ".build", BuildPlan({}, {}, ()), overwrite=True)
+        continue_or_start(tmp_path / name / ".build", BuildPlan({}, {}, (), None), overwrite=True)
 
     with failing(-1, None) as calls:
         discard("removed")
@@ -280,20 +268,6 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
         build(bad / "blank", tmp_path / "out", **options)
     build(text, tmp_path / "out", **options)
     assert published(tmp_path / "out") == expected
-
-
-def test_a_finish_after_one_that_has_published_says_that_the_dataset_is_there(tmp_path, text, vocab):
-    """Also where that one was killed while it removed its directory."""
-    for number in range(2):
-        build(text, tmp_path / "out", tokenizer=vocab, part=(number, 2))
-    kill = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
-    with kill, pytest.raises(KeyboardInterrupt):
-        finish(tmp_path / "out")
-    for _ in range(2):
-        with refuses("out-exists", "out", given=tmp_path / "out"):
-            finish(tmp_path / "out")
-        shutil.rmtree(tmp_path / "out" / ".build", ignore_errors=True)
-    assert verify(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("parallel", ["true", None])

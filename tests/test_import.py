@@ -508,16 +508,6 @@ def test_the_commands_count_what_they_read(tmp_path, vocab):
     succeeds(main, "verify", tmp_path / "out")
 
 
-def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab, take):
-    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
-    build([corpus], tmp_path / "out", tokenizer=vocab)
-    with refuses("out-exists", "out"):
-        take(f"{prefix}.bin")
-    take(f"{prefix}.bin", overwrite=True)
-    assert stored(bertdata.open(tmp_path / "out")) == DOCUMENTS
-    assert verify(tmp_path / "out") == []
-
-
 def test_both_files_of_megatron_are_one_input(tmp_path, take):
     prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     assert stored(take([f"{prefix}.bin", f"{prefix}.idx"])) == DOCUMENTS

@@ -54,7 +54,6 @@ import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
 from bertdata.sources import formats, plan
-from bertdata.sources import text as text_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
@@ -66,11 +65,6 @@ SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
 
 def without_manifest(files):
     return {name: content for name, content in files.items() if name != "manifest.json"}
-
-
-def records_of(out):
-    """The files that record finished units, and which these are on the disk."""
-    return {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
 
 
 def require_finish(out, straight):
@@ -606,15 +600,6 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
     build_parts(corpus, out, 3, (1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
     require_finish(out, straight)
-
-
-def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
-    kept, asked = records_of(halves), []
-    with patch.object(text_module.TextFile, "_read", side_effect=asked.append):
-        build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
-    assert asked == []
-    assert records_of(halves) == kept
-    require_finish(halves, straight)
 
 
 def test_a_lost_unit_is_told(halves, corpus, vocab, straight):

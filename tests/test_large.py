@@ -102,16 +102,6 @@ def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     assert (split.num_documents, split.num_tokens) == (6 << 40, 10 << 40)
 
 
-@pytest.mark.parametrize("has_empty", [False, True])
-def test_rows_give_the_shards_that_came_in_any_order(listed, has_empty):
-    expected = list(listed.splits["train"].shards)
-    if has_empty:  # an array whose length tables do not have
-        expected[1] = replace(expected[1], arrays={**expected[1].arrays, "empty": expected[1].arrays["documents"]})
-    found = Shards.joined([Shards.of(each) for each in (*expected[2:], *expected[:2])])
-    assert list(Shards.joined([found])) == list(found) == expected
-    assert [list(each.arrays) for each in found] == [list(each.arrays) for each in expected]
-
-
 def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "MOST_LISTED", 5)
     built = build(corpus, tmp_path / "built", tokenizer=vocab, **SMALL).dataset

@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sources import build_parts, made, parquet, write
 
-from bertdata import files
 from bertdata.cli import main
 from bertdata.options import Shares
 from bertdata.sources import plan as split_module
@@ -34,7 +33,6 @@ from bertdata.sources.plan import Task, split
 from bertdata.tokenize.load import load
 from bertdata.write import cluster, finish
 from bertdata.write.encoding import TextEncoder
-from bertdata.write.state import record_name
 from bertdata.write.units import UnitWriter
 
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
@@ -132,26 +130,6 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     with patch.object(UnitWriter, "commit", side_effect=MemoryError), pytest.raises(MemoryError):
         cluster.make_task(sent, task, set())
     assert not list((staging / "attempts-1").iterdir())
-
-
-def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
-    """The names of its files are on disk before that of its record."""
-    (sent, task, _), calls, real = job, [], os.replace
-    staging = sent[0]()[1].parent
-
-    def replace(source, target):
-        real(source, target)
-        if Path(target).parent == staging:
-            calls.append(Path(target).name)
-
-    with patch.object(os, "replace", replace), patch.object(files, "fsync_directory", calls.append):
-        cluster.make_task(sent, task, set())
-    names = {record_name(unit) for unit in range(3)}
-    assert {each for each in calls if str(each).startswith("unit-")} == names
-    for name in names:
-        record = calls.index(name)
-        assert calls[record - 1] == calls[record + 1] == staging
-        assert calls[record - 2] != staging
 
 
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):

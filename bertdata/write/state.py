@@ -28,7 +28,7 @@ class BuildPlan:
     settings: Mapping[str, Any]  # by the names of options
     published: Mapping[str, Any]  # those of them that the manifest has
     inputs: tuple[Input, ...]
-    tokenizer_name: str | None = None  # of its directory or on the hub
+    tokenizer_name: str | None  # of its directory or on the hub
     unit_rule: int = UNIT_RULE
 
     @classmethod
