@@ -7,7 +7,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import int64, types, uint64
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
@@ -30,7 +29,7 @@ def least32(typing: Any, lanes: Any) -> Any:
         numbers = builder.load(builder.bitcast(data, vector.as_pointer()))
         numbers.align = 4
         kind = ir.FunctionType(ir.IntType(32), [vector])
-        least = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.smin.v32i32")
+        least = builder.module.declare_intrinsic("llvm.vector.reduce.smin.v32i32", (), kind)
         return builder.call(least, [numbers])
 
     return types.int32(lanes), generate
@@ -137,7 +136,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
         bytes64, shorts32, number = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(16), 32), ir.IntType(32)
         mask = ir.VectorType(ir.IntType(1), 64)
         kind = ir.FunctionType(bytes64, [bytes64, bytes64, mask])
-        compress = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v64i8")
+        compress = builder.module.declare_intrinsic("llvm.x86.avx512.mask.compress.v64i8", (), kind)
         all_places, none = ir.Constant(bytes64, list(range(64))), ir.Constant(bytes64, [0] * 64)
         found = builder.call(compress, [all_places, none, builder.bitcast(bits, mask)])
         first = builder.insert_element(
