@@ -115,23 +115,20 @@ def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, togethe
 
 
 def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
-    batch = Loader(dataset, length=64, samples="packed").read(np.arange(20))
-    bounds = batch.cu_seqlens
-    assert bounds.dtype == np.int32
-    assert bounds[0] == 0
-    assert bounds[-1] == 20 * 64
-    assert (np.diff(bounds) > 0).all()
-    ids, positions = batch.input_ids.ravel(), batch.position_ids.ravel()
-    mask = np.ones_like(ids) if batch.attention_mask is None else batch.attention_mask.ravel()
-    for start, stop in zip(bounds, bounds[1:], strict=False):
-        assert positions[start:stop].tolist() == list(range(stop - start))
-        assert start // 64 == (stop - 1) // 64  # none leaves its row
-        if mask[start]:
-            assert mask[start:stop].all()
-            assert ids[start] == SPECIAL.cls
-            assert ids[stop - 1] == SPECIAL.sep
-        else:
-            assert not mask[start:stop].any()
+    batch = Loader(dataset, length=64, samples="packed", masking=None).read(np.arange(20))
+    bounds, mask = (
+        batch.cu_seqlens,
+        np.ones(20 * 64, int) if batch.attention_mask is None else batch.attention_mask.ravel(),
+    )
+    assert (bounds.dtype, bounds[0], bounds[-1]) == (np.int32, 0, 20 * 64)
+    pieces = np.split(batch.input_ids.ravel(), bounds[1:-1])
+    for start, piece, positions in zip(
+        bounds, pieces, np.split(batch.position_ids.ravel(), bounds[1:-1]), strict=False
+    ):
+        assert positions.tolist() == list(range(piece.size))
+        assert start // 64 == (start + piece.size - 1) // 64  # none leaves its row
+        assert len(set(filled[start : start + piece.size].tolist())) == 1
+        assert not filled[start] or (piece[0], piece[-1]) == (SPECIAL.cls, SPECIAL.sep)
     windows = Loader(dataset, length=64).read(np.arange(3))
     assert windows.cu_seqlens.tolist() == [0, 64, 128, 192]
 
