@@ -16,10 +16,6 @@ INPUT_FORMATS = {  # the format of an input file → the file extensions that te
     "arrow": (".arrow", ".feather"),
     "fasta": (".fasta", ".fa", ".fna", ".faa"),
 }
-DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
-SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
 TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each
 FIXED_TOKENIZERS = ("residues", "bytes")  # of a vocabulary that is the same for every text; tokenize/fixed.py
 IDS_FORMATS = ("megatron", "nanogpt", "rows")  # of files of ids that others wrote
-IDS_DTYPES = ("uint16", "uint32", "int32", "int64")  # of ids in a file that does not say it
-ON_ERROR = ("fail", "skip")  # for rows that cannot be used: fail, or skip and count them

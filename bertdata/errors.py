@@ -130,10 +130,6 @@ class TextError(TokenizerError):
     places: tuple[int, ...] = ()  # where they, or pieces of them, begin in the text that was given, if that is known
 
 
-class SpecialTextError(TextError):
-    """Texts give special ids, and the tokenizer has no unknown token to store in their place."""
-
-
 class LongTextError(TextError):
     """Texts have pieces that are too long for `tokenizers`, which takes much memory for each byte."""
 

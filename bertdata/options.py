@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import codecs
 import importlib
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
@@ -14,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertdata.choices import FIXED_TOKENIZERS, IDS_DTYPES, IDS_FORMATS, INPUT_FORMATS, TOKENIZER_TYPES
+from bertdata.choices import FIXED_TOKENIZERS, IDS_FORMATS, INPUT_FORMATS, TOKENIZER_TYPES
 from bertdata.errors import UsageError, require, require_known, require_positive, require_share
 
 _Group = TypeVar("_Group", bound="Options")
@@ -52,17 +51,22 @@ class Options:
     @classmethod
     def helps(cls) -> dict[str, str]:
         """Return the help by name of a field: the docstrings below the fields. {} if there is no source file."""
-        try:
-            body: Any = ast.parse(inspect.getsource(cls)).body
-        except OSError:
-            return {}
-        pairs: Any = pairwise(body[0].body)
-        return {one.target.id: " ".join(two.value.value.split()) for one, two in pairs if hasattr(one, "annotation")}
+        body: list[Any] = next((each.body for each in _source() if getattr(each, "name", "") == cls.__name__), [])
+        pairs = ((one, two) for one, two in pairwise(body) if isinstance(two, ast.Expr) and hasattr(one, "annotation"))
+        return {one.target.id: " ".join(ast.literal_eval(two.value).split()) for one, two in pairs}
 
     @classmethod
     def taken(cls: type[_Group], options: dict[str, Any], **more: Any) -> _Group:
         """Remove the options of this group from a dict by names of the command line, and return them as an object."""
         return cls(**{each.name: options.pop(name) for name, each in cls.declared() if name in options} | more)
+
+
+@lru_cache
+def _source() -> list[Any]:
+    try:
+        return list[Any](ast.parse(Path(__file__).read_text(encoding="utf-8")).body)
+    except OSError:
+        return []
 
 
 @lru_cache
@@ -222,7 +226,7 @@ class IdsFormat(Options):
     """Format of every FILE. auto: by the names of the files."""
     end_token: str | None = option(None)
     """For nanogpt: the token that ends a document. Default: the end token of the tokenizer."""
-    dtype: str | None = option(None, *IDS_DTYPES)
+    dtype: str | None = option(None, "uint16", "uint32", "int32", "int64")
     """Of the ids in a .bin without a header. Default: guessed, and the guess is printed."""
     shard_size: int = option(1 << 30, check=require_positive, default="1GiB")
     """Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split."""

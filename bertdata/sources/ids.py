@@ -112,7 +112,7 @@ def format_of(name: str) -> str:
 def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = None) -> IdsFile:
     """Open an input of ids. format: one of choices.IDS_FORMATS.
 
-    end_token: the id that ends a document of nanoGPT. dtype: one of choices.IDS_DTYPES, that of the ids where the file
+    end_token: the id that ends a document of nanoGPT. dtype: that of the ids where the file
     does not say it; None: it is guessed.
 
     Raises UsageError for a dtype that the file says itself, and InputError if a file cannot be read, is not of this

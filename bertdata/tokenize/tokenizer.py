@@ -20,7 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models, processors
 
-from bertdata.errors import FailedTextError, LongTextError, SpecialTextError, TokenizerError, UsageError
+from bertdata.errors import FailedTextError, LongTextError, TextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
 from bertdata.tokenize.forms import library_tokenizer
@@ -249,7 +249,7 @@ class LoadedTokenizer:
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
         line of its document. name: what an error calls a document. May be called from several threads at once; it
         releases the GIL for most of the time.
-        Raises FailedTextError for a text on which `tokenizers` fails; SpecialTextError if it has no unknown token for
+        Raises FailedTextError for a text on which `tokenizers` fails; TextError if it has no unknown token for
         texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
@@ -333,7 +333,7 @@ class LoadedTokenizer:
                 numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
                 place = name(numbers[0])
                 sentence = f"{place} spells {token!r}, and the tokenizer has no unknown token; use --on-error skip"
-                error = SpecialTextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
+                error = TextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
                 error.documents = tuple(numbers)
                 raise error
             ids[replaced] = self.special.unk

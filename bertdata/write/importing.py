@@ -80,10 +80,7 @@ def import_ids(
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    if names and kind == "megatron":  # a pattern of the shell names both files of a dataset
-        first = {prefix_of(name): name for name in reversed(names)}
-        names = [name for name in names if first[prefix_of(name)] == name]
-    files = [open_arrays(inputs)] if names is None else [open_ids(name, kind, end_id, dtype) for name in names]
+    files = [open_arrays(inputs)] if names is None else _opened(names, kind, end_id, dtype)
     for note in filter(None, (file.note for file in files)):
         say(note)
     if files[0].dtype and len({file.dtype for file in files}) == 1:
@@ -112,10 +109,17 @@ def import_ids(
         progress(total, total)
         require_unchanged(read, "run again with --overwrite")
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
-        nothing = f"no document to import: there is no id in {', '.join(names or map(str, read))}; give ids"
-        if_none = InputError(nothing, "empty", option="inputs")
-        publish(staging, units, plan, loaded, special, counts, if_none)
+        nothing = f"no document to import: there is no id in {', '.join(map(str, read))}; give ids"
+        publish(staging, units, plan, loaded, special, counts, InputError(nothing, "empty", option="inputs"))
     return Dataset(Path(out))
+
+
+def _opened(names: Sequence[str], kind: str, end_id: int | None, dtype: str | None) -> list[IdsFile]:
+    """Open the files of ids with these names."""
+    if kind == "megatron":  # a pattern of the shell names both files of a dataset
+        first = {prefix_of(name): name for name in reversed(names)}
+        names = [name for name in names if first[prefix_of(name)] == name]
+    return [open_ids(name, kind, end_id, dtype) for name in names]
 
 
 def _format_of(names: Sequence[str], kind: str) -> str:
