@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import binding
@@ -21,10 +22,12 @@ try:
     if os.environ.get("BERTDATA_PLAIN_NUMBA"):
         raise ImportError
     from numba.core.caching import FunctionCache, IndexDataCacheFile
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
     from numba.core.event import Listener, install_listener
     from numba.core.registry import CPUDispatcher
 except ImportError:
-    FunctionCache = Listener = CPUDispatcher = object
+    FunctionCache = JITCodeLibrary = Compiler = Listener = CPUDispatcher = object
 IS_PLAIN = CPUDispatcher is object
 _COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # that kernels import
 _OPTIONS = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
@@ -60,8 +63,33 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
+class _PartLibrary(JITCodeLibrary):
+    """LLVM's code of a part, which is optimized and compiled only with the kernels that call the part."""
+
+    codegen = SimpleNamespace(set_env=lambda name, environment: None)  # noqa: ARG005
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
+        self._ensure_finalized()
+        return 0
+
+
+class _PartCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
+        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *more)
+
+
 class _Part(CPUDispatcher):
     """A function that only kernels call. numba would let Python call it, which ends the process."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, pipeline_class=_PartCompiler, **options)
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
@@ -93,7 +121,7 @@ def jit(*, arrays: bool = False, **options: Any) -> Any:
 def part(**options: Any) -> Any:
     """Return a decorator as `jit` does, for a function that only kernels call.
 
-    It has no entry for Python, which takes long to compile.
+    It is compiled with each kernel that calls it, and has no entry for Python.
     """
     return partial(_compiled, _Part, {"_nrt": False, "no_cpython_wrapper": True, **options})
 
@@ -127,6 +155,8 @@ def _compiled(dispatcher: Callable[..., Any], options: dict[str, Any], function:
         public = {name: value for name, value in options.items() if name in ("inline", "forceinline")}
         return njit(nogil=True, cache=True, **public)(function)
     kernel = dispatcher(function, targetoptions=_OPTIONS | options)
+    if dispatcher is _Part:
+        return kernel
     with suppress(RuntimeError):  # numba found no directory it may write its cache to
         kernel._cache = _Cache(function)
     return kernel

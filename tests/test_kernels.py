@@ -23,16 +23,14 @@ from bertdata.read.masking import Masker
 from bertdata.sources.kernels import PADDING, _copy_line
 from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
-    ascii_stops64,
     decoded,
     in_ranges64,
     leads64,
     least32,
-    outside64,
+    not_lower64,
     write_places,
 )
 from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
-from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.write import kernels as build_kernels
 from bertdata.write.kernels import _equal64, _spaces64
@@ -275,11 +273,10 @@ PARTS = word_list("contractions", "latin-1")
 @njit
 def words_at(data, place, ranges, byte, fold):
     """What all operations on 64 bytes at a time find at an offset of an array; all but the first give a bit a byte."""
-    sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
-    stops = ascii_stops64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
+    sets = not_lower64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
     others = _spaces64(data, place), _equal64(data, place, byte)
     of_bytes = _classes64(data, place) + _contractions64(data, place, fold)
-    return (load64(data, place), *sets, *stops, *others, *of_bytes)
+    return (load64(data, place), *sets, *others, *of_bytes)
 
 
 @njit

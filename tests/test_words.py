@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from bertdata.errors import TokenizerError
 from bertdata.tokenize import bytewords, engine, rules
 from bertdata.tokenize.bytewords import LLAMA3_RULE, ByteWords
+from bertdata.tokenize.cutting import GPT2_RULE
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import find_words
 from bertdata.tokenize.kernels.merges import add_pairs, merge, merge_any
@@ -26,7 +27,6 @@ from bertdata.tokenize.models import byte_letters, byte_symbols, trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Ours
-from bertdata.tokenize.words import GPT2_RULE
 
 cut_word, find_words, merge, merge_any = map(as_kernel, (cut_word, find_words, merge, merge_any))
 
@@ -598,6 +598,8 @@ def _edited(name, **parts):
         lambda: _edited("GPT-2", model={"dropout": 0.1}),
         lambda: _edited("GPT-2", pre_tokenizer={"use_regex": False}),
         lambda: _edited("T5", pre_tokenizer=None),
+        lambda: _edited("WordPiece at spaces", pre_tokenizer=None),
+        lambda: _edited("WordPiece at spaces", model={"unk_token": "<none>"}),
         lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
         lambda: _edited("GPT-2", normalizer=SPACES),
         lambda: sentencepiece_bpe(_sequence(SPACES, {"type": "NFKC"}), AT_SPACES),

@@ -91,9 +91,9 @@ class AddedTokens:
                 trie=kept["trie"],
                 ids=np.array(ids, np.int64),
                 begins=begins.ravel(),
-                first=_ranges(np.any(begins, axis=1)),
-                second=_ranges(np.any(begins, axis=0)),
-                watched=_ranges(watched),
+                first=ranges_of(np.any(begins, axis=1)),
+                second=ranges_of(np.any(begins, axis=0)),
+                watched=ranges_of(watched),
             )
             self._searches.append((search, blurs))
 
@@ -179,7 +179,7 @@ class AddedTokens:
             left_out[cuts.of[harmed]] = True
 
 
-def _ranges(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """uint8 [RANGES, 2]: ranges of bytes, as in records.Added, that hold the bytes that are in, and as few others."""
     chosen = np.flatnonzero(are_in)
     gaps = np.diff(chosen)

@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bertdata.tokenize.cutting import GPT2_RULE
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
@@ -20,7 +21,7 @@ from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Tex
 from bertdata.tokenize.models import byte_symbols, read_only
 from bertdata.tokenize.rules import Rules, Unsupported, parse
 from bertdata.tokenize.source import Source
-from bertdata.tokenize.words import GPT2_RULE, Words, inner_tokenizer
+from bertdata.tokenize.words import Words, inner_tokenizer
 from bertdata.types import SpecialTokens
 
 LLAMA3_RULE = (

@@ -14,7 +14,6 @@ from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.source import Source
-from bertdata.tokenize.wordpiece import WordPiece
 from bertdata.tokenize.words import Words
 from bertdata.types import SpecialTokens
 
@@ -35,7 +34,7 @@ class Encoder:
         compiling them takes some seconds, once on a machine.
         """
         try:
-            for kind in (WordPiece, ByteWords, Words):
+            for kind in (ByteWords, Words):
                 try:
                     engine = kind(source, special)
                     break

@@ -120,6 +120,7 @@ class Engine:
         longer than LONGEST_PIECE, and FailedTextError.
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
+        text = text._replace(data=read_only(text.data.view()))  # kernels are compiled for one kind of array
         output = Output(
             ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),

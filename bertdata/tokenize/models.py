@@ -40,14 +40,14 @@ _BYTES_OF_LETTERS = codecs.charmap_build("".join(byte_letters()))
 def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
     """Return the fields of records.WordTables that a model decides, and two more.
 
-    "characters": token → id, for BPE of characters, of tokens of one character; "has_space": whether SPACE is a token.
+    "characters": token → id, of tokens of one character (BPE: also with its suffix); "has_space": whether SPACE is one.
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
     """
     require_small_ids(vocabulary)
     kind = kind_of(model)
     fields: dict[str, Any] = {
-        "characters": {},
+        "characters": {token: n for token, n in vocabulary.items() if len(token) == 1},
         "has_space": SPACE in vocabulary,
         "byte_ids": np.full((2, 256), -1, np.int64),
         "pairs": np.full(1, records.EMPTY),

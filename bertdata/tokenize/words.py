@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import pre_tokenizers
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
-from bertdata.tokenize.forms import SPACE, Forms, flat, library_tokenizer
+from bertdata.tokenize.added import ranges_of
+from bertdata.tokenize.cutting import cutting
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, WORD_BYTES, Engine, ids_by
+from bertdata.tokenize.forms import SPACE, Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import (
     EACH_PIECE,
@@ -34,182 +37,15 @@ from bertdata.tokenize.kernels.records import (
     WordTables,
 )
 from bertdata.tokenize.kernels.words import encode_words
-from bertdata.tokenize.models import byte_letters, kind_of, merges_of, model_tables, read_only
-from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
+from bertdata.tokenize.models import byte_letters, kind_of, model_tables, read_only
+from bertdata.tokenize.rules import Rules, Unsupported
 from bertdata.tokenize.source import Source
 from bertdata.types import SpecialTokens
 
-GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LETTERS_OF_BYTES = byte_letters()
+MOST_FORM_BYTES = 12  # that an entry holds
+_MOST_CHARS = "max_input_chars_per_word"
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
-
-
-class Cutting:
-    """What a pre-tokenizer does: rules, and a prefix."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.drops: list[bool] = []  # of each rule, whether text between its words is left out
-        self.prefix, self.prefix_when, self.prefix_always = "", NEVER, False
-        self.byte_level = False  # whether words reach the model as letters that stand for bytes
-        self.cut_bytes: list[Node] = []  # of the rules that cut words of such letters: what cuts
-        self.marks_spaces = False  # whether a space reaches the model as SPACE
-        self.joins_spaces = False  # whether the rules take several spaces for one
-        self.collapses = False  # whether the normalizer leaves one of several spaces that a word may have
-
-    def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None) -> None:
-        """cutting: the part of the rule that decides where words end, if not all of it."""
-        self.cut_bytes += [cutting or node] * self.byte_level
-        self.nodes.append(node)
-        self.drops.append(drops)
-
-
-def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, source: Source) -> Cutting:
-    """What a pre-tokenizer, given as JSON, does with normal forms. Raises Unsupported if the rules cannot say it."""
-    cut = Cutting()
-    parts = flat(pre_tokenizer, "pretokenizers")
-    kinds = [part["type"] for part in parts]
-    if kinds == ["Split"] and "String" in parts[0]["pattern"] and forms.removes(parts[0]["pattern"]["String"]):
-        parts, kinds = [], []  # there is nothing left to split at
-    splits_nothing = kinds == ["Metaspace"] and not parts[0].get("split", True)
-    adds_prefix = any(part["type"] == "Metaspace" or part.get("add_prefix_space") for part in parts)
-    if forms.prepended and adds_prefix:
-        raise Unsupported("two of its parts put a character before a text")
-    if forms.prepended:
-        cut.prefix, cut.prefix_when, cut.prefix_always = forms.prepended, EACH_PIECE, True
-    if not parts or splits_nothing:
-        if splits_nothing:
-            _metaspace(parts[0], cut)
-        cut.add(_uncut_words(source, SPACE + " " * splits_nothing))
-        if forms.collapses:
-            raise Unsupported("its normalizer joins spaces, and nothing cuts text into words")
-        return cut
-    for number, part in enumerate(parts):
-        kind = part["type"]
-        if cut.byte_level and kind not in ("Digits", "Punctuation", "Split"):
-            raise Unsupported(f"its pre-tokenizer has a {kind} after ByteLevel")
-        if kind == "ByteLevel":
-            if part.get("add_prefix_space", True):
-                if number > 0:
-                    raise Unsupported("it puts a space before each part of a text")
-                cut.prefix, cut.prefix_when = " ", EACH_PIECE
-            if part.get("use_regex", True):
-                cut.add(parse(GPT2_RULE))
-            elif number == 0:
-                raise Unsupported("nothing cuts text into words")
-            cut.byte_level = True
-        elif kind == "Metaspace" and kinds[:number] in ([], ["WhitespaceSplit"]) and number == len(parts) - 1:
-            _metaspace(part, cut)
-            _add_metaspace(cut, forms, splits_whitespace=number == 1)
-        elif kind == "WhitespaceSplit" and kinds[number + 1 :] == ["Metaspace"]:
-            continue
-        elif kind == "Split":
-            _add_split(part, cut)
-        elif kind in ("BertPreTokenizer", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"):
-            _add_kinds(part, cut)
-        else:
-            raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
-    if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
-        raise Unsupported("its normalizer puts another character in place of several spaces")
-    cut.collapses = forms.collapses and bool(Rules(cut.nodes[:1]).matches(" ")[0])  # else no word has a space
-    if cut.collapses and not cut.joins_spaces:
-        raise Unsupported("its normalizer joins spaces that its rules tell apart")
-    return cut
-
-
-def _metaspace(part: dict[str, Any], cut: Cutting) -> None:
-    if part["replacement"] != SPACE:
-        raise Unsupported(f"it puts {part['replacement']!r} in place of spaces")
-    scheme = part.get("prepend_scheme") or ("always" if part.get("add_prefix_space", True) else "never")
-    cut.marks_spaces = True
-    if scheme != "never":
-        cut.prefix, cut.prefix_when = SPACE, EACH_PIECE if scheme == "always" else FIRST_PIECE
-
-
-def _add_metaspace(cut: Cutting, forms: Forms, *, splits_whitespace: bool) -> None:
-    """Words begin at a space, or at the character that stands for one."""
-    mark = Leaf(lambda c: c == SPACE)
-    if splits_whitespace:
-        other = Leaf(lambda c: c != SPACE and not _is_space(c))
-        if cut.prefix_when == FIRST_PIECE:
-            raise Unsupported("it treats the first word of a text alone in another way")
-        cut.prefix_when = EACH_WORD if cut.prefix else NEVER
-        cut.add(Choice((Chain((Repeat(mark, 0, 1), Repeat(other, 1, None))), mark)), drops=True)
-        return
-    space, other = Leaf(lambda c: c == " "), Leaf(lambda c: c not in (" ", SPACE))
-    begin = Repeat(space, 1, None) if forms.collapses else space
-    cut.joins_spaces = forms.collapses
-    cut.add(
-        Choice(
-            (
-                Chain((begin, Repeat(other, 0, None))),
-                Chain((mark, Repeat(other, 0, None))),
-                Repeat(other, 1, None),
-            )
-        )
-    )
-
-
-def _uncut_words(source: Source, spaces: str) -> Node:
-    """A rule for a BPE model that gets whole texts: words between which no merge of the vocabulary reaches.
-
-    A merge that joins text on both sides of a place makes a token in which the two characters stand side by side. If no
-    token holds another character before SPACE, text can be cut before SPACE; a character that stands beside no other
-    in any token can be cut out. spaces: the characters that reach the model as SPACE.
-    """
-    model = source.outline["model"]
-    if kind_of(model) != "BPE" or model.get("end_of_word_suffix"):
-        raise Unsupported("nothing cuts text into words")
-
-    def ask() -> dict[str, Any]:
-        beside = {left[-1] + right[0] for left, right in merges_of(source.content["model"])}
-        return {"beside": sorted(beside), "has_space": SPACE in source.vocabulary()}
-
-    facts = source.kept("beside", ask)
-    if model.get("fuse_unk") and not model.get("byte_fallback") and not facts["has_space"]:
-        raise Unsupported("nothing cuts text into words, and unknown characters side by side are one token")
-    beside = facts["beside"]
-    if any(after == SPACE != before for before, after in beside):
-        raise Unsupported("nothing cuts text into words, and its tokens reach across spaces")
-    joined = {c for pair in beside if pair[0] != pair[1] for c in pair} - {*spaces}
-    mark, other = Leaf(lambda c: c in spaces), Leaf(lambda c: c in joined)
-    alone = Leaf(lambda c: c not in spaces and c not in joined)
-    return Choice(
-        (
-            Chain((Repeat(mark, 0, None), Repeat(other, 1, None))),
-            Repeat(mark, 1, None),
-            Repeat(alone, 1, None),
-        )
-    )
-
-
-def _add_split(part: dict[str, Any], cut: Cutting) -> None:
-    pattern = part["pattern"]
-    node = parse(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
-    if part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"]):
-        cut.add(node, drops=part["behavior"] == "Removed")
-    else:
-        raise Unsupported(f"its pre-tokenizer splits with the behavior {part['behavior']}")
-
-
-def _is_space(character: str) -> bool:
-    return not pre_tokenizers.WhitespaceSplit().pre_tokenize_str(character)
-
-
-def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
-    """A rule for a pre-tokenizer that drops a character, cuts around it, or keeps it, whatever its neighbours are."""
-    if part.get("behavior", "").startswith("Merged"):
-        raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
-    pieces = library_tokenizer(pre_tokenizer=part).pre_tokenizer.pre_tokenize_str
-
-    def kind(character: str) -> str:
-        return {1: "keep", 2: "drop"}.get(len(pieces(f"x{character}x")), "cut")
-
-    joins = any(kind(c) == "cut" and len(pieces(c + c)) == 1 for c in "!1")
-    alone, kept = Leaf(lambda c: kind(c) == "cut"), Leaf(lambda c: kind(c) == "keep")
-    rule = Choice((Repeat(alone, 1, None) if joins else alone, Repeat(kept, 1, None)))
-    cut.add(rule, drops=True, cutting=alone)
 
 
 NAMES = {
@@ -231,6 +67,10 @@ class Words(Engine):
         self.forms = Forms(source.outline.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(source.outline.get("pre_tokenizer"), self.forms, source)
+        changes_more = self.forms.has_marks or self.forms.strips or self.forms.prepended or self.forms.collapses
+        of_model = source.outline["model"]
+        has_characters = kind_of(of_model) in ("WordPiece", "WordLevel") and of_model.get(_MOST_CHARS, 1) > 0
+        self._kind = cut.kind if has_characters and not changes_more else None
         self.forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
         model = (
@@ -256,11 +96,16 @@ class Words(Engine):
             raise Unsupported("it puts a character before a text that several rules cut")
         self._characters, has_space = model.pop("characters"), model.pop("has_space")
         constants = model | dict.fromkeys(
-            ("points", "ascii", "quick", "after", "letters", "steps", "skips", "starts", "cuts")
+            ("points", "ascii", "quick", "ends", "stops", "letters", "steps", "skips", "starts", "cuts")
         )
+        # Words of more characters are unknown, and others fit the memory of a thread.
+        is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix
         self._constants = WordTables(
             **constants,
-            inside=records.NO_BYTES,
+            finds=records.NOTHING,
+            has_marks=0,
+            fold=np.uint64(0),
+            longest=1 << 62 if is_short else WORD_BYTES // 4 - 16,
             keeps_gaps=read_only(np.array([not drops for drops in cut.drops])),
             meets=int(self._looks),
             strips=self.forms.strips,
@@ -284,6 +129,7 @@ class Words(Engine):
         is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
         self.name = NAMES[model["model"]]
+        self.near_factor = 2 if model["model"] == records.WORD_PIECE else 1
         self._warm()
         if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
             self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
@@ -297,71 +143,97 @@ class Words(Engine):
             is_quick = entries & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
             is_quick[0] = False  # a run with a zero byte has no key
             quick = np.append(np.where(is_quick, ascii_classes, 0), np.zeros(128)).astype(np.uint8)
-            inside, after = self._quick_words(quick)
+            finds, is_inside, stops = self._quick_words(quick)
             fields: dict[str, NDArray[Any]]
             fields = {
                 "ascii": ascii_classes,
                 "quick": quick,
-                "after": after,
+                "stops": stops,
+                "ends": ranges_of(~is_inside),
                 "letters": self._letters(quick),
                 "steps": rules.steps,
                 "skips": self._skips(quick),
                 "starts": rules.starts,
                 "cuts": rules.cuts,
             }
-            self._of_rules = {name: read_only(array) for name, array in fields.items()} | {"inside": inside}
+            points = self._page(0)[:128]
+            folds = finds == records.RUNS and bool(stops[ord("@")] != records.NOT_QUICK)
+            folds = folds and np.array_equal(points[65:91], points[97:123])
+            self._of_rules = {name: read_only(array) for name, array in fields.items()} | {
+                "finds": finds,
+                "has_marks": int(self.forms.composes if finds == records.RUNS else self._looks),
+                "fold": records.FOLD if folds else np.uint64(0),
+            }
         return tables._replace(**self._of_rules)
 
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """The field `skips` of records.WordTables. quick: the field of that name."""
-        steps, classes = self._rules.steps.reshape(-1, records.CLASSES), quick[[*LETTERS.encode()]]
+        steps, classes = self._rules.steps.reshape(-1, records.CLASSES), quick[[*string.ascii_lowercase.encode()]]
         loops = np.arange(steps.shape[0]) | int(records.ENDED)
         return np.logical_and((steps[:, classes] == loops[:, None]).all(axis=1), classes.all())
 
-    def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
-        """The fields `inside` and `after` of records.WordTables. quick: the field of that name.
+    def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.bool_], NDArray[np.uint64]]:
+        """Return the fields `finds` and `stops` of records.WordTables, and the bytes of `ends`, bool [256].
 
-        A word of bytes of one set, perhaps with a space before them, needs no automaton if these bytes never end it and
-        the byte after them always does.
+        quick: the field of that name. A word of bytes of one set, perhaps with a space before them, needs no automaton
+        if these bytes never end it and the byte after them always does.
         """
-        none = records.NO_BYTES, np.zeros(256, np.uint8)
+        stops, known, is_inside = np.full(256, records.NOT_QUICK), np.flatnonzero(quick), np.zeros(256, np.bool_)
         if len(self._cut.nodes) > 1:
-            return none
+            return records.NOTHING, is_inside, stops
+        letters, digits = [*string.ascii_letters.encode()], [*string.digits.encode()]
+        if self._kind:
+            values = [self._lone(chr(byte), self.forms.normal(chr(byte))) for byte in known.tolist()]
+            stops[known] = [records.NOT_QUICK if value is None else value for value in values]
+        if not self._kind or {*letters, *digits} != {*known[stops[known] == records.NOT_QUICK].tolist()}:
+            stops[:] = records.NOT_QUICK
         steps = self._rules.steps.reshape(-1, records.CLASSES)
         states, ends = steps & records.STATES, steps == records.ENDED
-        start, drops = int(self._rules.starts[0]), self._cut.drops[0]
-        sets = {
-            records.PRINTED: [*range(ord("!"), ord("~") + 1)],
-            records.LOWER: [*LETTERS.encode()],
-            records.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()],
-        }
-        for inside in (records.PRINTED, records.LETTERS, records.LOWER):
-            classes = np.unique(quick[sets[inside]])
-            reached = {int(states[start, number]) for number in classes}
-            space = int(states[start, quick[ord(" ")]])
-            begins = space != 0 and quick[ord(" ")] != 0
-            spaced = {int(states[space, number]) for number in classes} if begins else set()
-            begins = begins and 0 not in spaced
-            waiting = sorted(reached | (spaced if begins else set()))
+        start, num_classes = int(self._rules.starts[0]), len(self._rules.class_keys) + 1
+        if self._cut.drops[0]:
+            cuts = self._rules.cuts.reshape(-1, records.CLASSES)[1:num_classes, quick].all(axis=0)
+            stops[cuts & (quick != 0) & (steps[start, quick] == 0)] = 0
+            if stops[ord(" ")] == 0:
+                return records.RUNS, (stops == records.NOT_QUICK) & (np.arange(256) > 0), stops
+        blank = int(quick[ord(" ")])
+        space = int(states[start, blank])
+        for inside in ([*range(ord("!"), ord("~") + 1)], letters, letters[:26]):
+            classes = np.unique(quick[inside])
+            waiting = sorted({int(state) for state in states[[[start], [space]], classes].ravel()})
             for state in waiting:  # grows while it is read
-                following = {int(states[state, number]) for number in classes}
-                waiting.extend(sorted(following.difference(waiting)))
-            if 0 in waiting or 0 in classes:
+                waiting.extend(sorted({int(after) for after in states[state, classes]}.difference(waiting)))
+            if 0 in (space, *waiting, *classes) or not ends[waiting, 0].all():
                 continue
-            after = np.zeros(256, np.uint8)
-            for byte in np.flatnonzero(quick).tolist():
+            stops[:], is_inside[:] = records.NOT_QUICK, False
+            is_inside[inside] = True
+            for byte in known.tolist():
                 number = quick[byte]
-                if number in classes or not ends[waiting, number].all():
-                    continue
-                if number == quick[ord(" ")] and begins:
-                    after[byte] = records.NEXT_BEGINS
-                elif steps[start, number] == 0 and drops:
-                    after[byte] = records.GAP
-                elif ends[states[start, number], quick[ord(" ")]] and states[start, number] != 0:
-                    after[byte] = records.OWN_WORD
-            if after[ord(" ")] in (records.NEXT_BEGINS, records.GAP):
-                return inside, after
-        return none
+                if number not in classes and ends[waiting, number].all():
+                    after = states[start, number]
+                    if number == blank:
+                        stops[byte] = records.NEXT_BEGINS
+                    elif ends[after, blank] and after != 0:
+                        stops[byte] = records.OWN_WORD
+            if stops[ord(" ")] == records.NEXT_BEGINS:
+                return records.WORDS, is_inside, stops
+        return records.NOTHING, is_inside, stops
+
+    def _lone(self, point: str, form: str) -> int | None:
+        """The value of the ids of a code point that is a word by itself or ends words, whatever stands around it.
+
+        form: its normal form. None: it is no such code point.
+        """
+        if self._kind is None or not form:
+            return None
+        kinds = [*map(self._kind, form)]
+        if "keep" in (kinds[0], kinds[-1]) or ("keep", "keep") in pairwise(kinds):
+            return None  # it may be part of a longer word
+        words = [c for c, kind in zip(form, kinds, strict=True) if kind != "drop"]
+        ids = [self._characters.get(word, self._constants.unk) for word in words]
+        if len(ids) > min(len(point.encode()), 3) or self._special[ids].any():
+            return None
+        wide = self._dtype == np.uint32
+        return sum(n << (20 if wide else 16) * k for k, n in enumerate(ids)) | len(ids) << (60 if wide else 48)
 
     def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
         """int32 [2, 256]: what records.WordTables says. quick: its field of that name."""
@@ -431,10 +303,14 @@ class Words(Engine):
         meets = [self.forms.meets(point, form) for point, form in zip(points, forms, strict=True)]
         characters = "".join(sorted(set("".join(forms))))
         matches = dict(zip(characters, self._rules.matches(characters), strict=True))
-        hard, keys = int(records.HARD_STEP), []
+        hard, keys, lones = int(records.HARD_STEP), [], dict[str, int]()
         for point, form, meet in zip(points, forms, meets, strict=True):
             kinds, step = {matches[c] for c in form}, meet * int(records.MEETS_STEP)
-            if self._is_hard(point, form, kinds):
+            lone = None if meet or point.isascii() else self._lone(point, form)
+            if lone is not None:
+                keys.append((0, 0))
+                lones[point] = lone
+            elif self._is_hard(point, form, kinds):
                 keys.append((0, step | hard))
             else:
                 keys.append((kinds.pop() if form else _SILENT, step))
@@ -450,11 +326,15 @@ class Words(Engine):
             classes = self._rules.classes(keys)
         for k, (point, form, key, number) in enumerate(zip(points, forms, keys, classes, strict=True)):
             entries[k] = self._entry(point, form, number, meets[k], bool(key[1] & hard))
+            if point in lones:
+                entries[k] = number | int(records.LONE), lones[point]
         return entries
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
         """Whether a normal form fits no entry. kinds: the leaves that match its characters."""
-        longer = len(form.encode()) > len(point.encode())  # the room for ids is counted in bytes of text: at most 4
+        size = len(form) if self._constants.max_chars else len(form.encode())  # of its ids, at most
+        longer = size > len(point.encode())  # the room for ids is counted in bytes of text: at most 4
+        longer = longer or len(form.encode()) > MOST_FORM_BYTES
         several = len(kinds) > 1 or (len(form) > 1 and not self._rules.repeatable(min(kinds)))
         if (longer and form != SPACE) or several or self.forms.is_hard(point, form):
             return True

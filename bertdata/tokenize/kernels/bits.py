@@ -11,12 +11,7 @@ from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
 from bertdata.jit import cpu_has, part
-from bertdata.tokenize.kernels.records import LETTERS, PRINTED, RANGES
-
-
-def _is_stop(builder: Any, text: Any) -> Any:
-    folded = builder.or_(text, ir.Constant(text.type, [0x20] * 64))
-    return builder.not_(builder.or_(is_among(builder, folded, ord("a"), 26), is_among(builder, text, ord("0"), 10)))
+from bertdata.tokenize.kernels.records import RANGES
 
 
 @intrinsic
@@ -33,16 +28,6 @@ def least32(typing: Any, lanes: Any) -> Any:
         return builder.call(least, [numbers])
 
     return types.int32(lanes), generate
-
-
-@intrinsic
-def ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is an ASCII character, no letter and no digit."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.and_(_is_stop(builder, text), is_among(builder, text, 0, 128))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
 @intrinsic
@@ -83,34 +68,6 @@ def not_lower64(typing: Any, array: Any, offset: Any) -> Any:
         return builder.not_(is_among(builder, text, ord("a"), 26))
 
     return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
-
-
-@intrinsic
-def _not_print64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the characters ! to ~."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.not_(is_among(builder, text, ord("!"), 94))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
-
-
-@intrinsic
-def _not_letter64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is no ASCII letter."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.not_(is_among(builder, builder.or_(text, ir.Constant(text.type, [0x20] * 64)), ord("a"), 26))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
-
-
-@part(forceinline=True, _nrt=False)
-def outside64(text, i, inside):
-    """A bit for each of the 64 bytes from byte i on: 1 where the byte is not of the set `inside`."""
-    if inside == LETTERS:
-        return _not_letter64(text, i)
-    return _not_print64(text, i) if inside == PRINTED else not_lower64(text, i)
 
 
 @part(forceinline=True, _nrt=False)

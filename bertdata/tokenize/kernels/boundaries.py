@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import int64, uint64
 
+from bertdata.bits import trailing_zeros
 from bertdata.jit import part
-from bertdata.tokenize.kernels.bits import decoded
+from bertdata.tokenize.kernels.bits import decoded, not_lower64
 from bertdata.tokenize.kernels.records import (
     BEFORE,
     BLANK,
@@ -151,33 +153,53 @@ def cut_after(text, i, stop, points, cuts, state):
     return stop
 
 
+@part(forceinline=True, _nrt=False)
+def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
+    """Find where the automaton ends the word at byte i: -1 if none begins there.
+
+    Return a code, that place, the place after the last code point that was read, and the flags of all steps.
+    """
+    place, word_stop, flags, width = i, int64(-1), np.uint16(0), 0
+    while True:
+        kind = uint64(0)
+        if place < end:
+            point, width = int64(text[uint64(place)]), 1
+            if point < 0x80:
+                kind = uint64(ascii_classes[uint64(point)])
+            else:
+                point, width = decoded(text, place)
+                kind = points[point, 0] & uint64(0xFF)
+            if kind == uint64(0):
+                state[CODE_POINT] = point
+                return UNKNOWN_CODE_POINT, word_stop, place, flags
+        step = steps[automaton * uint64(CLASSES) + kind]
+        flags |= step
+        if step & ENDED != 0:
+            word_stop = place
+        automaton = uint64(step & STATES)
+        if automaton == uint64(0) or place >= end:
+            return DONE, word_stop, min(place + width, end), flags
+        place += width
+        if skips[automaton]:
+            mask = not_lower64(text, place)
+            skipped = min(trailing_zeros(mask) if mask != uint64(0) else 64, end - place)
+            if skipped > 0:
+                place += skipped
+                word_stop = place - 1
+
+
 @part(_nrt=False)
-def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, state):
+def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, skips, state):
     """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 
     keeps_gaps: whether text between words is a word too; then that is found from where it begins.
     """
     begin = i
     while i < stop:
-        best, automaton, place = int64(-1), uint64(start_state), i
-        while True:
-            width, kind = 0, uint64(0)
-            if place < stop:
-                point, width = decoded(text, place)
-                kind = uint64(ascii_classes[point]) if point < 0x80 else points[point, 0] & uint64(0xFF)
-                if kind == uint64(0):
-                    state[CODE_POINT] = point
-                    return -2
-            step = steps[automaton * uint64(CLASSES) + kind]
-            if step & ENDED != 0:
-                best = place
-            automaton = uint64(step & STATES)
-            if automaton == uint64(0) or width == 0:
-                break
-            place += width
-        if not keeps_gaps:
-            return best
-        if best >= 0:
-            return best if i == begin else i
+        code, word_stop, _, _ = walk(text, i, stop, uint64(start_state), points, ascii_classes, steps, skips, state)
+        if code != DONE:
+            return int64(-2)
+        if not keeps_gaps or word_stop >= 0:
+            return i if keeps_gaps and i > begin else word_stop
         i += decoded(text, i)[1]
     return stop

@@ -55,8 +55,10 @@ from bertdata.tokenize.kernels.runs import (
     near_set,
     num_ids,
     other_slot,
+    put_hard,
     put_ids,
     put_more,
+    put_new,
 )
 from bertdata.tokenize.kernels.splits import cut_word
 
@@ -415,17 +417,14 @@ def _new_word(text, start, length, k, tables, runs, output, p):
         value = find_far(text, start, length, runs.keys[q + uint64(3)], runs.far, runs.spelled)
         if value != EMPTY:
             return emit(out, p, value, runs.pool)
-    count, num_special = cut_word(text, start, start + length, tables, ids, tables.dead), 0
+    count = cut_word(text, start, start + length, tables, ids, tables.dead)
     if count == 0:
         for i in range(length):
             ids[i] = text[start + i]
         count = merge(length, tables.pairs, tables.merged, ids, runs.ranks[0])[0]
     for i in range(count):
         ids[i] = tables.ids[ids[i]]
-        if tables.special[ids[i]]:
-            num_special += 1
-            ids[i] = tables.special_to
-        out[p + i] = ids[i]
+    num_special = put_new(out, p, ids, count, tables.special, tables.special_to)
     if num_special > 0:
         output.state[REPLACED] += num_special
         return count if tables.special_to >= 0 else -1
@@ -486,9 +485,7 @@ def _write_words(text, first, start, count, tables, runs, output, p):
         begin = first + int64(places[uint64(k - 1)]) if k > 0 else start
         stop = first + int64(places[uint64(k)])
         if stop - begin > LONGEST_WORD:
-            row = output.hard[output.state[NUM_HARD]]
-            row[0], row[1], row[2], row[3] = begin, stop, p, ONE_WORD
-            output.state[NUM_HARD] += 1
+            put_hard(output, begin, stop, p, ONE_WORD)
         else:
             num_ids = _new_word(text, begin, stop - begin, k, tables, runs, output, p)
             if num_ids < 0:

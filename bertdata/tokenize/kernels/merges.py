@@ -9,7 +9,7 @@ from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import least32
 from bertdata.tokenize.kernels.records import EMPTY
 from bertdata.tokenize.kernels.runs import GOLDEN
-from bertdata.tokenize.kernels.tries import child_of, token_of
+from bertdata.tokenize.kernels.tries import whole_word
 
 NO_RANK = np.int64(1 << 62)
 SILVER = np.uint64(0xD6E8FEB86659FD93)
@@ -180,12 +180,9 @@ def character_ids(word, size, tables, ids):
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4
-        entry = tables.trie[int64(i + width == size)]  # under root 1 are the characters that end a word
-        for k in range(i, i + width):
-            entry = child_of(tables.trie, entry, word[k])
-            if entry == uint64(0):
-                break
-        found = token_of(entry)
+        found = whole_word(
+            word, i, i + width, tables.trie, int64(i + width == size)
+        )  # root 1: characters that end a word
         if found >= 0:
             ids[count] = found
             count += 1

@@ -10,7 +10,7 @@ from numba import int64, uint64
 
 from bertdata.bits import load64, store64
 from bertdata.jit import jit, part
-from bertdata.tokenize.kernels.records import EMPTY
+from bertdata.tokenize.kernels.records import EMPTY, NUM_HARD
 
 UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -63,6 +63,26 @@ def packed(out, ids, first, stop):
 def counted(out, count):
     """The bits of a value that say how many ids there are."""
     return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
+
+
+@part(_nrt=False)
+def put_new(out, p, ids, count, special, special_to):
+    """Write ids[:count] at out[p:], with `special_to` in place of special ids. Return how many these are."""
+    num_special = 0
+    for k in range(count):
+        if special[ids[k]]:
+            num_special += 1
+            ids[k] = special_to
+        out[p + k] = ids[k]
+    return num_special
+
+
+@part(_nrt=False)
+def put_hard(output, start, stop, place, where):
+    """Add a row to Output.hard."""
+    row = output.hard[output.state[NUM_HARD]]
+    row[0], row[1], row[2], row[3] = start, stop, place, where
+    output.state[NUM_HARD] += 1
 
 
 @part(_nrt=False)
@@ -230,6 +250,16 @@ def keep_run(text, start, length, ids, count, out, runs):
         runs.spelled[used[0] + k] = text[start + k]
     set_run(far, far_set(far, h), h, (uint64(used[0]) << uint64(8)) | uint64(length), value)
     used[0] += length
+
+
+@part(_nrt=False)
+def keep_key(text, stop, keys, q, ids, count, out, runs):
+    """Add a run that ends at byte `stop` with its ids, by row q of RunTables.keys. See `keep_run`."""
+    length = int64(keys[q + uint64(2)] >> uint64(48))
+    if length > 16:
+        keep_run(text, stop - length, length, ids, count, out, runs)
+    elif count <= runs.pool.size:
+        keep_near(keys[q + uint64(2)] & LOW32, keys[q], keys[q + uint64(1)], ids, count, out, runs)
 
 
 @part(forceinline=True, _nrt=False)

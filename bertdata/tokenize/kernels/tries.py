@@ -101,11 +101,24 @@ def grow_trie(text, bounds, roots, ids, trie):
 
 
 @part(_nrt=False)
-def whole_word(word, start, stop, trie):
+def whole_word(word, start, stop, trie, root):
     """The id of word[start:stop] if that is a token, else -1."""
-    entry = trie[0]
+    entry = trie[root]
     for k in range(start, stop):
         entry = child_of(trie, entry, word[k])
         if entry == uint64(0):
             return int64(-1)
     return token_of(entry)
+
+
+@part(_nrt=False)
+def longest_token(trie, root, word, start, stop):
+    """The id of the longest token that word[start:stop] begins with, and its end; -1 and `start` if there is none."""
+    entry, token, end = trie[root], int64(-1), start
+    for k in range(start, stop):
+        entry = child_of(trie, entry, word[k])
+        if entry == uint64(0):
+            break
+        if token_of(entry) >= 0:
+            token, end = token_of(entry), k + 1
+    return token, end

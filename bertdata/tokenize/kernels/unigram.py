@@ -50,7 +50,7 @@ def most_probable(word, size, tables, ids, ranks, best):
         if unknown_stop >= 0:  # word[i:unknown_stop] is unknown
             found = int64(-1)
             if tables.byte_ids[0, 0] >= 0:
-                found = whole_word(word, i, unknown_stop, trie)
+                found = whole_word(word, i, unknown_stop, trie, 0)
             if tables.byte_ids[0, 0] >= 0 and found < 0:
                 for k in range(unknown_stop - 1, i - 1, -1):
                     ids[count] = tables.byte_ids[0, word[k]]
