@@ -116,15 +116,11 @@ def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, togethe
 
 def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
     batch = Loader(dataset, length=64, samples="packed", masking=None).read(np.arange(20))
-    bounds, mask = (
-        batch.cu_seqlens,
-        np.ones(20 * 64, int) if batch.attention_mask is None else batch.attention_mask.ravel(),
-    )
+    bounds, filled = batch.cu_seqlens, batch.arrays().get("attention_mask", np.ones((20, 64), int)).ravel()
     assert (bounds.dtype, bounds[0], bounds[-1]) == (np.int32, 0, 20 * 64)
     pieces = np.split(batch.input_ids.ravel(), bounds[1:-1])
-    for start, piece, positions in zip(
-        bounds, pieces, np.split(batch.position_ids.ravel(), bounds[1:-1]), strict=False
-    ):
+    of_pieces = np.split(batch.position_ids.ravel(), bounds[1:-1])
+    for start, piece, positions in zip(bounds, pieces, of_pieces, strict=False):
         assert positions.tolist() == list(range(piece.size))
         assert start // 64 == (start + piece.size - 1) // 64  # none leaves its row
         assert len(set(filled[start : start + piece.size].tolist())) == 1
