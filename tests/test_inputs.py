@@ -54,7 +54,6 @@ import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
 from bertdata.sources import formats, plan
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
@@ -249,14 +248,6 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
     assert names("d/table.xml", "d", **options) == ["d/table.xml", *(f"d/{name}" for name in files)]
 
 
-def test_patterns_select_files_of_a_pattern(mixed):
-    assert names("d/*") == [
-        f"d/{name}"
-        for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en", "table.xml")
-    ]
-    assert names("d/**/*", include=["*.md"], exclude=["AA/*"]) == ["d/README.md"]
-
-
 def test_the_commands_select_files(mixed, vocab):
     selection = ["--include", "*.md", "--exclude", "AA/*"]
     result = succeeds(main, "train-tokenizer", "d", *selection, "--out", "t", "--vocab-size", 40)
@@ -312,11 +303,6 @@ def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding
     assert other.manifest.counts == utf8.manifest.counts
     assert other.manifest.settings == utf8.manifest.settings | {"encoding": codecs.lookup(encoding).name}
     assert verify(other.path) == []
-
-
-def test_an_encoding_is_one_by_any_name_and_utf8_the_default():
-    assert TextFormat(encoding="utf-8") == TextFormat(encoding="UTF8") == TextFormat(encoding="u8") == TextFormat()
-    assert TextFormat(encoding="latin-1") == TextFormat(encoding="iso-8859-1") != TextFormat()
 
 
 # ------------------------------------------------------------------------------------------- damaged compressed files

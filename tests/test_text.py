@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import BYTES, CONTENTS, FEW, blocks_of, read, write
 
-from bertdata.sources import formats, jsonl, tables
+from bertdata.sources import formats, tables
 from bertdata.sources.documents import Documents
 from bertdata.sources.inputs import find_inputs, local
 from bertdata.sources.jsonl import texts_of
@@ -204,14 +204,6 @@ def test_a_block_of_json_lines_is_what_its_lines_are(rows):
 @given(st.lists(st.one_of(st.sampled_from(NESTED), st.sampled_from(NESTED[:2])), min_size=1, max_size=4))
 def test_a_key_with_a_point_names_a_key_of_an_object(rows):
     require_texts(rows, "a.b")
-
-
-def test_keys_of_objects_in_objects(folder):
-    (path,) = files(folder, [b'{"a": {"b": {"c": "x"}}}\n{"a": {"b": {"d": "y", "c": "z"}}}\n'], ".jsonl")
-    with patch.object(jsonl, "_text", side_effect=AssertionError):  # pyarrow alone reads these
-        assert read([path], text_key="a.b.c") == [(0, b"x", 0), (0, b"z", 0)]
-    with refuses("bad-row", "inputs", says=f"{path}, line 1: "):
-        read([path], text_key="a.b.d")
 
 
 def require_texts(rows, key):

@@ -256,11 +256,6 @@ def test_a_process_that_was_forked_gets_an_error(pushed):
     os.close(writer)
 
 
-def test_commands_take_urls(pushed):
-    for command in ("inspect", "show", "verify"):
-        succeeds(main, command, pushed)
-
-
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 

@@ -196,9 +196,9 @@ INPUTS = [
         for key, *expected in (
             ("a.m.b", ["x"], f"skipped: 2 rows that cannot be used, the first: {name}, row 2: the text is"),
             ("a.m.c", ["a", "b", "c"]),
-            ("a.m.z", Refused("empty", "3 of the documents had no text")),
-            ("b.k.b", Refused("empty", "3 of the documents had no text")),
-            ("b", Refused("empty", "3 of the documents had no text")),
+            ("a.m.z", Refused("empty", "had no text: 3")),
+            ("b.k.b", Refused("empty", "had no text: 3")),
+            ("b", Refused("empty", "had no text: 3")),
         )
     ],
     ("arrow: an offset outside of its data", {"a.arrow": OUTSIDE}, "", Refused("not-of-format", "a.arrow is not ")),
