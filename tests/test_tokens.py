@@ -357,7 +357,7 @@ def test_without_a_hub_the_answer_comes_at_once(tmp_path):
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
     text, said = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n", []
     dataset = text_dataset(tmp_path, text, byte_level, say=said.append)
-    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
+    assert "[PAD], [CLS], [SEP], [MASK]" in said[-1]
     assert "--special-tokens" in said[-1]
     (tmp_path / "again.txt").write_text(text)
     of_a_part = []
