@@ -65,7 +65,7 @@ def counted(out, count):
     return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
 
 
-@part(_nrt=False)
+@part(forceinline=True, _nrt=False)
 def put_new(out, p, ids, count, special, special_to):
     """Write ids[:count] at out[p:], with `special_to` in place of special ids. Return how many these are."""
     num_special = 0
