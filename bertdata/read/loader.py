@@ -116,12 +116,7 @@ class Loader:
         self.position = 0
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
-        options: dict[str, Any] = {
-            "split": split,
-            "length": self.length,
-            "short_seq_prob": self.short_seq_prob,
-            "words": words,
-        }
+        options = dict[str, Any](split=split, length=self.length, short_seq_prob=self.short_seq_prob, words=words)
         options |= {"seed": self.seed, "block": self._block, "variants": self.variants}
         self.sources = tuple(Source(dataset, samples, **options) for dataset in datasets)
         require_room([source.samples.stream for source in self.sources])

@@ -109,14 +109,14 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 def require_alike(datasets: Sequence[Dataset]) -> None:
     """Raise UsageError unless datasets can fill rows of one batch: different text, the same tokenizer."""
-    from bertdata.tokenize.tokenizer import give_same_ids
-
     for one, other in combinations(datasets, 2):
         if one.dataset_id == other.dataset_id:
             sentence = f"{one.path} and {other.path} are the same dataset; give it once, with the sum of the weights"
             raise UsageError(sentence, "conflict", option="shards", given=other.path)
     first = datasets[0]
     for other in datasets[1:]:
+        from bertdata.tokenize.tokenizer import give_same_ids
+
         digests = {item.manifest.tokenizer.get("tokenizer.json") for item in (first, other)}
         files = (item.tokenizer_file("tokenizer.json") for item in (first, other))
         if len(digests) > 1 and not give_same_ids(*files):
