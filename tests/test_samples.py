@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import tables
 from bertdata.remote import stores
+from bertdata.sources import formats
 from bertdata.types import SpecialTokens
 
 DERIVED = ["documents", "packed", "pairs"]
@@ -506,14 +508,9 @@ def chinese(tmp_path_factory):
     random = np.random.default_rng(4)
     texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
     (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    build(
-        [directory / "corpus.txt"],
-        directory / "shards",
-        tokenizer=str(directory / "vocab.txt"),
-        words="conftest:in_pairs",
-        validation=0.1,
-        shard_size=3000,
-    )
+    options = {"tokenizer": str(directory / "vocab.txt"), "words": "conftest:in_pairs", "shard_size": 3000}
+    with patch.object(formats, "BLOCK_BYTES", 400):  # blocks end inside a byte of the array of words
+        build([directory / "corpus.txt"], directory / "shards", validation=0.1, **options)
     return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
 
 
