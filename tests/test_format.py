@@ -521,9 +521,6 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
 
 
 SHARD = ("splits", "train", 0)
-
-
-SHARD = ("splits", "train", 0)
 WRONG = [  # a member of a manifest of two shards, and values that contradict the rest
     ((*SHARD, "num_sentences"), [None]),
     ((*SHARD, "num_documents"), [0, 3]),
@@ -545,11 +542,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
     manifest = unsealed(out / "manifest.json")
     if path[-1] == "train":
         value = [manifest["splits"]["train"][number] for number in value]
-    for made in (
-        seal_manifest,
-        lambda out, record: seal(out / "manifest.json", record),
-    ):  # its dataset_id is right, or not
-        made(out, with_member(manifest, path, value))
+    changed = with_member(manifest, path, value)
+    for dataset_id in (identity(changed), changed["dataset_id"]):
+        seal(out / "manifest.json", changed | {"dataset_id": dataset_id})
         for read in (bertdata.open, verify):
             with refuses("other-version" if value == 3 and path == ("format_version",) else "damaged"):
                 read(out)

@@ -29,14 +29,10 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory, vocab):
+def others(other, tmp_path_factory, vocab):
     """Two datasets more, with the tokenizer of `dataset`; the second one is small."""
-    found = []
-    for number, num_documents in ((1, 60), (2, 9)):
-        folder = tmp_path_factory.mktemp("other")
-        options = {"tokenizer": vocab, "sentences": "line", "validation": 0, "shard_size": 9000}
-        found.append(built(folder, make_text(num_documents, seed=number), **options))
-    return found
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0}
+    return [other, built(tmp_path_factory.mktemp("small"), make_text(9, seed=2), **options)]
 
 
 @pytest.fixture
@@ -119,19 +115,11 @@ def test_a_mix_that_begins_later_reads_each_source_on_from_there(mix):
         assert np.array_equal(batch.input_ids[which], own.input_ids)
         assert np.array_equal(batch.sample_ids[which], own.sample_ids)
     assert loader.counts(250) == [a + b for a, b in zip(fresh.counts(250), starts, strict=True)]
-    assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
+    batches = assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
+    n = sum(source.num_samples for source in loader.sources)
+    assert sum(batch.sources.size for batch in batches) == loader.num_samples == n == sum(fresh.counts(n))
     with refuses("other-stream", "state", given={"starts": (list(starts), None)}):
         fresh.load_state_dict(loader.state_dict())
-
-
-def test_restoring_from_every_step_gives_the_rest_of_the_stream(mix):
-    options = {"length": 64, "global_batch_size": 37, "seed": 9, "epochs": 1}
-    loader = Loader(mix, **options)
-    n = loader.num_samples
-    assert n == sum(source.num_samples for source in loader.sources)
-    batches = assert_goes_on(lambda: Loader(mix, **options))
-    assert len(batches) == -(-n // 37)
-    assert sum(batch.sources.size for batch in batches) == n == sum(loader.counts(n))
 
 
 def test_facts_of_a_mix_are_means_by_weight(dataset, others):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
-from helpers import build, recorded, refuses
+from helpers import build, python, recorded, refuses
 from sources import counting_reads, stopped
 from training import entries, losses, train
 
@@ -35,15 +35,6 @@ from bertrain.report import Log
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
-
-
-def run(program, *arguments, environment):
-    command, streams = [sys.executable, "-c", program, *map(str, arguments)], {"capture_output": True, "text": True}
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=120, **streams)
-    assert done.returncode == 0, done.stderr
-
-
-BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]])"
 
 
 @pytest.fixture
@@ -283,13 +274,6 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 # -------------------------------------------------------------------------------------------------------- beside others
 
 
-def test_a_tokenizer_of_another_build_is_refused(small, dataset):
-    opened = bertdata.open(small)
-    (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
-    with refuses("damaged", given=small / "tokenizer.json"):
-        opened.tokenizer_file("tokenizer.json")
-
-
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
     """A build that is killed as it tidies up has published."""
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
@@ -355,19 +339,9 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
     folder = tmp_path / "Häuser und 水"
     folder.mkdir()
     (folder / "ein Text.txt").write_text(make_text(20), encoding="utf-8")
-    environment = {
-        "PATH": os.environ["PATH"],
-        "LANG": "C",
-        "LC_ALL": "C",
-        "HOME": "/nonexistent",
-        "PYTHONPATH": str(ROOT),
-        "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"],
-    }
-    out = folder / "die Scherben"
-    arguments = (folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0)
-    run(BUILD, *arguments, environment=environment)
-    program = "import sys; from bertdata.cli import main\nfor command in ('inspect', 'verify', 'show'):\n"
-    program += "    main([command, sys.argv[1]], standalone_mode=False)"
-    run(program, out, environment=environment)
+    out, plain = folder / "die Scherben", {"LANG": "C", "LC_ALL": "C", "HOME": "/nonexistent"}
+    build_it = ["build", folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0]
+    for arguments in (build_it, ["inspect", out], ["verify", out], ["show", out]):
+        python("-m", "bertdata", *arguments, environment=plain, stdin=subprocess.DEVNULL)
     train(out, folder / "ein Lauf", steps=1)
     assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == [str(out)]

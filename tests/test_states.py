@@ -21,7 +21,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import hypothesis
-import pytest
 from conftest import SPECIALS, make_text
 from helpers import build, write
 from hypothesis import strategies as st
@@ -582,10 +581,4 @@ def campaign(examples, seed, steps=STEPS):
 def test_any_order_of_commands_kills_and_damage_is_what_the_model_says():
     counts = campaign(2, seed=6, steps=25)
     assert sum(counts.values()) > 30
-    assert len(counts) > 8  # kinds of commands and of what came of them
-
-
-@pytest.mark.slow
-def test_hundreds_of_steps_are_what_the_model_says():
-    """tools/states.py makes many thousands."""
-    assert sum(campaign(3, seed=2).values()) > 50
+    assert len(counts) > 8  # kinds of commands and of what came of them; tools/states.py makes many thousands of steps
