@@ -178,9 +178,8 @@ def _config(dataset):
     return BertConfig(**sizes, **no_dropout)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("samples", 2), ("batches", 0)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_transformers_trainer(dataset, tmp_path, kind, workers):
+def test_transformers_trainer(dataset, tmp_path):
     """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
     torch.manual_seed(0)
     model, seen = BertForMaskedLM(_config(dataset)), []
@@ -190,7 +189,7 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
         output_dir=str(tmp_path),
         max_steps=6,
         per_device_train_batch_size=7,
-        dataloader_num_workers=workers,
+        dataloader_num_workers=2,
         report_to=[],
         use_cpu=True,
         save_steps=3,
@@ -199,10 +198,7 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    if kind == "samples":
-        trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
-    else:
-        trainer = _Streaming(model=model, args=arguments, train_dataset=BatchDataset(loader))
+    trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
     trainer.train()
     expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
     assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
@@ -216,12 +212,6 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
 class _InOrder(Trainer):
     def _get_train_sampler(self, *args):
         return torch.utils.data.SequentialSampler(self.train_dataset)  # the order is already random
-
-
-class _Streaming(Trainer):
-    def get_train_dataloader(self):
-        workers = self.args.dataloader_num_workers
-        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers)
 
 
 def test_accelerate_shards_samples(dataset):
