@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, built, make_text, write_dataset
+from conftest import SPECIALS, built, write_dataset
 from helpers import build, invoke, members, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
@@ -236,20 +236,13 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory, vocab):
-    """A dataset of two splits to damage copies of."""
-    folder = tmp_path_factory.mktemp("original")
-    dataset = built(folder, make_text(12, seed=3), tokenizer=vocab, validation=0.3, sentences="line")
-    assert dataset.splits.keys() == {"train", "validation"}
-    return dataset.path
-
-
 @pytest.fixture
-def copy(original, tmp_path):
-    assert verify(original) == []
-    assert use(original)
-    return shutil.copytree(original, tmp_path / "copy")
+def copy(other, tmp_path):
+    """A dataset of two splits to damage."""
+    assert other.splits.keys() == {"train", "validation"}
+    assert verify(other.path) == []
+    assert use(other.path)
+    return shutil.copytree(other.path, tmp_path / "copy")
 
 
 def reports(out):

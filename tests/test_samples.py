@@ -62,13 +62,6 @@ def all_rows(loader, epoch=0):
     return {name: array[order_of] for name, array in batch.arrays().items()}
 
 
-@pytest.fixture(scope="module")
-def datasets(dataset, tmp_path_factory):
-    """Datasets of sentences, by name: the tests' corpus, and made ones."""
-    made = {kind: made_of_sentences(kind, tmp_path_factory.mktemp("sentences")) for kind in KINDS[1:]}
-    return {"corpus": dataset} | made
-
-
 def made_of_sentences(kind, folder):
     random, shards = np.random.default_rng(0), []
     separator = [] if kind == "no separators" else [3]
@@ -147,13 +140,12 @@ def test_pack_equals_its_reference(sizes, more):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [5, 6, 16, 64, 700])
-def test_pairs_equal_their_reference(datasets, length, kind):
+def test_pairs_equal_their_reference(dataset, tmp_path, length, kind):
     short_seq_prob = [0.0, 0.1, 1.0][(KINDS.index(kind) + length) % 3]  # of each two of the three, every pair
-    documents, seed = documents_of(datasets[kind]), 2**64 - 3
-    loader = Loader(
-        datasets[kind], length=length, samples="pairs", short_seq_prob=short_seq_prob, seed=seed, masking=None
-    )
-    pairs = rows.segment(documents, length=length, short_seq_prob=short_seq_prob, seed=seed)
+    data, seed = dataset if kind == "corpus" else made_of_sentences(kind, tmp_path), 2**64 - 3
+    documents, options = documents_of(data), {"short_seq_prob": short_seq_prob, "seed": seed}
+    loader = Loader(data, length=length, samples="pairs", masking=None, **options)
+    pairs = rows.segment(documents, length=length, **options)
     assert loader.num_samples == len(pairs)
     for epoch in (0, 2):
         batch = all_rows(loader, epoch)
