@@ -6,13 +6,14 @@ import struct
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import SPECIALS
-from helpers import build, import_ids, published, refuses, stop_after, stored, succeeds
+from helpers import build, import_ids, refuses, stop_after, stored, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -77,27 +78,33 @@ SEQUENCES = st.lists(st.sampled_from([0, 1, 2, SEP, MASK, 10, 11, 12, 80]), min_
 CORPORA = st.lists(st.lists(SEQUENCES, max_size=4), max_size=12).filter(any)
 
 
-DTYPES = st.sampled_from(sorted(reference.CODES))
+DTYPES, BLOCKS = st.sampled_from(sorted(reference.CODES)), st.sampled_from([4, 1 << 19])
 
 
 @FEW
-@given(CORPORA, DTYPES, st.sampled_from([2, 7, 40, 1 << 20]), st.booleans(), st.booleans())
-@example([[], [], [[10, SEP]], []], "uint16", 2, False, False)
-@example([[[10]], [[11, SEP]], [], [[12], [13, SEP]]], "int64", 2, True, False)
-@example([[[SEP]], [[11, SEP]]], "uint8", 7, True, True)
-def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_size, join, end):
-    """Any documents: without ids, of several sentences, with special ids inside, with and without a separator."""
+@given(CORPORA, DTYPES, st.sampled_from([2, 7, 12, 40, 1 << 20]), st.booleans(), st.booleans(), BLOCKS)
+@example([[], [], [[10, SEP]], []], "uint16", 2, False, False, 4)
+@example([[[10]], [[11, SEP]], [], [[12], [13, SEP]]], "int64", 2, True, False, 4)
+@example([[[SEP]], [[11, SEP]]], "uint8", 7, True, True, 4)
+@example([[[10, 11, 12], [13, 14, 15]], [], [[16, 17], [18]]], "uint16", 12, False, False, 4)
+@example([[[5 + n % 70] * (n % 11)] for n in range(50)], "int32", 40, True, False, 4)
+def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_size, join, end, block):
+    """Any documents: without ids, of several sentences, with special ids inside, with and without a separator.
+
+    What a unit stores of sentences does not depend on where the blocks end.
+    """
     if join:
         corpus = [[sum(document, [])] if document else [] for document in corpus]
     if end:
         corpus = [[*document[:-1], [*document[-1], SEP]] if document else [] for document in corpus]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, patch.object(ids_module, "BLOCK_IDS", block):
         prefix = of_megatron(Path(name), corpus, dtype)
         out = Path(name) / "shards"
         dataset = import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
         assert verify(out) == []
-        documents = [sum(document, []) for document in corpus if document]
+        documents = [ids for document in corpus if (ids := sum(document, []))]
         assert stored(dataset) == documents
+        assert dataset.manifest.counts["dropped_documents"] == len(corpus) - len(documents)
         numbers = [int(shard.name.removeprefix("train-")) for shard in dataset.splits["train"].shards]
         assert numbers == sorted(set(reference.units([sum(d, []) for d in corpus], shard_size, 2)))
         several = any(len(document) > 1 for document in corpus)
@@ -109,76 +116,48 @@ def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_
         names = {0: "[PAD]", 2: "[CLS]", SEP: "[SEP]", MASK: "[MASK]"}
         inside = {token: sum(d.count(each) - (each == separator) for d in documents) for each, token in names.items()}
         assert dataset.manifest.counts["special_ids_inside"] == {k: v for k, v in inside.items() if v}
-        assert sequences(dataset) == [sequence for document in corpus for sequence in document]
+        every = [sequence for document in corpus for sequence in document]
+        assert sequences(dataset) == [sequence for sequence in every if sequence]
+        assert dataset.manifest.counts["empty_sentences"] == every.count([])
         assert exported(dataset, Path(name) / "back") == [sum(document, []) for document in corpus]
-
-
-def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monkeypatch):
-    monkeypatch.setattr(ids_module, "BLOCK_IDS", 4)
-    documents = [[5 + n % 70] * (n % 11) for n in range(50)]
-    prefix = of_megatron(tmp_path / "in", each_one_sequence(documents), "int32")
-    dataset = take(prefix.with_suffix(".idx"), **SMALL)
-    assert stored(dataset) == [document for document in documents if document]
-    assert dataset.manifest.counts["empty_sentences"] == dataset.manifest.counts["dropped_documents"] == 5
-    assert exported(dataset, tmp_path / "back") == documents
-
-
-@FEW
-@given(CORPORA, st.sampled_from([2, 12, 40]))
-@example([[[10, 11, 12], [13, 14, 15]], [], [[16, 17], [18]]], 12)
-def test_a_block_of_documents_without_ids_adds_no_sentence(vocab, corpus, shard_size):
-    """What a unit stores of sentences does not depend on where the blocks end."""
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        prefix = of_megatron(Path(name), corpus, "uint16")
-        trees = []
-        for size in (4, 1 << 19):
-            patch.setattr(ids_module, "BLOCK_IDS", size)
-            out = Path(name) / f"blocks of {size}"
-            import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
-            assert verify(out) == []
-            trees.append(published(out))
-        assert trees[0] == trees[1]
 
 
 def test_several_inputs_follow_each_other(tmp_path, take):
     """One of them has sentences; a document of the other is one sentence."""
     first, second = [[[10, 11], [12, SEP]]], [[[13, 14, SEP]], []]
     names = [of_megatron(tmp_path / "in", each, name=name) for each, name in ((first, "a"), (second, "b"))]
-    dataset = take(names, format="megatron", **SMALL)
+    both_files = [names[0].with_suffix(".bin"), names[0].with_suffix(".idx")]  # one input
+    dataset = take([*both_files, names[1]], format="megatron", **SMALL)
     assert sequences(dataset) == [[10, 11], [12, SEP], [13, 14, SEP]]
     assert exported(dataset, tmp_path / "back") == [[10, 11, 12, SEP], [13, 14, SEP], []]
 
 
-def damaged_index(index, **fields):
-    """An index with other numbers in its header, or with more bytes."""
-    header = list(struct.unpack_from("<9sQBQQ", index))
-    for name, value in fields.items():
-        header[("magic", "version", "code", "sequences", "documents").index(name)] = value
-    return struct.pack("<9sQBQQ", *header) + index[34:]
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "ending"),
-    [
-        (lambda data, index: (data, b"x" + index[1:]), "not-of-format", ".idx"),
-        (lambda data, index: (data, index[:20]), "cut-short", ".idx"),
-        (lambda data, index: (data, damaged_index(index, version=2)), "not-of-format", ".idx"),
-        (lambda data, index: (data, damaged_index(index, code=7)), "not-of-format", ".idx"),
-        (lambda data, index: (data, damaged_index(index, sequences=9)), "cut-short", ".idx"),
-        (lambda data, index: (data, damaged_index(index, sequences=2**63)), "cut-short", ".idx"),
-        (lambda data, index: (data, index[:-1]), "cut-short", ".idx"),
-        (lambda data, index: (data, index + bytes(5)), "cut-short", ".idx"),
-        (lambda data, index: (data[:-2], index), "cut-short", ".bin"),
-        (lambda data, index: (data, index[:34] + b"\x05" + index[35:]), "not-of-format", ".idx"),
-        (lambda data, index: (data, index[:34] + b"\xff" * 4 + index[38:]), "not-of-format", ".idx"),
-        (lambda data, index: (data, index[:-8] + b"\x04" + bytes(7)), "not-of-format", ".idx"),
-        (lambda data, index: (data, index[:-48] + b"\x01" + index[-47:]), "not-of-format", ".idx"),
+INDEX = reference.megatron(each_one_sequence(DOCUMENTS), "uint16")[1]
+DAMAGED = [  # kind of error, index
+    *[("cut-short", index) for index in (INDEX[:20], INDEX[:-1], INDEX + bytes(5))],
+    ("not-of-format", b"x" + INDEX[1:]),
+    *[
+        (kind, INDEX[:place] + change + INDEX[place + len(change) :])
+        for kind, place, change in (
+            ("not-of-format", 9, b"\2"),  # version
+            ("not-of-format", 17, b"\7"),  # dtype
+            ("cut-short", 18, b"\x09"),  # number of sequences
+            ("cut-short", 18, (2**63).to_bytes(8, "little")),
+            ("not-of-format", 34, b"\5"),  # sizes
+            ("not-of-format", 34, b"\xff" * 4),
+            ("not-of-format", len(INDEX) - 8, b"\4"),  # documents
+            ("not-of-format", len(INDEX) - 48, b"\1"),
+        )
     ],
-)
-def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, change, kind, ending):
-    data, index = change(*reference.megatron(each_one_sequence(DOCUMENTS), "uint16"))
-    path = written(tmp_path / "in", "corpus", (".bin", data), (".idx", index))
-    with refuses(kind, "inputs", given=str(path.with_suffix(ending))):
+]
+
+
+@pytest.mark.parametrize(("kind", "index"), [*DAMAGED, ("cut-short", None)])
+def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, kind, index):
+    path = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    damaged = path.with_suffix(".bin" if index is None else ".idx")
+    write(damaged, damaged.read_bytes()[:-2] if index is None else index)
+    with refuses(kind, "inputs", given=str(damaged)):
         take(path)
     assert not (tmp_path / "out").exists()
 
@@ -311,17 +290,13 @@ def test_the_name_of_a_table_may_be_no_utf_8(tmp_path, vocab, take, kind):
     assert len(build(path, tmp_path / "of text", tokenizer=vocab, validation=0).dataset) == len(DOCUMENTS)
 
 
-def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, take):
+def test_rows_of_fixed_size_in_the_directory_of_the_command(tmp_path, take, monkeypatch):
     column = pa.array([[10, 11], [12, 13], [14, 15]], pa.list_(pa.int32(), 2))
-    as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)
-    dataset = take(tmp_path / "rows.arrow", **SMALL)
-    assert stored(dataset) == [[12, 13], [14, 15]]
-
-
-def test_the_directory_of_the_command_is_an_input(tmp_path, take, monkeypatch):
-    pq.write_table(pa.table({"input_ids": [[5, 6, 7], [8]]}), tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"input_ids": column}).slice(1), tmp_path / "rows.parquet")
     monkeypatch.chdir(tmp_path)
-    assert take(".").num_documents == 2
+    assert stored(take(".", **SMALL)) == [[12, 13], [14, 15]]
+    as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)
+    assert stored(take(tmp_path / "rows.arrow", "arrow", **SMALL)) == [[12, 13], [14, 15]]
 
 
 def test_directories_that_hold_no_dataset_of_ids_are_refused(tmp_path, take):
@@ -506,8 +481,3 @@ def test_the_commands_count_what_they_read(tmp_path, vocab):
     assert counts["special_ids_inside"] == {"[SEP]": 1, "[MASK]": 3}
     assert (counts["documents"], counts["dropped_documents"], counts["ids_bytes"]) == (2, 1, 12)
     succeeds(main, "verify", tmp_path / "out")
-
-
-def test_both_files_of_megatron_are_one_input(tmp_path, take):
-    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
-    assert stored(take([f"{prefix}.bin", f"{prefix}.idx"])) == DOCUMENTS
