@@ -139,58 +139,46 @@ class Faulty(Handler):
     asked: list[str] = []  # the paths of all requests
 
     def do_HEAD(self):
-        self._answer(200, len(self.content))
+        self.send(200, self.content)
 
     def do_GET(self):
         self.asked.append(self.path)
-        span = self.headers.get("Range")
-        start, stop = 0, len(self.content)
+        span, start, stop = self.headers.get("Range"), 0, len(self.content)
         if span and not self.content:
-            self._answer(416, 0, "bytes */0")
+            self.send(416, Content_Range="bytes */0")
             return
         if span:
-            start, stop = (int(part) for part in span.removeprefix("bytes=").split("-"))
-            stop = min(stop + 1, len(self.content))
+            start, last = map(int, span.removeprefix("bytes=").split("-"))
+            stop = min(last + 1, stop)
         fault = ""
         if stop - start > 1:  # not the question for the size
             fault = self.faults.get(Faulty.count, self.faults.get(-1, ""))
             Faulty.count += 1
-        if fault.isdigit():
-            self._answer(int(fault), 0)
-            return
-        if fault == "silent":
-            self.close_connection = True
-            if not self.released.wait(20):
-                self.gave_up.append(self.path)
-            return
-        if fault == "reset":
-            self._hang_up()
-            return
         if fault == "changed":
             Faulty.etag = '"2"'
-        if (given_etag := self.headers.get("If-Match")) and given_etag != self.etag:
-            self._answer(412, 0)
-            return
-        self._answer(206 if span else 200, stop - start, f"bytes {start}-{stop - 1}/{len(self.content)}")
-        piece = self.content[start:stop]
-        self.wfile.write(piece[: len(piece) // 2] if fault == "cut" else piece)
-        if fault == "cut":
-            self._hang_up()
+        if fault == "silent" and not self.released.wait(20):
+            self.gave_up.append(self.path)
+        if fault in ("silent", "reset"):
+            self.hang_up()
+        elif fault.isdigit():
+            self.send(int(fault))
+        elif self.headers.get("If-Match", self.etag) != self.etag:
+            self.send(412)
+        else:
+            piece, range_of = self.content[start:stop], f"bytes {start}-{stop - 1}/{len(self.content)}"
+            sent = piece[: len(piece) // 2] if fault == "cut" else piece
+            self.send(206 if span else 200, sent, Content_Length=str(len(piece)), Content_Range=range_of)
+            if fault == "cut":
+                self.hang_up()
 
-    def _hang_up(self):
+    def hang_up(self):
         self.close_connection = True
         self.wfile.flush()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, status, size, content_range=None):
-        self.send_response(status)
-        self.send_header("Content-Length", str(size))
-        self.send_header("ETag", self.etag)
-        self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")
-        if content_range:
-            self.send_header("Content-Range", content_range)
-        self.end_headers()
+    def send(self, status, content=b"", **headers):
+        self.answer(status, content, ETag=self.etag, Last_Modified="Sun, 22 Nov 2026 12:00:00 GMT", **headers)
 
 
 def use_server(monkeypatch, address):
