@@ -11,7 +11,7 @@ from bertdata.tokenize.kernels.bits import decoded, in_ranges64
 from bertdata.tokenize.kernels.tries import longest_token
 
 
-@jit(_nrt=False)
+@jit()
 def find_added(text, starts, stops, added, seen, found):
     """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
 
@@ -47,7 +47,7 @@ def find_added(text, starts, stops, added, seen, found):
     return count
 
 
-@jit(_nrt=False)
+@jit()
 def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
     """Sets is_harmed[i] where piece i may get an added token by its normal form alone.
 

@@ -70,7 +70,7 @@ def not_lower64(typing: Any, array: Any, offset: Any) -> Any:
     return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def decoded(text, i):
     """The code point at byte i of valid UTF-8 and its width."""
     point = int64(text[i])
@@ -117,7 +117,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
     return types.int64(places, types.int64, types.uint64, types.int64), generate
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _places_one_by_one(places, count, bits, distance):
     """Does what `write_places` does, on any processor."""
     num_places = count_ones(bits)

@@ -31,7 +31,7 @@ MAY_DIFFER = -1
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 
 
-@part(_nrt=False)
+@part()
 def strip(text, start, stop, strips, points, state):
     """What is left of text[start:stop] if blank code points at its ends are removed: its start, its stop, and a code.
 
@@ -64,7 +64,7 @@ def strip(text, start, stop, strips, points, state):
     return start, stop, code if strips & STRIPS_LATE != 0 else DONE
 
 
-@part(_nrt=False)
+@part()
 def _entry(text, i, points, state):
     """The entry of the code point at byte i, and its width. The code point is noted in case the entry is missing."""
     point, width = decoded(text, i)
@@ -72,7 +72,7 @@ def _entry(text, i, points, state):
     return points[point, 0], width
 
 
-@part(_nrt=False)
+@part()
 def _before(text, begin, i):
     """Where the code point before byte i begins; i is after byte `begin`."""
     i -= 1
@@ -81,7 +81,7 @@ def _before(text, begin, i):
     return i
 
 
-@part(_nrt=False)
+@part()
 def is_unstable(text, begin, start, stop, points, stable, state):
     """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
@@ -125,7 +125,7 @@ def is_unstable(text, begin, start, stop, points, stable, state):
     return 0
 
 
-@part(_nrt=False)
+@part()
 def cut_after(text, i, stop, points, cuts, state):
     """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
@@ -153,7 +153,7 @@ def cut_after(text, i, stop, points, cuts, state):
     return stop
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
     """Find where the automaton ends the word at byte i: -1 if none begins there.
 
@@ -188,7 +188,7 @@ def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
                 word_stop = place - 1
 
 
-@part(_nrt=False)
+@part()
 def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, skips, state):
     """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 

@@ -18,13 +18,13 @@ LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _slot(key, factor, slots):
     """One of the two slots in which a key may be in a table of merges of so many slots, a power of two."""
     return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def rank_of(pairs, left, right):
     """The rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
     predict it.
@@ -37,7 +37,7 @@ def rank_of(pairs, left, right):
     return int64(found & uint64(0xFFFFFF)) if found >> uint64(24) == key else NO_RANK
 
 
-@part(_nrt=False)
+@part()
 def merge(size, pairs, merged, ids, ranks):
     """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
@@ -67,13 +67,13 @@ def merge(size, pairs, merged, ids, ranks):
     return size, last
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _lane(rank, place):
     """An entry of the lanes of `merge_short`."""
     return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE
 
 
-@part(_nrt=False)
+@part()
 def merge_short(size, pairs, merged, ids, lanes, links):
     """Does what `merge` does, for at most LANES ids, with one vector instruction for each search of the lowest rank.
 
@@ -105,7 +105,7 @@ def merge_short(size, pairs, merged, ids, lanes, links):
     return count
 
 
-@part(_nrt=False)
+@part()
 def merge_any(size, tables, runs):
     """Merges runs.ids[:size] in place. Returns how many ids are left."""
     if size <= LANES:
@@ -153,7 +153,7 @@ def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
         is_whole[t] = has_ids and merge_short(size, pairs, merged, found, lanes, links) == 1 and found[0] == ids[t]
 
 
-@jit(_nrt=False)
+@jit()
 def add_pairs(lefts, rights, ranks, pairs):
     """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
 
@@ -174,7 +174,7 @@ def add_pairs(lefts, rights, ranks, pairs):
     return True
 
 
-@part(_nrt=False)
+@part()
 def character_ids(word, size, tables, ids):
     """Writes the ids of the characters of a word to `ids`, for BPE. Returns how many."""
     count, i, in_unknown = 0, 0, False

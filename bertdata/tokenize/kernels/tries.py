@@ -11,7 +11,7 @@ NO_BYTE = np.uint64(256)  # of an entry of a trie; see `child_of`
 OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def child_of(trie, entry, byte):
     """The entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
@@ -24,7 +24,7 @@ def child_of(trie, entry, byte):
     return child if child & uint64(0x1FF) == uint64(byte) else uint64(0)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def token_of(entry):
     """The id of the token that ends at an entry of a trie, -1 if none does."""
     return int64(entry >> uint64(40)) - 1
@@ -100,7 +100,7 @@ def grow_trie(text, bounds, roots, ids, trie):
     return size
 
 
-@part(_nrt=False)
+@part()
 def whole_word(word, start, stop, trie, root):
     """The id of word[start:stop] if that is a token, else -1."""
     entry = trie[root]
@@ -111,7 +111,7 @@ def whole_word(word, start, stop, trie, root):
     return token_of(entry)
 
 
-@part(_nrt=False)
+@part()
 def longest_token(trie, root, word, start, stop):
     """The id of the longest token that word[start:stop] begins with, and its end; -1 and `start` if there is none."""
     entry, token, end = trie[root], int64(-1), start

@@ -8,7 +8,7 @@ from bertdata.jit import part
 from bertdata.tokenize.kernels.tries import child_of, token_of, whole_word
 
 
-@part(_nrt=False)
+@part()
 def most_probable(word, size, tables, ids, ranks, best):
     """Writes the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Returns how many.
 

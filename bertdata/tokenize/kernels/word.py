@@ -14,7 +14,7 @@ from bertdata.tokenize.kernels.unigram import most_probable
 from bertdata.tokenize.kernels.wordpiece import longest_matches
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _letters(text, start, stop, tables, ids):
     """Writes the id of each byte of text[start:stop] to ids, where each is a character with an id. Returns whether."""
     for k in range(stop - start):
@@ -24,7 +24,7 @@ def _letters(text, start, stop, tables, ids):
     return True
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _normal_form(text, start, stop, prefixed, tables, word):
     """Writes the normal form of text[start:stop] to word. Returns its bytes and its characters."""
     size, num_chars, after_space = 0, 0, False
@@ -61,7 +61,7 @@ def _normal_form(text, start, stop, prefixed, tables, word):
     return size, num_chars
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _merged(word, size, tables, runs):
     """Writes the ids that BPE gives for word[:size] to runs.ids. Returns how many."""
     ids, count = runs.ids, 0
@@ -76,7 +76,7 @@ def _merged(word, size, tables, runs):
     return merge_any(count, tables, runs)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def encode_word(text, start, stop, prefixed, tables, runs):
     """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
 

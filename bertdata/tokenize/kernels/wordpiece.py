@@ -8,7 +8,7 @@ from bertdata.jit import part
 from bertdata.tokenize.kernels.tries import longest_token
 
 
-@part(_nrt=False)
+@part()
 def longest_matches(word, size, num_chars, tables, ids):
     """Write the ids of a normalized word of `size` bytes to `ids`, longest match first. Return how many.
 

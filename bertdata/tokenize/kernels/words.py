@@ -71,7 +71,7 @@ AHEAD = 2048  # bytes of text that are prefetched
 LONE_FIRST, LONE_LAST = 0xE3, 0xEA  # the first bytes from U+3000 and from U+A000 on: words of one character
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
     """Where the text ends that `tokenizers` must encode, -1 if the word at byte i is not hard; and a code.
 
@@ -99,7 +99,7 @@ def _hard_until(text, begin, i, place, end, flags, tables, runs, state):
     return stop, DONE if stop >= 0 else UNKNOWN_CODE_POINT
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _next_word(text, begin, i, end, automaton, tables, runs, state):
     """A code; where the word at byte i ends, -1 if none begins there; and, if it is hard, where that ends, else -1."""
     code, word_stop, place, flags = walk(
@@ -117,7 +117,7 @@ def _next_word(text, begin, i, end, automaton, tables, runs, state):
     return code, word_stop, hard_stop
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _cut_by_rules(text, i, level, tables, limits, state):
     """Cuts the text from byte i on by the rules from `level` on, each within what the one before has found.
 
@@ -132,7 +132,7 @@ def _cut_by_rules(text, i, level, tables, limits, state):
     return level
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _put_word(text, i, length, prefixed, is_key, p, tables, runs, output):
     """Writes the ids of the word text[i : i + length] at output.ids[p:], and keeps them if `is_key`.
 
@@ -149,7 +149,7 @@ def _put_word(text, i, length, prefixed, is_key, p, tables, runs, output):
     return p + count
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables, runs, output):
     """Encode the word at byte i, or pass over a character that begins none.
 
@@ -202,7 +202,7 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
     return DONE, i, p
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _find_runs(text, i, end, tables, runs):
     """Make the keys of the runs from byte i on, and prefetch the set of each.
 
@@ -268,7 +268,7 @@ def _find_runs(text, i, end, tables, runs):
     return count, i, False
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _write_known(k, count, keys, near, pool, out, p):
     """Write the ids of runs and stops from number k on, up to the first run that is in neither of its first two slots.
 
@@ -288,7 +288,7 @@ def _write_known(k, count, keys, near, pool, out, p):
     return k, p
 
 
-@part(_nrt=False)
+@part()
 def _value_elsewhere(text, start, length, keys, q, near, far, spelled):
     """The value of a run that `_write_known` does not write; EMPTY if the tables do not have it."""
     key, rest, j = keys[q], keys[q + uint64(1)], keys[q + uint64(2)] & LOW32
@@ -300,7 +300,7 @@ def _value_elsewhere(text, start, length, keys, q, near, far, spelled):
     return EMPTY if slot == j else near[slot + uint64(2)]
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _write_runs(text, first, k, count, runs, out, p):
     """Write the ids of runs and stops from number k on, up to the first run that the tables do not have.
 
@@ -323,7 +323,7 @@ def _write_runs(text, first, k, count, runs, out, p):
         k += 1
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _write_lone(text, i, end, points, out, p):
     """Write the ids of code points that are words by themselves, such as Chinese ones, from byte i on.
 
@@ -338,7 +338,7 @@ def _write_lone(text, i, end, points, out, p):
     return i, p
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _before_prefix(text, begin, i, end, p, tables, output):
     """The first byte from i on whose code point has a normal form, `end` if none is left, and whether it gets a prefix.
 
@@ -359,7 +359,7 @@ def _before_prefix(text, begin, i, end, p, tables, output):
     return i, tables.prefix_always != 0 or entry & PREFIXED == uint64(0), DONE
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _encode_piece(pieces, piece, tables, runs, output):
     """Encode a piece of text from where output.state says, and note there how far it came. Return a code."""
     text, begin, end = pieces.data, pieces.starts[piece], pieces.stops[piece]
@@ -426,7 +426,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
     return code
 
 
-@jit(_nrt=False)
+@jit()
 def encode_words(pieces, tables, runs, output):
     """Encodes pieces of text by the rules and the model of `tables`. Returns one of the codes of records.py.
 
