@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from tokenizers import pre_tokenizers
@@ -177,9 +176,16 @@ def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
         raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
     pieces = library_tokenizer(pre_tokenizer=part).pre_tokenizer.pre_tokenize_str
 
-    @cache
+    known: dict[str, str] = {}
+
     def kind(character: str) -> str:
-        return {1: "keep", 2: "drop"}.get(len(pieces(f"x{character}x")), "cut")
+        if character not in known:  # then the characters of its page of 256 are next
+            page = range(ord(character) & ~0xFF, (ord(character) | 0xFF) + 1)
+            characters = [chr(c) for c in page if not 0xD800 <= c < 0xE000]
+            known.update(dict.fromkeys(characters, "drop"))
+            for text, (start, _) in pieces(f"x{'x'.join(characters)}x"):
+                known.update(dict.fromkeys(text[start % 2 == 0 :: 2], "cut" if len(text) == 1 else "keep"))
+        return known[character]
 
     joins = any(kind(c) == "cut" and len(pieces(c + c)) == 1 for c in "!1")
     alone, kept = Leaf(lambda c: kind(c) == "cut"), Leaf(lambda c: kind(c) == "keep")

@@ -70,6 +70,7 @@ class Words(Engine):
         changes_more = self.forms.has_marks or self.forms.strips or self.forms.prepended or self.forms.collapses
         of_model = source.outline["model"]
         has_characters = kind_of(of_model) in ("WordPiece", "WordLevel") and of_model.get(_MOST_CHARS, 1) > 0
+        self._forbidden = frozenset(np.flatnonzero(self._special).tolist())
         self._kind = cut.kind if has_characters and not changes_more else None
         self.forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
@@ -219,7 +220,7 @@ class Words(Engine):
         return records.NOTHING, is_inside, stops
 
     def _lone(self, point: str, form: str) -> int | None:
-        """The value of the ids of a code point that is a word by itself or ends words, whatever stands around it.
+        """Return the value of the ids of a code point that is a word by itself or ends words, whatever its neighbors.
 
         form: its normal form. None: it is no such code point.
         """
@@ -228,12 +229,14 @@ class Words(Engine):
         kinds = [*map(self._kind, form)]
         if "keep" in (kinds[0], kinds[-1]) or ("keep", "keep") in pairwise(kinds):
             return None  # it may be part of a longer word
-        words = [c for c, kind in zip(form, kinds, strict=True) if kind != "drop"]
-        ids = [self._characters.get(word, self._constants.unk) for word in words]
-        if len(ids) > min(len(point.encode()), 3) or self._special[ids].any():
+        ids = [self._characters.get(c, self._constants.unk) for c in form if self._kind(c) != "drop"]
+        if len(ids) > min(len(point.encode()), 3) or not self._forbidden.isdisjoint(ids):
             return None
-        wide = self._dtype == np.uint32
-        return sum(n << (20 if wide else 16) * k for k, n in enumerate(ids)) | len(ids) << (60 if wide else 48)
+        id_bits, count_place = (20, 60) if self._dtype == np.uint32 else (16, 48)
+        value = len(ids) << count_place
+        for k, token_id in enumerate(ids):
+            value |= token_id << id_bits * k
+        return value
 
     def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
         """int32 [2, 256]: what records.WordTables says. quick: its field of that name."""
@@ -301,15 +304,17 @@ class Words(Engine):
         points = [chr(first + k) for k in range(PAGE)]
         forms = [self.forms.normal(point) for point in points]
         meets = [self.forms.meets(point, form) for point, form in zip(points, forms, strict=True)]
-        characters = "".join(sorted(set("".join(forms))))
+        lones = [
+            None if meet or point.isascii() else self._lone(point, form)
+            for point, form, meet in zip(points, forms, meets, strict=True)
+        ]
+        characters = "".join(sorted({c for form, lone in zip(forms, lones, strict=True) if lone is None for c in form}))
         matches = dict(zip(characters, self._rules.matches(characters), strict=True))
-        hard, keys, lones = int(records.HARD_STEP), [], dict[str, int]()
-        for point, form, meet in zip(points, forms, meets, strict=True):
-            kinds, step = {matches[c] for c in form}, meet * int(records.MEETS_STEP)
-            lone = None if meet or point.isascii() else self._lone(point, form)
+        hard, keys = int(records.HARD_STEP), []
+        for point, form, meet, lone in zip(points, forms, meets, lones, strict=True):
+            kinds, step = {matches[c] for c in form if lone is None}, meet * int(records.MEETS_STEP)
             if lone is not None:
                 keys.append((0, 0))
-                lones[point] = lone
             elif self._is_hard(point, form, kinds):
                 keys.append((0, step | hard))
             else:
@@ -324,10 +329,11 @@ class Words(Engine):
         if uncovered:
             keys = [(0, key[1] | hard) if key in uncovered else key for key in keys]
             classes = self._rules.classes(keys)
-        for k, (point, form, key, number) in enumerate(zip(points, forms, keys, classes, strict=True)):
-            entries[k] = self._entry(point, form, number, meets[k], bool(key[1] & hard))
-            if point in lones:
-                entries[k] = number | int(records.LONE), lones[point]
+        for k, (key, number, lone) in enumerate(zip(keys, classes, lones, strict=True)):
+            if lone is not None:
+                entries[k] = number | int(records.LONE), lone
+            else:
+                entries[k] = self._entry(points[k], forms[k], number, meets[k], bool(key[1] & hard))
         return entries
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
