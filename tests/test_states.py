@@ -327,8 +327,14 @@ class Machine(RuleBasedStateMachine):
             if not each.startswith(".build/") or (how == "lose" and each.endswith(".npy"))
         ]
         if hurt:
+            COUNTS["damage"] += 1
             one = hurt[spot % len(hurt)]
-            self.hurt(root / one, spot, lose=how == "lose")
+            content = bytearray((root / one).read_bytes())
+            if how == "lose":
+                (root / one).unlink()
+            elif content:
+                content[spot * 7919 % len(content)] ^= 1 << spot % 8
+                (root / one).write_bytes(content)
             what = "has_lost" if one.startswith(".build/") else "is_touched"
             self.states[name] = replace(self.states[name], **{what: True})
             self.settle(name, [])
@@ -370,16 +376,6 @@ class Machine(RuleBasedStateMachine):
     def target(self, command):
         return command[2] if command[0] in ("push", "open") else command[1]
 
-    def hurt(self, path, spot, *, lose):
-        COUNTS["damage"] += 1
-        if lose:
-            path.unlink()
-            return
-        content = bytearray(path.read_bytes())
-        if content:
-            content[spot * 7919 % len(content)] ^= 1 << spot % 8
-            path.write_bytes(content)
-
     def work(self, command):
         """Does what a command says; its answer is how many units it did not make again."""
         what, name, *more = command
@@ -414,7 +410,7 @@ class Machine(RuleBasedStateMachine):
         there = self.states[more[0]]
         if what == "open":
             return ANY_FAULT if there.holds in (None, "?") else {"ok"} | (ANY_FAULT if there.is_touched else set())
-        return (self.of_push if what == "push" else self.of_pull)(state, there)
+        return self.of_push(state, there) if what == "push" else self.of_pull(state, there, self.world.place(name))
 
     def of_build(self, state, config, overwrite, part):
         overwrite = overwrite and part is None
@@ -450,10 +446,7 @@ class Machine(RuleBasedStateMachine):
             return {"ok" if there.holds == here.holds else "out-exists"} | (ANY_FAULT if here.is_touched else set())
         return {"ok", *ANY_FAULT} if here.is_touched else {"ok"}
 
-    def name_of(self, state):
-        return next(name for name in PLACES if self.states[name] is state)
-
-    def of_pull(self, here, there):
+    def of_pull(self, here, there, out):
         if there.holds is None or there.holds == "?":
             return ANY_FAULT
         fault = ANY_FAULT if there.is_touched or here.is_touched else set()
@@ -461,7 +454,6 @@ class Machine(RuleBasedStateMachine):
             fault = fault | {"out-exists"}
         if here.holds:
             return {"ok" if here.holds == there.holds else "out-exists"} | fault
-        out = self.world.place(self.name_of(here))
         if (out.exists() and any(out.iterdir())) and not here.is_pulling:
             return {"out-exists"} | fault
         return {"ok", *["out-exists"] * here.is_pulling} | fault  # an earlier pull may have been of another dataset
