@@ -228,13 +228,6 @@ def test_any_vocabulary(vocabulary, prefix, longest, flags, texts, data):
     check(tokenizer, texts, encode=by_engine if unk in SPECIALS else by_either)
 
 
-@pytest.mark.parametrize("prefix", fast(["", "@@", "x", "é", "水水"], among=["", "@@"]))
-def test_what_marks_a_continuation_may_be_anything(prefix):
-    pieces = [token.replace("##", prefix, 1) if token.startswith("##") else token for token in VOCABULARY]
-    tokenizer = load(list(dict.fromkeys([*pieces, prefix + "x", prefix * 2 + "a"])), continuing_subword_prefix=prefix)
-    check(tokenizer, [*random_texts(1, 5), " ".join(VOCABULARY), "".join(VOCABULARY), "xxaxx @@a@@b ##a水水水éé"])
-
-
 @pytest.mark.parametrize("longest", fast([0, 1, 8, 17, 100, 5000, 2**64 - 1], among=[0, 17, 5000]))
 def test_words_too_long_are_unknown(longest):
     def edit(content):
@@ -283,17 +276,19 @@ WORDS_AS_TOKENS = word_list("special")
 
 
 @settings(max_examples=20)
-@given(st.lists(st.sampled_from(WORDS_AS_TOKENS), min_size=1, max_size=2, unique=True), st.sampled_from(EVERY_FLAG))
-def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags):
-    tokenizer = load(list(dict.fromkeys([*VOCABULARY, *WORDS_AS_TOKENS])), special=[*SPECIALS, *special], flags=flags)
-    check(tokenizer, [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 火水 x7"], encode=by_either)
-
-
-@pytest.mark.parametrize("special", fast(["PAD", "##pad", "水", "[", "##]", "##", "«x»", "7"], among=["##pad", "水"]))
-def test_a_special_token_that_a_word_can_spell_is_replaced(special):
-    vocabulary = list(dict.fromkeys([*VOCABULARY, special]))
-    for tokenizer in (load(vocabulary, special=[*SPECIALS, special]), load(vocabulary, roles={"mask": special})):
-        check(tokenizer, ["PAD pad apad 水 [水] ## «x» x7 7", *random_texts(3, 2)])
+@given(
+    st.lists(st.sampled_from(WORDS_AS_TOKENS), min_size=1, max_size=2, unique=True),
+    st.sampled_from(EVERY_FLAG),
+    st.booleans(),
+)
+@example(["##pad", "水"], EVERY_FLAG[0], True)
+@example(["[", "##]"], EVERY_FLAG[0], False)
+def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags, by_role):
+    roles, more = ({"mask": special[0]}, special[1:]) if by_role else (None, special)
+    vocabulary = list(dict.fromkeys([*VOCABULARY, *WORDS_AS_TOKENS]))
+    tokenizer = load(vocabulary, special=[*SPECIALS, *more], roles=roles, flags=flags)
+    texts = [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 火水 x7 [水] ##", *random_texts(3, 1)]
+    check(tokenizer, texts, encode=by_either)
 
 
 def with_added_token(content):

@@ -6,19 +6,17 @@ from functools import cache
 import hypothesis
 import numpy as np
 import pytest
-from helpers import build, word_list
+from helpers import word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 from reference import bytes64, keys
 from reference import documents as reference
 
-from bertdata import Loader
 from bertdata.bits import are_equal128, keep_masked, load64, store64
 from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
-from bertdata.read.kernels import masks, pairs, pieces, rows, windows
-from bertdata.read.kernels import order as order_kernels
+from bertdata.read.kernels import rows, windows
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import PADDING, _copy_line
 from bertdata.tokenize.kernels.bits import (
@@ -38,13 +36,6 @@ from bertdata.write.kernels import _equal64, _spaces64
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def permutation(num_samples, seed, epoch=0):
-    positions = epoch * num_samples + np.arange(num_samples)
-    epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
-    assert (epochs == epoch).all()
-    return ids.tolist()
-
-
 @given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
 def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
@@ -52,20 +43,19 @@ def test_permute_equals_its_reference(seed, num_samples, positions):
     assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [*range(1, 601), *range(601, 4097, 37)],
-        [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)],
-        pytest.param([2**22 - 1, 2**22, 2**22 + 1], marks=pytest.mark.slow),
-    ],
-    ids=["small", "around powers of two", "large"],
-)
+FEW, MANY = [*range(1, 601), *range(601, 4097, 37)], [2**22 - 1, 2**22, 2**22 + 1]
+AROUND = [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("sizes", [FEW, AROUND, pytest.param(MANY, marks=pytest.mark.slow)], ids=len)
 def test_every_epoch_is_a_permutation(sizes):
     """For the smallest sizes with several keys."""
     for num_samples in sizes:
-        for seed in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
-            assert (np.bincount(permutation(num_samples, *seed), minlength=num_samples) == 1).all()
+        for seed, epoch in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
+            positions = epoch * num_samples + np.arange(num_samples)
+            epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
+            assert (epochs == epoch).all()
+            assert (np.bincount(ids, minlength=num_samples) == 1).all()
 
 
 SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2**40))
@@ -380,23 +370,3 @@ def test_offsets_of_bytes_may_be_beyond_4_gb():
     expected = tuple(sum(1 << k for k in range(64) if is_set(text[k])) for is_set in (b"\n".__contains__, (127).__lt__))
     assert copied(near, 0, data, start) == copied(data, far, np.zeros(72, np.uint8), 0) == expected
     assert data[start : start + 72].tobytes() == text[:64] + text[:8]
-
-
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-@pytest.mark.usefixtures("cache")
-def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path):
-    options = {"sentences": "line", "words": "conftest:in_pairs"}
-    dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
-    for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
-        Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
-    used = {
-        order_kernels: ("permute", "permute_blocks"),
-        rows: ("fill_rows",),
-        windows: ("window_rows",),
-        pieces: ("pack", "piece_rows"),
-        pairs: ("pair_rows", "segment"),
-        masks: ("mask",),
-    }
-    for module, names in used.items():
-        for name in names:
-            assert getattr(module, name).nopython_signatures, name
