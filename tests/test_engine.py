@@ -341,38 +341,31 @@ def test_the_answer_does_not_depend_on_what_came_before():
         assert plain(by_engine(tokenizer, *blocks[k], sentences=True)) == alone[k], k
 
 
-def require_exact_in_threads(vocabulary, texts, turns):
-    """Four threads that begin together with a new engine, each with the texts in another order."""
-    blocks = [joined(some) for some in texts]
-    expected = [plain(load(vocabulary)._encode_by_library(*some, sentences=True)) for some in blocks]
-    for turn in range(turns):
-        tokenizer, together = load(vocabulary), threading.Barrier(4)
-
-        def work(number, tokenizer=tokenizer, together=together, turn=turn):
-            order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
-            together.wait()
-            return [(k, plain(tokenizer.encode(*blocks[k], sentences=True))) for k in order]
-
-        with ThreadPoolExecutor(4) as pool:
-            for k, encoded in itertools.chain.from_iterable(pool.map(work, range(4))):
-                assert encoded == expected[k], k
-
-
-def test_many_threads_give_what_one_gives(monkeypatch):
-    monkeypatch.setattr(engine, "NEAR_LINES", 128)
-    monkeypatch.setattr(engine, "FAR_LINES", 32)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        require_exact_in_threads(VOCABULARY, [random_texts(seed, 9) for seed in range(5)], turns=1)
-    finally:
-        sys.setswitchinterval(before)
-
-
 SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "한국어", "日本語 カナ", "ქართული", "ትግርኛ"]
 
 
-def test_threads_that_meet_code_points_at_the_same_time_give_exact_ids():
-    """All threads start with an engine that knows no page but the first, on texts of ten scripts in other orders."""
+@pytest.mark.parametrize(("near", "far"), [(128, 32), (engine.NEAR_LINES, engine.FAR_LINES)])
+def test_threads_that_begin_together_give_exact_ids(monkeypatch, near, far):
+    """Four with a new engine, which knows no page but the first, each with the texts in another order."""
+    monkeypatch.setattr(engine, "NEAR_LINES", near)
+    monkeypatch.setattr(engine, "FAR_LINES", far)
     vocabulary = list(dict.fromkeys([*VOCABULARY, *(c for text in SCRIPTS for c in text if c != " ")]))
-    require_exact_in_threads(vocabulary, [[text * 3, f"x{text}y", text[::-1]] for text in SCRIPTS], turns=5)
+    texts = [[text * 3, f"x{text}y", text[::-1], *random_texts(seed, 2)] for seed, text in enumerate(SCRIPTS)]
+    blocks = [joined(some) for some in texts]
+    expected = [plain(load(vocabulary)._encode_by_library(*some, sentences=True)) for some in blocks]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for turn in range(3):
+            tokenizer, together = load(vocabulary), threading.Barrier(4)
+
+            def work(number, tokenizer=tokenizer, together=together, turn=turn):
+                order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
+                together.wait()
+                return [(k, plain(tokenizer.encode(*blocks[k], sentences=True))) for k in order]
+
+            with ThreadPoolExecutor(4) as pool:
+                for k, encoded in itertools.chain.from_iterable(pool.map(work, range(4))):
+                    assert encoded == expected[k], k
+    finally:
+        sys.setswitchinterval(before)

@@ -14,7 +14,7 @@ from helpers import refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_csv, blocks_of, read, write
+from sources import FEW, as_arrow, as_arrow_file, as_csv, as_parquet, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
 from bertdata.sources.inputs import find_inputs
@@ -92,18 +92,13 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
         assert len(read([write(folder / "long.txt", rows[1])])) == 1
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
-    table = pa.table({"text": ["stone", "x" * 1000, "y" * 1001]})
-    if kind == "parquet":
-        pq.write_table(table, folder / "a.parquet")
-    else:
-        with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
-            writer.write_table(table)
+@pytest.mark.parametrize(("name", "make"), [("a.parquet", as_parquet), ("a.arrow", as_arrow_file)])
+def test_a_text_of_a_table_that_is_too_long_is_named(folder, name, make):
+    path = write(folder / name, make(["stone", "x" * 1000, "y" * 1001]))
     with patch.object(formats, "LONGEST_DOCUMENT", 1000), patch.object(formats, "BLOCK_BYTES", 100):
-        assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
-        with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
-            read([folder / f"a.{kind}"])
+        assert len(read([path], max_documents=2)) == 2
+        with refuses("too-large", "inputs", given=str(path), says=f"{path}, row 3: "):
+            read([path])
 
 
 # -------------------------------------------------------------------------------------------------------------- FASTA

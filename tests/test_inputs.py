@@ -491,15 +491,6 @@ def test_missing_parts_and_units_are_told_and_complete_parts_are_enough(tmp_path
     assert published(out) == straight
 
 
-def test_a_finished_part_without_units_outlives_a_refused_build(tmp_path, corpus, vocab):
-    build_parts(corpus, tmp_path / "out", 2, [1], tokenizer=vocab)  # the text is one unit, which part 1 makes
-    assert units_in(tmp_path / "out") == set()
-    with refuses("other-settings", "out"):
-        build(corpus, tmp_path / "out", tokenizer=vocab, validation=0.25)
-    build_parts(corpus, tmp_path / "out", 2, [0], tokenizer=vocab)
-    assert finish(tmp_path / "out").dataset.dataset_id
-
-
 def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
     rows = as_jsonl(ROWS).splitlines(keepends=True)
     start, size = sum(len(row) for row in rows[:20]), 1000

@@ -203,6 +203,8 @@ UNSPLIT = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first",
 META, SPLIT = pre_tokenizers.Metaspace(), pre_tokenizers.WhitespaceSplit()
 TAGS = ["|||IP|||", "<tag>"]
 FIRST, NEVER = (pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("first", "never"))
+FALCON = [pre_tokenizers.Punctuation("contiguous"), bytes_of(regex=True), pre_tokenizers.Digits(False)]
+FALCON += isolated("[0-9][0-9][0-9]")
 META_OF_WORDS = pre_tokenizers.Sequence([SPLIT, META])
 NFC, NFKC, LOWER, STRIP = normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip()
 BERT, NO_MARKS = normalizers.BertNormalizer(), normalizers.StripAccents()
@@ -252,16 +254,7 @@ KINDS = {
     "DeBERTa of transformers 5": lambda: unigram(in_turn((r"\s{2,}|[\n\r\t]", " "), NFC, STRIP_RIGHT), FIRST),
     "SigLIP": lambda: unigram(in_turn(LOWER, (r"[!'(),.\-]", ""), (r"\s+", " "), STRIP, charsmap()), META),
     "Strip after NFKC": lambda: unigram(in_turn(NFKC, STRIP, NO_MARKS), FIRST, added=TAGS),
-    "Falcon": lambda: byte_level(
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Punctuation("contiguous"),
-                bytes_of(regex=True),
-                pre_tokenizers.Digits(False),
-                *isolated("[0-9][0-9][0-9]"),
-            ]
-        )
-    ),
+    "Falcon": lambda: byte_level(pre_tokenizers.Sequence(FALCON)),
     "ChatGLM": lambda: sentencepiece_bpe(
         _sequence({"type": "Replace", "pattern": {"String": PREFIX}, "content": "▁"}, SPACES),
         AT_SPACES | {"pattern": {"String": PREFIX}, "behavior": "MergedWithNext"},
@@ -704,12 +697,6 @@ def test_a_word_with_a_zero_byte_may_end_in_the_next_window(kinds, name):
     words = ["a b ", "\0", "'s\0", " !\0\0", "\0a"]
     sizes = range(records.WINDOW - 70, records.WINDOW + 4)
     assert_exact(kinds(name), ["ab" * (size // 2) + "1" * (size % 2) + word + " b" for size in sizes for word in words])
-
-
-def test_pieces_that_are_not_their_own_normal_form_are_encoded_between_others(kinds):
-    tokenizer, changed, end = kinds("OLMo"), "cafe\u0301 a\u0334\u0345 \u1100\u1161", "<|endoftext|>"
-    assert_exact(tokenizer, ["plain", changed, "é ½", "", f"a {end}{changed} b{end} c {end}", changed + end, "\u0301"])
-    assert isinstance(tokenizer._engine, ByteWords)
 
 
 def test_special_ids_are_counted_in_pieces_of_either_kind():
