@@ -57,7 +57,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import numpy as np
 import pytest
-from helpers import build
+from helpers import build, use_server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
@@ -309,17 +309,10 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
     """An empty bucket: its URL, a function that puts an object, and one that gives those below a prefix by name."""
     import obstore
 
-    name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
-    for variable, value in {
-        "AWS_ACCESS_KEY_ID": "a-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-        "HOME": str(home),
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": object_store,
-    }.items():
-        monkeypatch.setenv(variable, value)
+    name = f"b{uuid.uuid4().hex}"
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.setattr(access, "FIRST_WAIT_S", 0.01)
-    stores.store_at.cache_clear()
+    use_server(monkeypatch, object_store)
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"
 

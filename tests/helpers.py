@@ -26,6 +26,7 @@ from numba import njit
 import bertdata
 from bertdata.errors import BertdataError, UsageError
 from bertdata.options import IdsFormat, Shares, TextFormat, Vocabulary, build_arguments
+from bertdata.remote import stores
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
 """click's own errors by the nearest kind of ours; the first class that fits is taken."""
@@ -268,17 +269,6 @@ def recorded(root):
         yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
 
 
-def stop_after(blocks):
-    """A callback for the progress of a build that is a Ctrl-C after some blocks."""
-    left = iter(range(blocks))
-
-    def progress(done, total):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-
-    return progress
-
-
 def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json."""
     return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
@@ -293,7 +283,7 @@ def flip(path, at):
 
 def contents(folder):
     """Name → bytes of all files below a folder but locks, in which processes write their numbers."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "lock"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
@@ -371,6 +361,14 @@ def serving(handler):
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def use_server(monkeypatch, address):
+    """Makes an address the store of s3:// URLs."""
+    values = {"ACCESS_KEY_ID": "a-key", "SECRET_ACCESS_KEY": "a-secret", "REGION": "us-east-1", "ENDPOINT_URL": address}
+    for name, value in values.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    stores.store_at.cache_clear()
 
 
 def members(record, path=()):

@@ -179,7 +179,7 @@ def _config(dataset):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_transformers_trainer(dataset, tmp_path):
+def test_transformers_trainer(dataset, tmp_path, monkeypatch):
     """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
     torch.manual_seed(0)
     model, seen = BertForMaskedLM(_config(dataset)), []
@@ -198,7 +198,10 @@ def test_transformers_trainer(dataset, tmp_path):
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
+    samples = SampleDataset(loader)
+    in_order = torch.utils.data.SequentialSampler(samples)  # the order is already random
+    monkeypatch.setattr(Trainer, "_get_train_sampler", lambda *_: in_order)
+    trainer = Trainer(model=model, args=arguments, train_dataset=samples)
     trainer.train()
     expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
     assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
@@ -207,11 +210,6 @@ def test_transformers_trainer(dataset, tmp_path):
     seen.clear()
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected[3:], strict=True))
-
-
-class _InOrder(Trainer):
-    def _get_train_sampler(self, *args):
-        return torch.utils.data.SequentialSampler(self.train_dataset)  # the order is already random
 
 
 def test_accelerate_shards_samples(dataset):

@@ -6,14 +6,14 @@ import struct
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import SPECIALS
-from helpers import build, import_ids, refuses, stop_after, stored, succeeds
+from helpers import build, import_ids, refuses, stored, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -382,7 +382,7 @@ def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, take):
 def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
     path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()))
     with pytest.raises(KeyboardInterrupt):
-        take(path, dtype="uint16", progress=stop_after(0))
+        take(path, dtype="uint16", progress=Mock(side_effect=KeyboardInterrupt))
     with refuses("other-settings", "out"):
         take(path)
     assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40

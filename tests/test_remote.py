@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from urllib.parse import quote, unquote
 
 import pytest
-from helpers import Handler, build, refused, refuses, serving, stop_after, without_origins
+from helpers import Handler, build, refused, refuses, serving, use_server, without_origins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_parquet, write, zstd
@@ -94,8 +94,7 @@ def test_keys_that_obstore_refuses_are_read_or_named(tmp_path, vocab, monkeypatc
     said = []
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", is_open)
     with serving(OddKeys) as address:
-        use_server(monkeypatch, address)
-        stores.store_at.cache_clear()
+        use_server(monkeypatch, f"http://{address}")
         dataset = build("s3://bucket/", tmp_path / "out", tokenizer=vocab, validation=0, say=said.append).dataset
         assert stores.file_at("s3://bucket//a.txt").size == 5
     assert dataset.num_documents == 6
@@ -181,17 +180,6 @@ class Faulty(Handler):
         self.answer(status, content, ETag=self.etag, Last_Modified="Sun, 22 Nov 2026 12:00:00 GMT", **headers)
 
 
-def use_server(monkeypatch, address):
-    """Makes an address the store of s3:// URLs."""
-    for name, value in {
-        "ACCESS_KEY_ID": "a-key",
-        "SECRET_ACCESS_KEY": "a-secret",
-        "REGION": "us-east-1",
-        "ENDPOINT_URL": f"http://{address}",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-
-
 @pytest.fixture
 def faulty(monkeypatch, tmp_path):
     """Scheme → URL of a text, and a function that sets what goes wrong: number of a request → fault."""
@@ -207,8 +195,7 @@ def faulty(monkeypatch, tmp_path):
     Faulty.released.clear()
     Faulty.gave_up.clear()
     with serving(Faulty) as address:
-        use_server(monkeypatch, address)
-        stores.store_at.cache_clear()
+        use_server(monkeypatch, f"http://{address}")
         yield {"http": f"http://{address}/dir/a.txt?token=secret", "s3": "s3://bucket/dir/a.txt"}, fail
         stores.store_at.cache_clear()
 
@@ -293,7 +280,7 @@ def test_an_answer_is_not_larger_than_what_was_asked_for(tmp_path, vocab):
 
 def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        use_server(monkeypatch, f"127.0.0.1:{silent.getsockname()[1]}")
+        use_server(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         command = [sys.executable, "-m", "bertdata", "pull", "s3://bucket/x", str(tmp_path / "x")]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             connection, _ = silent.accept()  # the request has begun
@@ -305,9 +292,9 @@ def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
 
 def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
     urls, _ = faulty
-
+    progress = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        build(urls["http"], tmp_path / "out", tokenizer=vocab, shard_size=2000, progress=stop_after(0))
+        build(urls["http"], tmp_path / "out", tokenizer=vocab, shard_size=2000, progress=progress)
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"secret" in path.read_bytes()]

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import hypothesis
 from conftest import SPECIALS, make_text
-from helpers import build, write
+from helpers import build, contents, write
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
@@ -189,13 +189,13 @@ class World:
             dataset = self.build(name, out).dataset
             self.documents[name] = [ids.tolist() for ids in dataset]
             self.ids[dataset.dataset_id] = name
-            self.trees[name] = tree(out)
+            self.trees[name] = contents(out)
         self.plans[name] = json.loads(json.dumps(plans[0].as_json()))
         shutil.rmtree(out, ignore_errors=True)
         if name != "trained":  # which has --dedup
             for part in ((0, 2), (1, 2)):
                 self.build(name, out, part=part)
-            self.parts[name] = tree(out)
+            self.parts[name] = contents(out)
             shutil.rmtree(out)
 
     def build(self, name, out, **more):
@@ -230,12 +230,6 @@ class World:
 
     def seen_at(self, url):
         return State(holds=self.id_in(self.store.path(f"s3://{url}/data") / "manifest.json"))
-
-
-def tree(path):
-    """Name → bytes of what is there, a lock apart."""
-    files = (each for each in path.rglob("*") if each.is_file() and each.suffix != ".lock" and each.name != "lock")
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def without_staging(files):
@@ -323,7 +317,7 @@ class Machine(RuleBasedStateMachine):
             return
         hurt = [
             each
-            for each in sorted(tree(root))
+            for each in sorted(contents(root))
             if not each.startswith(".build/") or (how == "lose" and each.endswith(".npy"))
         ]
         if hurt:
@@ -371,7 +365,7 @@ class Machine(RuleBasedStateMachine):
         return self.world.place(target) if target in PLACES else self.world.store.path(f"s3://{target}/data")
 
     def files(self, target):
-        return tree(self.root(target))
+        return contents(self.root(target))
 
     def target(self, command):
         return command[2] if command[0] in ("push", "open") else command[1]
