@@ -95,7 +95,7 @@ def test_every_global_can_be_pickled(name):
 
 
 ENCODE = """
-import sys
+import sys, zlib, numpy as np
 from pathlib import Path
 from bertdata.tokenize.kernels.bits import write_places
 from bertdata.tokenize.load import load
@@ -113,9 +113,8 @@ def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(t
     (tmp_path / "text").write_text(text)
     for name, train in TRAINERS.items():
         (tmp_path / f"{name}.json").write_bytes(train([text], 600).files[TOKENIZER])
-    program = "import zlib, numpy as np\n" + ENCODE
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    words = ["-c", program, tmp_path, tmp_path / "text"]
+    words = ["-c", ENCODE, tmp_path, tmp_path / "text"]
     found = [python(*words, environment=environment).split() for environment in ({}, generic)]
     assert found[0][::2] == found[1][::2]
     assert set(found[1][1::2]) == {"_places_one_by_one"}
