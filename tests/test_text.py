@@ -113,11 +113,6 @@ def test_cut_equals_its_reference(content, by_line, is_end, offset):
         assert complete + rest == reference.documents(content, kind)
 
 
-def require_same_invalid(content):
-    index = first_invalid(np.frombuffer(content + bytes(PADDING), np.uint8), 0, len(content))
-    assert (None if index < 0 else index) == reference.first_invalid(content, 0), content
-
-
 SPECIAL_PARTS = [b"-", b"-N", b"NaN", b"-NaN", b"aN", b"In", b"Inf", b"f", b" ", b"\n", b"}", b"0", b"\0"]
 
 
@@ -128,24 +123,27 @@ def test_what_is_special_is_found_as_by_the_reference(num_before, some):
     assert may_be_special(text, len(content)) == reference.may_be_special(content)
 
 
-@given(st.one_of(st.binary(max_size=12), BYTES, st.text().map(str.encode)))
-def test_invalid_bytes_are_found_where_python_finds_them(content):
-    require_same_invalid(content)
+LEADS = (0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF)
+AFTER_LEADS = [
+    bytes([lead, second]) + rest
+    for lead in LEADS
+    for second in range(256)
+    for rest in (b"", b"\x80", b"\x80\x80", b"\xbf\xbf", b"\x80\x7f", b"\xc0\x80")
+]
 
 
-@pytest.mark.parametrize("lead", [0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF])
-def test_every_second_byte_after_a_lead_is_judged_as_python_judges_it(lead):
-    for second in range(256):
-        for rest in (b"", b"\x80", b"\x80\x80", b"\xbf\xbf", b"\x80\x7f", b"\xc0\x80"):
-            require_same_invalid(bytes([lead, second]) + rest)
+@given(st.lists(st.one_of(st.binary(max_size=12), BYTES, st.text().map(str.encode))))
+@example(AFTER_LEADS)
+def test_invalid_bytes_are_found_where_python_finds_them(contents):
+    for content in contents:
+        index = first_invalid(np.frombuffer(content + bytes(PADDING), np.uint8), 0, len(content))
+        assert (None if index < 0 else index) == reference.first_invalid(content, 0), content
 
 
 # -------------------------------------------------------------------------------------------------------- JSON lines
 
 
 STRINGS = st.lists(st.text(st.characters(exclude_categories=())), max_size=6)
-
-
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n \n"])
 
 
@@ -169,6 +167,7 @@ def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size
 
 
 HERE = Path(__file__).parent
+NESTED = (HERE / "nested.jsonl").read_bytes().splitlines()
 ROWS = [
     *(HERE / "rows.jsonl").read_bytes().splitlines(),
     b'{"text": "m\x00"}',
@@ -181,9 +180,6 @@ ROWS = [
 ]
 
 
-NESTED = (HERE / "nested.jsonl").read_bytes().splitlines()
-
-
 def lines_of(rows):
     """Documents of these lines, which begin at multiples of 1000."""
     starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
@@ -194,20 +190,17 @@ def lines_of(rows):
     return Documents(text, ends, starts, none, invalid, none, none)
 
 
-@given(st.lists(st.one_of(st.sampled_from(ROWS), st.sampled_from(ROWS[:2])), min_size=1, max_size=6))
-@example([b'{"text": "a"} {"text": "b"}', b'{"text":', b'"c"}'])
-@example([b'{"a": [{}', b'{}], "text": "e"}', b'{"text": "a"} {"text": "b"}'])
-def test_a_block_of_json_lines_is_what_its_lines_are(rows):
-    require_texts(rows, "text")
+def rows_for(key, rows):
+    some = st.lists(st.one_of(st.sampled_from(rows), st.sampled_from(rows[:2])), min_size=1, max_size=6)
+    return st.tuples(st.just(key), some)
 
 
-@given(st.lists(st.one_of(st.sampled_from(NESTED), st.sampled_from(NESTED[:2])), min_size=1, max_size=4))
-def test_a_key_with_a_point_names_a_key_of_an_object(rows):
-    require_texts(rows, "a.b")
-
-
-def require_texts(rows, key):
+@given(rows_for("text", ROWS) | rows_for("a.b", NESTED))
+@example(("text", [b'{"text": "a"} {"text": "b"}', b'{"text":', b'"c"}']))
+@example(("text", [b'{"a": [{}', b'{}], "text": "e"}', b'{"text": "a"} {"text": "b"}']))
+def test_a_block_of_json_lines_is_what_its_lines_are(key_and_rows):
     """pyarrow takes a block at once, and must see in it what Python's json sees in each line."""
+    key, rows = key_and_rows
     some = texts_of(lines_of(rows), key)
     texts = dict.fromkeys(range(0, 1000 * len(rows), 1000))
     for number, start in enumerate(some.starts.tolist()):
