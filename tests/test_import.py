@@ -294,23 +294,14 @@ def test_rows_of_fixed_size_in_the_directory_of_the_command(tmp_path, take, monk
     assert stored(take(tmp_path / "rows.arrow", "arrow", **SMALL)) == [[12, 13], [14, 15]]
 
 
-def test_directories_that_hold_no_dataset_of_ids_are_refused(tmp_path, take):
-    directory, state = tmp_path / "saved", {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [1]}
-    (directory / "train").mkdir(parents=True)
-
-    def refusal(kind):
-        with refuses(kind, "inputs", given=str(directory)) as caught:
-            take(directory)
-        return str(caught.value)
-
-    refusal("empty")
-    (directory / "state.json").write_text(json.dumps(state))
-    assert "flatten_indices()" in refusal("unsupported")
-    (directory / "state.json").write_text("[]")
-    refusal("not-of-format")
-    (directory / "dataset_dict.json").write_text("{}")
-    (directory / "train" / "state.json").write_text("{}")
-    assert refusal("wrong-file-type").endswith(f": {directory / 'train'}")
+@pytest.mark.parametrize(("state", "kind"), [(None, "empty"), ("[]", "not-of-format")])
+def test_a_directory_that_holds_no_dataset_of_ids_is_refused(tmp_path, take, state, kind):
+    """What else a directory of save_to_disk may be is the same for text."""
+    (tmp_path / "saved" / "train").mkdir(parents=True)
+    if state:
+        write(tmp_path / "saved" / "state.json", state)
+    with refuses(kind, "inputs", given=str(tmp_path / "saved")):
+        take(tmp_path / "saved")
 
 
 # --------------------------------------------------------------------------------------------------- ids and splits

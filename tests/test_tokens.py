@@ -8,7 +8,6 @@ import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -259,32 +258,25 @@ def test_a_path_that_does_not_exist_is_not_looked_up(spec):
         load(spec)
 
 
-class _Hub(Handler):
-    """A hub, or a proxy in front of one, with a single model `some-model`."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    asked: ClassVar[list[str]] = []
-
-    def do_HEAD(self):
-        self.asked.append(self.path)
-        repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
-        has_file = repository == "some-model" and name in self.files
-        content = self.files[name] if has_file else b""
-        headers = {"X_Repo_Commit": "a" * 40, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        if not has_file:
-            headers["X_Error_Code"] = "EntryNotFound" if "/some-model" in self.path else "RepoNotFound"
-        self.answer(200 if has_file else 404, content, **headers)
-
-    do_GET = do_HEAD
-
-
 @pytest.fixture
-def hub(bert, monkeypatch):
-    """The address of a hub on a port of this machine, with the tokenizer of bert-base-uncased."""
-    monkeypatch.setattr(_Hub, "files", {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")})
-    monkeypatch.setattr(_Hub, "asked", [])
-    with serving(_Hub) as address:
-        yield f"http://{address}"
+def hub(bert):
+    """A hub, or a proxy in front of one, with bert-base-uncased as `some-model`: its address, and what it is asked."""
+    files, asked = {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")}, []
+
+    class Hub(Handler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
+            content = files.get(name, b"") if repository == "some-model" else b""
+            headers = {"X_Repo_Commit": "a" * 40, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+            if not content:
+                headers["X_Error_Code"] = "EntryNotFound" if "/some-model" in self.path else "RepoNotFound"
+            self.answer(200 if content else 404, content, **headers)
+
+        do_GET = do_HEAD
+
+    with serving(Hub) as address:
+        yield f"http://{address}", asked
 
 
 def from_hub(*names, **environment):
@@ -299,17 +291,16 @@ def from_hub(*names, **environment):
     return python("-c", program, *names, environment=variables, timeout=20).split()
 
 
-def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
-    names = ["some-model", "no-such-model", "some-model"]
-    found = from_hub(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=hub)
+def test_a_hub_on_any_port_or_behind_a_proxy_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
+    (address, asked), names = hub, ["some-model", "no-such-model", "some-model"]
+    found = from_hub(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=address)
     assert found == ["30522", "tokenizer-not-found", "30522"]
-    assert "no-such-model" in _Hub.asked[-1]  # and not some-model again: it is in the cache
-
-
-def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
-    proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
-    assert from_hub("some-model", HF_HOME=str(tmp_path), **proxied) == ["30522"]
-    assert all(path.startswith("http://hub.invalid/") for path in _Hub.asked)
+    assert "no-such-model" in asked[-1]  # and not some-model again: it is in the cache
+    asked.clear()
+    proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": address, "http_proxy": address}
+    assert from_hub("some-model", HF_HOME=str(tmp_path / "proxied"), **proxied) == ["30522"]
+    assert asked
+    assert all(path.startswith("http://hub.invalid/") for path in asked)
 
 
 def test_without_a_hub_the_answer_comes_at_once(tmp_path):
