@@ -333,9 +333,9 @@ def test_wrong_arguments_are_named(dataset):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
     for name, value in [(name, value) for name, values in WRONG_MASKING.items() for value in values]:
         kind = "unknown" if name in ("policy", "rounding", "random_from") else "out-of-range"
-        with pytest.raises(UsageError, match=name) as refused:
+        with pytest.raises(UsageError) as refused:
             Masking(**{name: value} | ({"max_targets": 2} if value == 3 else {}))
-        assert refused.value.kind == kind
+        assert (refused.value.kind, name in str(refused.value)) == (kind, True)
     for options, kind in (
         ({"samples": "rows"}, "unknown"),
         ({"length": 4, "samples": "pairs"}, "out-of-range"),
