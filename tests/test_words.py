@@ -13,7 +13,7 @@ from helpers import as_kernel, ids_of, joined, plain, refuses, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.merges import merged
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
 from bertdata.tokenize import bytewords, engine, rules
@@ -83,19 +83,27 @@ def double_array(values):
     return units
 
 
-def byte_level(pre_tokenizer, normalizer=None, *, edit=None, special=("<|endoftext|>",), **suffix):
-    tokenizer = Tokenizer(models.BPE(**suffix))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
+def json_of(model, pre_tokenizer, normalizer=None, *, texts=(), edit=None, **options):
+    """The JSON of a tokenizer, which is trained if there are texts. options: of the trainer, edit: changes the JSON."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer:
         tokenizer.normalizer = normalizer
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=list(special), show_progress=False, initial_alphabet=alphabet, **suffix
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    if texts:
+        tokenizer.train_from_iterator(texts, trainers.BpeTrainer(show_progress=False, **options))
+    else:
+        tokenizer.add_special_tokens(options["special_tokens"])
     content = json.loads(tokenizer.to_str())
+    if edit:
+        edit(content)
+    return content
+
+
+def byte_level(pre_tokenizer, normalizer=None, *, edit=None, **suffix):
+    options = {"vocab_size": 700, "special_tokens": ["<|endoftext|>"], "initial_alphabet": byte_letters(), **suffix}
+    content = json_of(models.BPE(**suffix), pre_tokenizer, normalizer, texts=[TEXT], **options)
     for end in suffix.values():  # as in CLIP's vocabulary: every byte, also at the end of a word
-        for letter in alphabet:
+        for letter in byte_letters():
             content["model"]["vocab"].setdefault(letter + end, len(content["model"]["vocab"]))
     if edit:
         edit(content)
@@ -131,12 +139,9 @@ def spaces_and_marks(content):
 
 
 def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallback=True):
-    tokenizer = Tokenizer(models.BPE(byte_fallback=fallback, fuse_unk=fuse, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special + BYTES * fallback, show_progress=False)
-    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
-    content = json.loads(tokenizer.to_str())
+    model = models.BPE(byte_fallback=fallback, fuse_unk=fuse, unk_token="<unk>")
+    special = ["<unk>", "<s>", "</s>"] + BYTES * fallback
+    content = json_of(model, META, texts=TEXT.splitlines(), vocab_size=900, special_tokens=special)
     content["added_tokens"] = content["added_tokens"][:3]
     content["normalizer"], content["pre_tokenizer"] = normalizer, pre_tokenizer
     with_added(*added, normalized=False)(content)
@@ -144,42 +149,24 @@ def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallbac
 
 
 def unigram(normalizer, pre_tokenizer, *, fallback=False, added=()):
-    letters = sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
-    words = word_list("unigram")
-    scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words + letters)}
+    words = word_list("unigram") + sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
+    scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words)}
     vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((token, -9.0) for token in BYTES * fallback), *scores.items()]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=fallback))
-    tokenizer.add_special_tokens(["<s>", "</s>", "<unk>"])
-    tokenizer.pre_tokenizer = pre_tokenizer
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    content = json.loads(tokenizer.to_str())
-    if added:
-        with_added(*added, normalized=False)(content)
-    return content
+    model, edit = models.Unigram(vocabulary, 0, byte_fallback=fallback), with_added(*added, normalized=False)
+    return json_of(model, pre_tokenizer, normalizer, special_tokens=["<s>", "</s>", "<unk>"], edit=edit)
 
 
 def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
-    words = word_list("wordpiece")
     letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
-    vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
-    tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizer, normalizer or normalizers.Sequence([])
-    tokenizer.add_special_tokens(["[UNK]", "[MASK]"])
-    content = json.loads(tokenizer.to_str())
-    content["normalizer"] = content["normalizer"] if normalizer else None
-    if edit:
-        edit(content)
-    return content
+    words = dict.fromkeys([*word_list("wordpiece"), *letters, *("##" + c for c in letters)])
+    made = model({token: number for number, token in enumerate(words)}, unk_token="[UNK]")
+    return json_of(made, pre_tokenizer, normalizer, special_tokens=["[UNK]", "[MASK]"], edit=edit)
 
 
 def characters():
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]"], limit_alphabet=40, show_progress=False)
-    tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.normalizer = in_turn(NFKC, LOWER)
-    return json.loads(tokenizer.to_str())
+    options = {"vocab_size": 300, "special_tokens": ["[UNK]"], "limit_alphabet": 40}
+    content = json_of(models.BPE(unk_token="[UNK]"), pre_tokenizers.Whitespace(), texts=[TEXT], **options)
+    return content | {"normalizer": _sequence({"type": "NFKC"}, {"type": "Lowercase"})}
 
 
 def in_turn(*parts):
