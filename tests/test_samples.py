@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 from unittest.mock import patch
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import assert_joined, build, of_vocabulary, refuses, shard_of, stream_of
+from helpers import assert_goes_on, assert_joined, build, of_vocabulary, refuses, shard_of, stream_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -187,11 +186,7 @@ def test_masks_and_invariance(dataset, how):
     for world_size in (1, 3, 8):
         ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
         assert_joined(everything, [part for batches in zip(*ranks, strict=True) for part in batches])
-    steps = list(whole)
-    for step in (1, len(steps) // 2, len(steps) - 1):
-        again = pickle.loads(pickle.dumps(Loader(dataset, **options)))
-        again.load_state_dict(json.loads(json.dumps(whole.state_dict() | {"position": 11 * step})))
-        assert np.array_equal(next(again).input_ids, steps[step].input_ids)
+    assert_goes_on(lambda: Loader(dataset, **options | {"global_batch_size": n // 4}))
 
 
 @pytest.mark.parametrize("how", ["windows", *DERIVED])
