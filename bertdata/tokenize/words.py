@@ -96,12 +96,33 @@ class Words(Engine):
         if prefix and len(cut.nodes) > 1:
             raise Unsupported("it puts a character before a text that several rules cut")
         self._characters, has_space = model.pop("characters"), model.pop("has_space")
+        self._constants = self._constant_tables(model)
+        gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and not has_space)
+        if gives_bytes and (cut.marks_spaces or SPACE in (self.forms.normal(" "), prefix)):
+            raise Unsupported("its vocabulary does not have the character that stands for a space")
+        # A newline that no leaf matches ends words as the end of a text does.
+        ends_words = self.forms.normal("\n") != "" and not any(self._rules.matches(self.forms.normal("\n")))
+        has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
+        is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
+        self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
+        self.name = NAMES[model["model"]]
+        self.near_factor = 2 if model["model"] == records.WORD_PIECE else 1
+        self._warm()
+        if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
+            self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
+
+    def _constant_tables(self, model: dict[str, Any]) -> WordTables:
+        """Return the kernel's tables without entries of code points and without what follows from the rules.
+
+        model: the fields that `model_tables` returns.
+        """
+        cut, prefix = self._cut, self._cut.prefix
         constants = model | dict.fromkeys(
             ("points", "ascii", "quick", "ends", "stops", "letters", "steps", "skips", "starts", "cuts")
         )
         # Words of more characters are unknown, and others fit the memory of a thread.
         is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix
-        self._constants = WordTables(
+        tables = WordTables(
             **constants,
             finds=records.NOTHING,
             has_marks=0,
@@ -116,24 +137,11 @@ class Words(Engine):
             prefix_always=int(cut.prefix_always),
             collapses=int(self.forms.collapses),
             special=self._special,
-            special_to=-1 if special.unk is None else special.unk,
+            special_to=-1 if self._unk is None else self._unk,
         )
-        if cut.prefix:
-            number = self._rules.classes([(self._rules.matches(prefix)[0], 0)])[0]
-            self._constants = self._constants._replace(prefix_class=number)
-        gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and not has_space)
-        if gives_bytes and (cut.marks_spaces or SPACE in (self.forms.normal(" "), prefix)):
-            raise Unsupported("its vocabulary does not have the character that stands for a space")
-        # A newline that no leaf matches ends words as the end of a text does.
-        ends_words = self.forms.normal("\n") != "" and not any(self._rules.matches(self.forms.normal("\n")))
-        has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
-        is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
-        self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
-        self.name = NAMES[model["model"]]
-        self.near_factor = 2 if model["model"] == records.WORD_PIECE else 1
-        self._warm()
-        if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
-            self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
+        if not prefix:
+            return tables
+        return tables._replace(prefix_class=self._rules.classes([(self._rules.matches(prefix)[0], 0)])[0])
 
     def _with_rules(self, tables: WordTables) -> WordTables:
         """The tables with the rules as they are now. The caller holds the lock."""

@@ -32,19 +32,19 @@ def token_of(entry):
 
 @jit(arrays=True)
 def grow_trie(text, bounds, roots, ids, trie):
-    """Fills a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
+    """Fill a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
 
     The tokens are sorted by root and spelling, and none is empty. trie: uint64, all NO_BYTE, a multiple of 256 and at
-    least 512. Returns how many entries are in use; 0 if there are too few.
+    least 512. Return how many entries are in use, 0 if there are too few.
     """
     most = bounds[-1] + 2
     first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), np.zeros(most, np.int32)
     byte_of, id_of, place_of = np.zeros(most, np.uint8), np.full(most, -1, np.int32), np.zeros(most, np.int32)
-    path, num_nodes, previous = np.zeros(most, np.int32), 2, -1
+    path, num_nodes = np.zeros(most, np.int32), 2
     for t in range(ids.size):
         length, shared = bounds[t + 1] - bounds[t], 0
-        if previous >= 0 and roots[previous] == roots[t]:
-            start, width = bounds[previous], bounds[previous + 1] - bounds[previous]
+        if t > 0 and roots[t - 1] == roots[t]:
+            start, width = bounds[t - 1], bounds[t] - bounds[t - 1]
             while shared < min(length, width) and text[start + shared] == text[bounds[t] + shared]:
                 shared += 1
         path[0] = roots[t]
@@ -57,7 +57,6 @@ def grow_trie(text, bounds, roots, ids, trie):
             last_child[parent], byte_of[node], path[depth + 1] = node, text[bounds[t] + depth], node
             num_nodes += 1
         id_of[path[length]] = ids[t]
-        previous = t
     # A list of the free entries of the last blocks: after[e] and before[e] are the free entries around e.
     after, before = np.zeros(trie.size, np.int32), np.zeros(trie.size, np.int32)
     has_base, bytes_of_node = np.zeros(trie.size, np.bool_), np.zeros(256, np.int64)

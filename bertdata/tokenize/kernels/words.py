@@ -373,8 +373,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
         if code == UNKNOWN_CODE_POINT:
             return code
         if code == MAY_DIFFER and state[HAS_BEGUN] == 0:
-            where = AT_BEGIN if begins or when != FIRST_PIECE else LATER_PIECE
-            put_hard(output, begin, pieces.stops[piece], p, where)
+            put_hard(output, begin, pieces.stops[piece], p, AT_BEGIN if begins or when != FIRST_PIECE else LATER_PIECE)
             return DONE
         i, code = max(i, start), DONE
     while i < end and code == DONE:
@@ -416,9 +415,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
             k += 1
             if k == count:
                 i, is_slow = after_runs, ends_slow
-    if code == GIVES_SPECIAL:
-        return code
-    state[PLACE] = p
+    state[PLACE] = p  # -1 after GIVES_SPECIAL, when nothing is encoded any more
     if state[HAS_BEGUN] != 0:
         state[BYTE] = i
     else:  # what begins a text is looked at anew
