@@ -9,6 +9,7 @@ import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
+import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, code_points
@@ -369,3 +370,17 @@ def test_threads_that_begin_together_give_exact_ids(monkeypatch, near, far):
                     assert encoded == expected[k], k
     finally:
         sys.setswitchinterval(before)
+
+
+def test_what_threads_share_is_read_only():
+    """A thread writes to its own table of code points, and to no array that a kernel of another thread may read."""
+    tokenizer = load(VOCABULARY)
+    mine = tokenizer._engine._thread().tables
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(by_engine, tokenizer, *joined(SCRIPTS), sentences=False).result()
+        theirs = pool.submit(lambda: tokenizer._engine._thread().tables).result()
+    assert theirs.points[ord("ж"), 0] != 0 == mine.points[ord("ж"), 0]
+    shared = [array for a in mine for array in theirs if isinstance(a, np.ndarray) and np.may_share_memory(a, array)]
+    shared += tokenizer._engine._pages.values()
+    assert len(shared) > 10
+    assert not any(array.flags.writeable for array in shared)
