@@ -2,13 +2,10 @@
 
     python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 3] [--environments .bench]
 
-Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
-Ours gets the file; the others (other_build.py, environments.py) get its documents in two files, one for each worker,
-and datatrove gets JSON lines. Before anything is timed, the number of ids and their sum are compared. Besides whole
-times, slopes: megabytes for each further second, of every engine from a quarter of the documents to all of them. The
-documents are also built from JSON lines, Parquet and zstd. The parts of our own run (reading, tokenizing, writing) are
-timed by themselves on one thread. The least that any engine must do is timed too: read the text, and write two bytes
-for each token with fsync.
+The file is in the page cache, kernels are compiled, and each run is a process with two workers. Other libraries
+(other_build.py, environments.py) get the documents in two files, datatrove as JSON lines. The number and the sum of the
+ids are compared first. Slopes are megabytes per second from a quarter of the documents to all of them. bertdata also
+builds JSON lines, Parquet and zstd, and its parts (reading, tokenizing, writing) are timed on one thread.
 """
 
 from __future__ import annotations
@@ -32,11 +29,10 @@ from common import report
 from environments import LeftOut, command_of, in_turns, last_line, python_of, seconds_of
 
 import bertdata
-from bertdata.format.arrays import ArrayWriter
-from bertdata.sources.blocks import find_blocks
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import split
+from bertdata.sources.plan import find_blocks, split
+from bertdata.support import ArrayWriter, Stage
 from bertdata.tokenize.load import load as load_tokenizer
 
 OTHERS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
@@ -173,11 +169,11 @@ def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
     read = time.perf_counter()
     encoded = [encoder.encode(block.text, block.offsets, sentences=False) for block in blocks]
     tokenized = time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory:
-        writer = ArrayWriter(Path(directory) / "tokens.npy", np.dtype(encoded[0].ids.dtype).str)
+    with tempfile.TemporaryDirectory() as directory, Stage(Path(directory)) as stage:
+        writer = ArrayWriter(stage, "tokens.npy", np.dtype(encoded[0].ids.dtype).str)
         for found in encoded:
             writer.append(found.ids)
-        writer.commit()
+        writer.finish()
         written = time.perf_counter()
     laps = {"reading": read - start, "tokenizing": tokenized - read, "writing, fsync, digests": written - tokenized}
     return {name: round(size / lap, 1) for name, lap in laps.items()}

@@ -2,10 +2,8 @@
 
     python benchmarks/bench_cold.py [--gigabytes 4] [--windows 12] [--directory /where/there/is/room]
 
-Regime: a made-up dataset on a real disk, evicted from the page cache before every run; batches of 256 x 128, exact
-masks, one process. Blocks: so many windows of 64 MiB, the one that is read ahead when time is up counted as well. Full
-shuffle: as many batches as take ten seconds, as the system reads it (with what lies around) and with MADV_RANDOM, which
-the Loader asks for when the tokens take more than half of the memory.
+Random tokens on a real disk, evicted from the page cache before each run; batches of 256 x 128, exact masks, one
+process. Blocks: windows of 64 MiB. Full shuffle: with and without MADV_RANDOM.
 """
 
 from __future__ import annotations
@@ -21,9 +19,10 @@ import numpy as np
 from common import report
 
 import bertdata
+from bertdata.files import Stage
 from bertdata.format.arrays import pages_of
 from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shard import ShardWriter
+from bertdata.format.shards import Shards, ShardWriter
 from bertdata.read import order
 from bertdata.types import SpecialTokens
 
@@ -31,20 +30,21 @@ LENGTH, ROWS = 128, 256
 
 
 def make(out: Path, num_tokens: int) -> None:
-    """A dataset of random tokens in shards of half a gigabyte, documents of 1,000."""
     special = SpecialTokens(
         vocab_size=30522, pad=0, unk=100, cls=101, sep=102, mask=103, special_ids=(0, 101, 102, 103)
     )
-    random, shards, size = np.random.default_rng(0), [], 1 << 28
+    random, shards, size, stage = np.random.default_rng(0), [], 1 << 28, Stage(out)
     for number in range(-(-num_tokens // size)):
-        writer = ShardWriter(out, f"train-{number:05d}", split="train", token_dtype="<u2", sentences=False)
+        writer = ShardWriter(stage, f"train-{number:05d}")
         tokens = random.integers(999, 30522, size, dtype=np.uint16)
         tokens[999::1000] = 102
         tokens[-1] = 102
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
-        shards.append(writer.commit(input_range=(0, 1), counts={}))
-    Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
+        shards.append(Shards.of(writer.finish(input_range=(0, 1), counts={})))
+    splits = {"train": Split(Shards.joined(shards))}
+    Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
+    stage.publish()
 
 
 def evict(directory: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from common import report
 
 from bertdata.tokenize.load import load
-from bertdata.write import import_ids
+from bertdata.write import IdsFormat, import_ids
 
 
 def make_file(path: Path, num_bytes: int, end: int, vocab_size: int) -> None:
@@ -51,7 +51,7 @@ def main(tokenizer: str, gigabytes: float, repeats: int, directory: str | None) 
         size = source.stat().st_size
 
         def imported() -> None:
-            import_ids(source, out, format="nanogpt", tokenizer=tokenizer)
+            import_ids(source, out, ids=IdsFormat(kind="nanogpt"), tokenizer=tokenizer)
 
         def least() -> None:
             sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))

@@ -2,9 +2,8 @@
 
     python benchmarks/bench_memory.py shards/ [--batches 100000]
 
-Opening and resuming: made-up datasets of 10**10 and 10**13 tokens (sparse files of zeros), kernels loaded. Private
-memory is from /proc/self/smaps_rollup. Batches: resident memory every 1,000 batches, the slope by least squares
-over all but the first tenth; in this process, and in a DataLoader with two workers.
+Opening and resuming: sparse files of 10**10 and 10**13 zeros. Private memory is from /proc/self/smaps_rollup. Batches:
+the slope of resident memory, without the first tenth; in this process, and in a DataLoader with two workers.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from common import report
 from torch.utils.data import DataLoader
 
 import bertdata
+from bertdata.files import Stage
 from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
-from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.manifest import Manifest, Shard, Shards, Split
 from bertdata.torch import BatchDataset
 from bertdata.types import SpecialTokens
 
@@ -42,8 +42,10 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                     file.write(np.array([0, size], "<u8").tobytes())
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
-        shards.append(Shard(name, 1, size, None, arrays))
-    Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
+        shards.append(Shards.of(Shard(name, 1, size, None, arrays)))
+    stage, splits = Stage(out), {"train": Split(Shards.joined(shards))}
+    Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
+    stage.publish()
 
 
 def private_bytes() -> int:

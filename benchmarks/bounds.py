@@ -46,6 +46,7 @@ from common import machine
 import bertdata
 from bertdata.format.verify import verify
 from bertdata.look.facts import facts
+from bertdata.options import IdsFormat, Machines, Shares, TextFormat, build_arguments
 from bertdata.tokenize.load import load
 from bertrain.__main__ import main as trainer
 from bertrain.commands.report import report
@@ -536,8 +537,7 @@ class Doubling:
     """Work on inputs of a size. Each method makes an input and returns the work."""
 
     def __init__(self, fixtures: Fixtures) -> None:
-        self.f = fixtures
-        self.scratch = fixtures.path("doubling")
+        self.f, self.scratch = fixtures, fixtures.path("doubling")
 
     def _file(self, name: str, content: bytes) -> Path:
         self.scratch.mkdir(exist_ok=True)
@@ -548,7 +548,7 @@ class Doubling:
         def run() -> Any:
             options.setdefault("tokenizer", self.f.at(tokenizer))
             shutil.rmtree(self.scratch / "out", ignore_errors=True)
-            return bertdata.build([path], self.scratch / "out", workers=1, **options)
+            return bertdata.build([path], self.scratch / "out", **build_arguments({"workers": 1} | options))
 
         return quietly(run)
 
@@ -688,7 +688,8 @@ class Doubling:
         path, out = self._file("a.txt", b"the stone 1234\n\n" * n), self.scratch / "parts"
         shutil.rmtree(out, ignore_errors=True)
         for part in range(n):
-            bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), shard_size=16, part=(part, n), workers=1)
+            text, machines = TextFormat(shard_size=16), Machines(part=(part, n), workers=1)
+            bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), text=text, machines=machines)
 
         def run() -> None:
             shutil.rmtree(self.scratch / "out", ignore_errors=True)
@@ -702,10 +703,8 @@ class Doubling:
 
         def run() -> Any:
             shutil.rmtree(self.scratch / "out", ignore_errors=True)
-            return bertdata.import_ids(
-                [path], self.scratch / "out", tokenizer=self.f.at("wordpiece"), format="nanogpt", dtype="uint16",
-                end_token="[SEP]",
-            )  # fmt: skip
+            ids = IdsFormat(kind="nanogpt", dtype="uint16", end_token="[SEP]")
+            return bertdata.import_ids([path], self.scratch / "out", tokenizer=self.f.at("wordpiece"), ids=ids)
 
         return run
 
@@ -730,7 +729,7 @@ class Doubling:
         for number in range(n):
             path, out = self._file("a.txt", b"the stone %d\n\n" % number * 50), self.scratch / f"mixed-{number}"
             if not out.exists():
-                bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), validation=0)
+                bertdata.build([path], out, tokenizer=self.f.at("wordpiece"), shares=Shares(validation=0))
             pairs.append((bertdata.open(out), 1))
         options: dict[str, Any] = {"length": 32, "global_batch_size": 64}
 

@@ -51,7 +51,7 @@ from common import machine
 
 import bertdata
 from bertdata.torch import tensors
-from bertdata.write import build
+from bertdata.write import Shares, build
 from bertrain.config import Config
 from bertrain.objectives import Learner, MaskedTokens
 from bertrain.optim import optimizers
@@ -96,7 +96,7 @@ def make_shards(place: Path, num_tokens: int) -> bertdata.Dataset:
     lengths = random.geometric(1 / 392, num_tokens // 400) + 8
     texts = (" ".join(words[i] for i in random.integers(0, len(words), length).tolist()) for length in lengths)
     (place / "corpus.txt").write_text("\n\n".join(texts) + "\n")
-    build([place / "corpus.txt"], place / "shards", tokenizer=str(place / "vocab.txt"), validation=0)
+    build([place / "corpus.txt"], place / "shards", tokenizer=str(place / "vocab.txt"), shares=Shares(validation=0))
     return bertdata.open(place / "shards")
 
 

@@ -19,41 +19,39 @@ if TYPE_CHECKING:
     from bertdata.errors import BertdataError
     from bertdata.format.dataset import Dataset
     from bertdata.keys import key
+    from bertdata.options import IdsFormat, Machines, Shares, TextFormat, Vocabulary
     from bertdata.read.loader import Loader
     from bertdata.tokenize.texts import Tokenizer
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
-    from bertdata.write import BuildReport, TextFormat, build, export, finish, import_ids, train_tokenizer
+    from bertdata.write import BuildReport, build, export, finish, import_ids, train_tokenizer
 
 __version__ = "0.1.0"
-_HOMES = {
-    "Batch": "types",
-    "BertdataError": "errors",
-    "BuildReport": "write",
-    "Dataset": "format.dataset",
-    "IGNORE_INDEX": "types",
-    "Loader": "read.loader",
-    "Masking": "types",
-    "SpecialTokens": "types",
-    "TextFormat": "write",
-    "Tokenizer": "tokenize.texts",
-    "build": "write",
-    "export": "write",
-    "finish": "write",
-    "import_ids": "write",
-    "key": "keys",
-    "train_tokenizer": "write",
+_MODULES = {
+    "errors": "BertdataError",
+    "format.dataset": "Dataset",
+    "keys": "key",
+    "options": "IdsFormat Machines Shares TextFormat Vocabulary",
+    "read.loader": "Loader",
+    "tokenize.texts": "Tokenizer",
+    "types": "IGNORE_INDEX Batch Masking SpecialTokens",
+    "write": "BuildReport build export finish import_ids train_tokenizer",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [
     "IGNORE_INDEX",
     "Batch",
     "BertdataError",
     "BuildReport",
     "Dataset",
+    "IdsFormat",
     "Loader",
+    "Machines",
     "Masking",
+    "Shares",
     "SpecialTokens",
     "TextFormat",
     "Tokenizer",
+    "Vocabulary",
     "build",
     "export",
     "finish",
@@ -74,7 +72,7 @@ def open(path: Any) -> Dataset:
     from bertdata.urls import is_remote
 
     if is_remote(str(path)):
-        from bertdata.transfer.copies import local_copy
+        from bertdata.remote.copies import local_copy
 
         path = local_copy(str(path))
     return Dataset(path)

@@ -2,16 +2,20 @@
 
 from typing import Literal, get_args
 
-SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/samples.py explains each
+SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/source.py explains each
 MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  # docs/determinism.md defines each
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
 MOST_ROWS = 1 << 24  # of a step over all ranks
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
-INPUT_FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "fasta")  # the format of an input file
-DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
-SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
+INPUT_FORMATS = {  # the format of an input file → the file extensions that tell it
+    "text": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather"),
+    "fasta": (".fasta", ".fa", ".fna", ".faa"),
+}
 TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each
 FIXED_TOKENIZERS = ("residues", "bytes")  # of a vocabulary that is the same for every text; tokenize/fixed.py
 IDS_FORMATS = ("megatron", "nanogpt", "rows")  # of files of ids that others wrote
-IDS_DTYPES = ("uint16", "uint32", "int32", "int64")  # of ids in a file that does not say it
-ON_ERROR = ("fail", "skip")  # for rows that cannot be used: fail, or skip and count them

@@ -22,20 +22,9 @@ import click
 from click.shell_completion import CompletionItem
 
 import bertdata
-from bertdata.choices import (
-    DOCUMENT_ENDS,
-    FIXED_TOKENIZERS,
-    IDS_DTYPES,
-    IDS_FORMATS,
-    INPUT_FORMATS,
-    MASKING_POLICIES,
-    ON_ERROR,
-    SAMPLE_KINDS,
-    SENTENCE_ENDS,
-    TOKENIZER_TYPES,
-    MaskingPolicy,
-)
-from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory
+from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
+from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory, require
+from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
@@ -183,7 +172,7 @@ class OneSentence(click.Command):
 
 
 @contextmanager
-def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, if stderr is a terminal. It appears with the first progress."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -195,7 +184,7 @@ def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
 
         def progress(done: int, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(tqdm(desc=what, unit=unit, unit_scale=True, leave=False, total=total)))
+                bars.append(stack.enter_context(tqdm(desc=what, unit="B", unit_scale=True, leave=False, total=total)))
             bars[0].total = total
             bars[0].update(done - bars[0].n)
 
@@ -219,7 +208,7 @@ def _local(shards: str) -> str:
 
     if not is_remote(shards):
         return shards
-    from bertdata.transfer.copies import local_copy
+    from bertdata.remote.copies import local_copy
 
     return str(local_copy(shards, say=_say))
 
@@ -232,6 +221,12 @@ def main() -> None:
     atexit.register(gc.freeze)  # and this spares the interpreter two searches through them at exit
 
 
+def _command(name: str, short_help: str, *examples: str, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    heading = f"Example{'s' * (len(examples) > 1)}:"
+    epilog = "\n  ".join(["\b\n" + heading, *examples]) if examples else None
+    return main.command(name, cls=OneSentence, short_help=short_help, epilog=epilog, **options)
+
+
 class _Part(click.ParamType):
     name = "i/n"
 
@@ -242,89 +237,51 @@ class _Part(click.ParamType):
         return int(match[1]) - 1, int(match[2])
 
 
+_TYPES = {"shard_size": _Size(), "part": _Part(), "workers": click.INT, "max_documents": click.INT}
+
+
+def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of a group to a command, or those with these names."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        helps = group.helps()
+        for name, each in reversed([*group.declared()]):
+            if names and name not in names:
+                continue
+            settings: dict[str, Any] = {"type": _TYPES.get(name), "default": each.default, "help": helps.get(each.name)}
+            if choices := each.metadata["choices"]:
+                settings["type"] = click.Choice([*filter(None, choices)])
+            if each.default is False:
+                settings["is_flag"] = True
+            if each.default == ():
+                settings |= {"multiple": True, "default": None}
+            command = click.option(f"--{name.replace('_', '-')}", **settings | each.metadata["click"])(command)
+        return command
+
+    return decorate
+
+
 _inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
+_out = click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+_overwrite = click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 _samples = click.option(
     "--samples",
     type=click.Choice(SAMPLE_KINDS),
     default="windows",
     help="Content of a row: a window over the text, a document, several packed documents, or a pair of segments.",
 )
-_format = click.option(
-    "--format",
-    type=click.Choice(INPUT_FORMATS),
-    help="Format of every INPUT. Default: by the extension of each file; a file without a known extension is text.",
-)
-_text_key = click.option(
-    "--text-key",
-    default="text",
-    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a. For a CSV "
-    "or TSV without a header: the number of the column, from 0.",
-)
-_encoding = click.option(
-    "--encoding",
-    default="utf-8",
-    help="Encoding of all but Parquet and Arrow, by its Python name, such as latin-1.",
-)
-_include = click.option(
-    "--include",
-    multiple=True,
-    metavar="PATTERN",
-    help="For an INPUT that is a directory or a pattern: read only files whose relative path matches, such as '*.md'. "
-    "May be repeated. Default: of a directory, files with a known extension (.txt .jsonl .csv .parquet .arrow ..., "
-    "also compressed) or without one; with --format, all files.",
-)
-_exclude = click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="For an INPUT that is a directory or a pattern: leave out files whose relative path matches, such as "
-    "'drafts/*'. May be repeated.",
-)
-_type = click.option(
-    "--type",
-    type=click.Choice((*TOKENIZER_TYPES, *FIXED_TOKENIZERS)),
-    default="wordpiece",
-    help="Kind of tokenizer to train: wordpiece as in BERT, bpe (byte-level) as in ModernBERT, unigram as in ALBERT "
-    "and XLM-R. Or one that is not trained: residues, the letters of proteins as in ESM-2; bytes, as for DNA.",
-)
-_cased = click.option(
-    "--cased",
-    is_flag=True,
-    help="Train a tokenizer that keeps case; wordpiece and unigram then keep accents, too. Default: lower case.",
-)
-_vocab_size = click.option(
-    "--vocab-size", default=30522, help="Number of tokens in the trained vocabulary, special tokens included."
-)
-_map = click.option(
-    "--map",
-    multiple=True,
-    metavar="MODULE:FUNCTION",
-    help="Python function that takes the text of a document and returns a changed text, or None to leave the document "
-    "out, such as bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are "
-    "applied in order. Default: none.",
-)
-_validation = click.option(
-    "--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1."
-)
-_test = click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
 _special_tokens = click.option(
     "--special-tokens",
     is_flag=True,
     help="Add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. Needed for gpt2.",
 )
-_on_error = click.option(
-    "--on-error",
-    type=click.Choice(ON_ERROR),
-    default="fail",
-    help="For a row that cannot be used, such as one without text: fail, or skip and count it.",
-)
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Build a dataset from text, JSON lines, CSV, Parquet or Arrow.",
-    epilog="\b\nExample:\n  bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
+@_command(
+    "build",
+    "Build a dataset from text, JSON lines, CSV, Parquet or Arrow.",
+    "bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
     headings={
         "Output": ("out", "overwrite", "shard_size", "validation", "test"),
         "Tokenizer": ("tokenizer", "special_tokens", "type", "cased", "vocab_size"),
@@ -334,82 +291,23 @@ _on_error = click.option(
     },
 )
 @_inputs
-@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+@_out
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
     "the text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.",
 )
 @_special_tokens
-@_type
-@_cased
-@_vocab_size
-@click.option(
-    "--documents",
-    type=click.Choice(DOCUMENT_ENDS),
-    default="blank",
-    help="What ends a document of plain text: a blank line, every line, or the end of the file.",
-)
-@click.option(
-    "--sentences",
-    type=click.Choice(SENTENCE_ENDS),
-    default="none",
-    help="Where sentences begin, for sentence pairs. none: do not store. line: each line is a sentence.",
-)
-@click.option(
-    "--words",
-    metavar="MODULE:FUNCTION",
-    help="Python function that returns the words of a text, such as jieba:cut. The dataset then stores where words "
-    "begin, for whole word masking. Default: words are not stored.",
-)
-@_format
-@_text_key
-@_encoding
-@_include
-@_exclude
-@_map
-@click.option(
-    "--dedup",
-    is_flag=True,
-    help="Leave out documents whose text, after --map, equals that of an earlier document. The input is read twice.",
-)
-@_on_error
-@_validation
-@_test
-@click.option(
-    "--shard-size",
-    type=_Size(),
-    default="1GiB",
-    help="Decompressed text of one shard, such as 64MiB or 1GiB. A shard of Parquet ends with a row group.",
-)
-@click.option(
-    "--workers",
-    type=int,
-    help="Number of threads that tokenize; with --ray, number of tasks at the same time. Default: the number of cores; "
-    "with --ray, as many as the cluster has CPUs for.",
-)
-@click.option("--max-documents", type=int, help="Stop after this number of documents. Default: no limit.")
-@click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
-@click.option(
-    "--part",
-    type=_Part(),
-    help="Build only part i of n, written i/n, so that n machines can share the work and --out. A compressed file is "
-    "built by one of them.",
-)
-@click.option(
-    "--ray",
-    is_flag=False,
-    flag_value="auto",
-    metavar="[ADDRESS]",
-    help="Build on a Ray cluster. HOST:PORT: its address. No value, or auto: $RAY_ADDRESS or the cluster on this "
-    "machine. local: a new cluster on this machine. All nodes must see the inputs and --out under the same names.",
-)
+@_options(Vocabulary)
+@_options(TextFormat)
+@_options(Shares)
+@_options(Machines)
 @click.option(
     "--finish",
     is_flag=True,
     help="Publish the dataset after all parts are built. Only --out may be given as well.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
+@_overwrite
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
@@ -417,36 +315,39 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     http and https), a named pipe, or - for standard input. Files may be compressed (gzip, bzip2, xz, zstd). If a build
     is interrupted, run the same command again to continue it.
     """
-    from bertdata.write import build as build_dataset
-    from bertdata.write import finish as finish_build
+    from bertdata import write
 
-    source_of = click.get_current_context().get_parameter_source
     if finish:
-        given = [name for name in ("inputs", *options) if source_of(name) is click.core.ParameterSource.COMMANDLINE]
-        if given:
+        if given := _given(("inputs", *options)):
             named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
             sentence = f"--finish does not go with {named}, because it only publishes what the parts made; leave it out"
             raise UsageError(sentence, "conflict", option=given[0])
-        _say_built(finish_build(out), out)
+        _say_built(write.finish(out), out)
         return
     if options["tokenizer"]:
         _say_without_effect(("type", "cased", "vocab_size"), "--tokenizer has a vocabulary")
     elif options["type"] in FIXED_TOKENIZERS:
         _say_without_effect(("cased", "vocab_size"), f"--type {options['type']} has a fixed vocabulary")
+    part = options["part"]
     with _bar("build") as progress:
-        report = build_dataset(inputs, out, **options, say=_say, progress=progress)
+        report = write.build(inputs, out, **build_arguments(options), say=_say, progress=progress)
     if report is None:
-        number, total = options["part"]
-        click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
+        number = f"{part[0] + 1}/{part[1]}"
+        click.echo(f"{out}: made part {number}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
 
 
+def _given(names: Iterable[str]) -> list[str]:
+    """Return those of these parameters that stand on the command line."""
+    source_of = click.get_current_context().get_parameter_source
+    return [name for name in names if source_of(name) is click.core.ParameterSource.COMMANDLINE]
+
+
 def _say_without_effect(names: Iterable[str], because: str) -> None:
-    """Notes those of these options that stand on the command line."""
-    for name in names:
-        if click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
+    """Print a note for each of these options that stands on the command line."""
+    for name in _given(names):
+        click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
@@ -476,18 +377,14 @@ def _warnings(report: Any) -> Iterator[str]:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     settings = dataset.manifest.settings
     if report.lone_surrogates:
-        yield (
-            f"replaced by U+FFFD: {counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at "
-            f"{report.first_surrogate}; --strict fails instead"
-        )
+        what = f"{counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at {report.first_surrogate}"
+        yield f"replaced by U+FFFD: {what}; --strict fails instead"
     if num_invalid := counts["replaced_characters"] - report.lone_surrogates:
-        is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
+        what = f"{counted(num_invalid, 'sequence')} of bytes that are not {settings.get('encoding', 'UTF-8')}"
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
-        advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
-        yield (
-            f"replaced by U+FFFD: {counted(num_invalid, 'sequence')} of bytes that are not "
-            f"{settings.get('encoding', 'UTF-8')}{first}; --strict fails instead{advice}"
-        )
+        is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]
+        advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" * is_other
+        yield f"replaced by U+FFFD: {what}{first}; --strict fails instead{advice}"
     if counts["skipped_rows"]:
         first = f", the first: {report.first_skipped}" if report.first_skipped else ""
         yield f"skipped: {counted(counts['skipped_rows'], 'row')} that cannot be used{first}"
@@ -499,20 +396,18 @@ def _warnings(report: Any) -> Iterator[str]:
     for split, share in shares.items():
         if share > 0 and split not in dataset.splits:
             option = "a smaller --validation" if split == "train" else f"a larger --{split}"
-            yield (
-                f"the {split} split is empty: its share is {share:g} of {counted(dataset.num_documents, 'document')}; "
-                f"build with {option}, or from more documents (--documents line makes each line one)"
-            )
+            size = f"its share is {share:g} of {counted(dataset.num_documents, 'document')}"
+            advice = f"build with {option}, or from more documents (--documents line makes each line one)"
+            yield f"the {split} split is empty: {size}; {advice}"
 
 
-@main.command(
+@_command(
     "import",
-    cls=OneSentence,
-    short_help="Import the ids that other libraries made.",
-    epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
+    "Import the ids that other libraries made.",
+    "bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+@_out
 @click.option(
     "--tokenizer",
     required=True,
@@ -520,30 +415,9 @@ def _warnings(report: Any) -> Iterator[str]:
     "Hugging Face hub.",
 )
 @_special_tokens
-@click.option(
-    "--format",
-    type=click.Choice(("auto", *IDS_FORMATS)),
-    default="auto",
-    help="Format of every FILE. auto: by the names of the files.",
-)
-@click.option(
-    "--end-token",
-    help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(IDS_DTYPES),
-    help="Of the ids in a .bin without a header. Default: guessed, and the guess is printed.",
-)
-@_validation
-@_test
-@click.option(
-    "--shard-size",
-    type=_Size(),
-    default="1GiB",
-    help="Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
+@_options(IdsFormat)
+@_options(Shares)
+@_overwrite
 def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
 
@@ -551,31 +425,24 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     input_ids of lists, or a directory of Parquet files or of save_to_disk. If an import is interrupted, run the same
     command again to continue it.
     """
-    from bertdata.look.facts import special_ids_inside
+    from bertdata.look.facts import times
     from bertdata.write import import_ids
 
     with _bar("import") as progress:
+        options |= {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
         dataset = import_ids(files, out, **options, say=_say, progress=progress)
     counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
     if separator is None:
         click.echo("note: documents do not all end with one special token, so the dataset has no separator", err=True)
-    if inside := special_ids_inside(counts):
-        click.echo(
-            f"note: special tokens are inside documents: {inside}; they are kept as they are, and are never masked or "
-            "predicted",
-            err=True,
-        )
+    if inside := times(counts.get("special_ids_inside", {})):
+        line = f"special tokens are inside documents: {inside}; they are kept, and are never masked or predicted"
+        click.echo(f"note: {line}", err=True)
     dropped = f", {counts['dropped_documents']:,} without an id dropped" if counts["dropped_documents"] else ""
     click.echo(f"{out}: {_size(dataset)}{dropped}")
     click.echo(f"dataset_id {dataset.dataset_id}")
 
 
-@main.command(
-    "export",
-    cls=OneSentence,
-    short_help="Write a split as Parquet.",
-    epilog="\b\nExample:\n  bertdata export shards/ --out ids/",
-)
+@_command("export", "Write a split as Parquet.", "bertdata export shards/ --out ids/")
 @_dataset
 @click.option("--out", required=True, help="Directory for the files.")
 @click.option("--split", default="train", help="Split: train, validation or test.")
@@ -593,72 +460,34 @@ def export_command(shards: str, out: str, split: str) -> None:
     click.echo(f"{', '.join(map(str, files))}: {_size(dataset.splits[split])}")
 
 
-@main.command(
+@_command(
     "train-tokenizer",
-    cls=OneSentence,
-    short_help="Train a tokenizer on text, or write one for proteins or DNA.",
-    epilog="\b\nExamples:\n  bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522\n"
-    "  bertdata train-tokenizer --type residues --out tokenizer/",
+    "Train a tokenizer on text, or write one for proteins or DNA.",
+    "bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522",
+    "bertdata train-tokenizer --type residues --out tokenizer/",
 )
 @_inputs
-@_type
-@_cased
-@_vocab_size
+@_options(Vocabulary)
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
-@_format
-@_text_key
-@_encoding
-@_include
-@_exclude
-@_map
-@_on_error
-def train_tokenizer(
-    inputs: tuple[str, ...],
-    type: str,
-    cased: bool,
-    vocab_size: int,
-    out: str,
-    format: str | None,
-    text_key: str,
-    encoding: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    map: tuple[str, ...],
-    on_error: str,
-) -> None:
+@_options(TextFormat, "format", "text_key", "encoding", "include", "exclude", "map", "on_error")
+def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
     INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
     and options give the same tokenizer. --type residues and --type bytes take no INPUT and no other option but --out.
     """
-    from bertdata.write import TextFormat
-    from bertdata.write import train_tokenizer as run
+    from bertdata import write
 
-    if type in FIXED_TOKENIZERS:
+    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    if vocabulary.kind in FIXED_TOKENIZERS:
         others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
-        _say_without_effect(sorted(others), f"--type {type} has a fixed vocabulary")
-    form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
+        _say_without_effect(sorted(others), f"--type {vocabulary.kind} has a fixed vocabulary")
     with _bar("read") as progress:
-        trained = run(
-            inputs,
-            out,
-            type=type,
-            cased=cased,
-            vocab_size=vocab_size,
-            form=form,
-            include=include,
-            exclude=exclude,
-            say=_say,
-            progress=progress,
-        )
+        trained = write.train_tokenizer(inputs, out, vocabulary, text=text, say=_say, progress=progress)
     click.echo(f"{out}: {trained.loaded.special.vocab_size:,} tokens")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Print facts about a dataset.",
-    epilog="\b\nExample:\n  bertdata inspect shards/ --html report.html",
-)
+@_command("inspect", "Print facts about a dataset.", "bertdata inspect shards/ --html report.html")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
@@ -676,9 +505,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     shards = _local(shards)
     for option, value in steps.items():
         least = 3 if option == "length" else 1
-        if value < least:
-            sentence = f"--{option.replace('_', '-')} is {value}; give at least {least}"
-            raise UsageError(sentence, "out-of-range", option=option, given=value)
+        require(value >= least, option, value, f"at least {least}")
     if html:
         from bertdata.files import write_page
         from bertdata.look import report
@@ -691,7 +518,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     click.echo(facts.as_json(about) if as_json else facts.text(about))
 
 
-@main.command(cls=OneSentence, epilog="\b\nExample:\n  bertdata show shards/ --masked --count 3")
+@_command("show", "Print samples as a trainer gets them, decoded to text.", "bertdata show shards/ --masked --count 3")
 @_dataset
 @click.option("--sample", default=0, help="Position of the first sample to show, from 0.")
 @click.option("--count", default=1, type=click.IntRange(min=1), help="Number of samples to show.")
@@ -707,41 +534,17 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
     default="exact",
     help="Masking policy for --masked.",
 )
-def show(
-    shards: str,
-    sample: int,
-    count: int,
-    masked: bool,
-    split: str,
-    length: int,
-    seed: int,
-    samples: str,
-    masking: MaskingPolicy,
-) -> None:
+def show(shards: str, masked: bool, masking: MaskingPolicy, **options: Any) -> None:
     """Print samples as a trainer gets them, decoded to text."""
     from bertdata.format.dataset import Dataset
     from bertdata.look import show as look
 
     if not masked:
         _say_without_effect(["masking"], "--masked was not given")
-    shown = look.shown(
-        Dataset(_local(shards)),
-        samples=samples,
-        split=split,
-        first=sample,
-        count=count,
-        length=length,
-        seed=seed,
-        policy=masking if masked else None,
-    )
-    click.echo(shown)
+    click.echo(look.shown(Dataset(_local(shards)), policy=masking if masked else None, **options))
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Copy a dataset to a URL.",
-    epilog="\b\nExample:\n  bertdata push shards/ s3://bucket/name",
-)
+@_command("push", "Copy a dataset to a URL.", "bertdata push shards/ s3://bucket/name")
 @_dataset
 @click.argument("url")
 @click.option(
@@ -759,18 +562,14 @@ def push(shards: str, url: str, public: bool, origins: bool) -> None:
 
     The dataset appears there when it is complete. If the copy is interrupted, run the same command again.
     """
-    from bertdata.transfer.pushing import push as run
+    from bertdata.remote.copies import push as run
 
     with _bar("push") as progress:
         dataset_id = run(shards, url, public=public, origins=origins, progress=progress)
     click.echo(f"{url}: dataset_id {dataset_id}")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Copy a dataset from a URL, and check it.",
-    epilog="\b\nExample:\n  bertdata pull s3://bucket/name shards/",
-)
+@_command("pull", "Copy a dataset from a URL, and check it.", "bertdata pull s3://bucket/name shards/")
 @click.argument("url")
 @click.argument("directory")
 def pull(url: str, directory: str) -> None:
@@ -778,18 +577,14 @@ def pull(url: str, directory: str) -> None:
 
     If the copy is interrupted, run the same command again to continue it.
     """
-    from bertdata.transfer.pulling import pull as run
+    from bertdata.remote.copies import pull as run
 
     with _bar("pull") as progress:
         dataset_id = run(url, directory, progress=progress)
     click.echo(f"{directory}: dataset_id {dataset_id}")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Check every byte of a dataset.",
-    epilog="\b\nExample:\n  bertdata verify shards/",
-)
+@_command("verify", "Check every byte of a dataset.", "bertdata verify shards/")
 @_dataset
 def verify(shards: str) -> None:
     """Read every byte of a dataset, and check every rule of its format."""
@@ -804,11 +599,7 @@ def verify(shards: str) -> None:
     click.echo(f"{shards}: sound")
 
 
-@main.command(
-    cls=OneSentence,
-    short_help="Measure how fast this machine reads a dataset.",
-    epilog="\b\nExample:\n  bertdata bench shards/ --length 512",
-)
+@_command("bench", "Measure how fast this machine reads a dataset.", "bertdata bench shards/ --length 512")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option(
@@ -824,7 +615,7 @@ def bench(shards: str, as_json: bool, length: int, rows: int) -> None:
     click.echo(dump(measured) if as_json else measure.text(measured))
 
 
-@main.command(cls=OneSentence, short_help="Run all steps once: from text to a trained model.")
+@_command("demo", "Run all steps once: from text to a trained model.")
 @click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
 def demo(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.

@@ -20,8 +20,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
-from contextlib import suppress
-from typing import Any
+from typing import Any, SupportsFloat
 
 KINDS = {
     # options and arguments
@@ -131,10 +130,6 @@ class TextError(TokenizerError):
     places: tuple[int, ...] = ()  # where they, or pieces of them, begin in the text that was given, if that is known
 
 
-class SpecialTextError(TextError):
-    """Texts give special ids, and the tokenizer has no unknown token to store in their place."""
-
-
 class LongTextError(TextError):
     """Texts have pieces that are too long for `tokenizers`, which takes much memory for each byte."""
 
@@ -188,43 +183,50 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(is_of_torch)
 
 
+def require(holds: object, option: str, given: Any, expected: str, kind: str = "out-of-range") -> None:
+    """Raise UsageError, which says what was given and what was expected, unless `holds` is true."""
+    if not holds:
+        raise UsageError(f"{option} is {given!r}; give {expected}", kind, option=option, given=given)
+
+
 def require_known(option: str, value: str | None, choices: Iterable[str | None]) -> None:
-    """Raises UsageError for a value that is none of `choices`."""
-    if value not in choices:
-        known = ", ".join(filter(None, choices))
-        raise UsageError(f"{option} is {value!r}; give one of {known}", "unknown", option=option, given=value)
+    """Raise UsageError for a value that is not one of `choices`."""
+    known = [*choices]
+    require(value in known, option, value, f"one of {', '.join(filter(None, known))}", "unknown")
 
 
 def require_positive(option: str, value: Any, *, most: int = (1 << 62) - 1) -> int:
-    """An integer of Python. Raises UsageError for anything else, and for one below 1 or above `most`."""
+    """Return an int. Raise UsageError unless the value is an integer from 1 to `most`."""
     number = require_integer(option, value)
-    if number < 1:
-        raise UsageError(f"{option} is {number}; give at least 1", "out-of-range", option=option, given=number)
-    if number > most:
-        raise UsageError(f"{option} is {number:,}; give at most {most:,}", "out-of-range", option=option, given=number)
+    require(1 <= number <= most, option, number, f"1 to {most:,}")
     return number
 
 
 def require_integer(option: str, value: Any) -> int:
-    """An integer of Python, as a state must be JSON-able; numpy's are taken. Raises UsageError for others."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(
-            f"{option} is {value!r}; give an integer", "out-of-range", option=option, given=value
-        ) from None
+    """Return an int, as states must be JSON, for an integer of Python or NumPy. Raise UsageError for others."""
+    require(hasattr(value, "__index__"), option, value, "an integer")
+    return operator.index(value)
 
 
 def require_share(option: str, value: Any) -> float:
-    """A share from 0 to 1 as a float of Python. Raises UsageError for others, also for a text."""
-    with suppress(TypeError, ValueError):  # of what cannot be compared
-        if 0 <= value <= 1:
-            return float(value)
-    raise UsageError(
-        f"{option} is {value!r}; give a share from 0 to 1, such as 0.15", "out-of-range", option=option, given=value
-    )
+    """Return a float. Raise UsageError unless the value is a number from 0 to 1."""
+    is_number = isinstance(value, SupportsFloat) and not isinstance(value, str)
+    require(is_number and 0 <= value <= 1, option, value, "a share from 0 to 1, such as 0.15")
+    return float(value)
 
 
-def damaged(path: object) -> DatasetError:
-    """Return the error for a dataset with impossible numbers."""
-    return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged", given=path)
+def damaged(path: object, why: str = "it has impossible numbers") -> DatasetError:
+    """Return the error for a file or a dataset that does not have what it must have."""
+    sentence = f"{path} is damaged: {why}; copy or make it again; bertdata verify finds all faults"
+    return DatasetError(sentence, "damaged", given=path)
+
+
+def refused(file: object, kind: str, what: str) -> InputError:
+    """Return the error for an input. what: the rest of the sentence, after the name of the input."""
+    return InputError(f"{file}{what}", kind, option="inputs", given=str(file))
+
+
+def unreadable(path: object, error: OSError) -> DatasetError:
+    """Return the error for a file of a dataset that the system cannot read."""
+    sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
+    return DatasetError(sentence, "unreadable", given=path)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from bertdata.errors import BuildError, DatasetError, UsageError
 
@@ -50,9 +52,13 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None and "is_of_iterable" not in vars(error):
-            error.filename = str(path if error.filename is None else error.filename).removesuffix(TEMPORARY)
+        _name(error, path)
         raise
+
+
+def _name(error: OSError, path: Path) -> None:
+    if error.errno is not None and "is_of_iterable" not in vars(error):
+        error.filename = str(path if error.filename is None else error.filename).removesuffix(TEMPORARY)
 
 
 def make_directory(directory: Path) -> None:
@@ -115,17 +121,78 @@ def write_page(path: Path, content: bytes) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a small file completely or not at all."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with naming(path):
-            with open_plain(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except OSError:
+    """Write a small file completely or not at all."""
+    with Stage(path.parent) as stage:
+        stage.write(path.name, content)
+        stage.publish()
+
+
+class Stage:
+    """Files of a directory that get their names together, when all of them are complete and on disk.
+
+        with Stage(directory) as stage:
+            stage.open("a.npy").write(content)
+            stage.write("a.json", record)
+            stage.publish()
+
+    Each file has a temporary name until `publish`, which replaces files of the same names. The last file that was
+    opened gets its name when all others are on disk under theirs. So a reader that finds the last name finds all files,
+    also after a kill or a loss of power. Without `publish`, the end of the context removes all files. An OSError that
+    names no file is raised again with the name of the last one.
+    """
+
+    def __init__(self, directory: Path, apart: Path | None = None) -> None:
+        """apart: where a new directory holds the temporary files, if other processes may write the same names."""
+        self.directory, self._files = directory, dict[str, IO[bytes]]()
+        self._temporary = Path(tempfile.mkdtemp(prefix=".stage-", dir=apart)) if apart else directory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a new file for writing and reading. It may be closed after `sync`."""
+        self._files[name] = open_plain(self._path(name), "w+b")
+        return self._files[name]
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file."""
+        self.open(name).write(content)
+
+    def publish(self) -> None:
+        """Sync the files and give them their names, in the order in which they were opened."""
+        *names, last = self._files
+        for file in self._files.values():
+            if not file.closed:
+                sync(file)
+                file.close()
+        for name in names:
+            os.replace(self._path(name), self.directory / name)
+        if names:
+            fsync_directory(self.directory)
+        os.replace(self._path(last), self.directory / last)
+        fsync_directory(self.directory)
+        self._files = {}
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove some of the files."""
+        for name in [*names]:
+            with suppress(OSError):  # closing writes what is left, which a full disk refuses again
+                self._files.pop(name).close()
+            self._path(name).unlink(missing_ok=True)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            _name(error, self.directory / next(reversed(self._files), ""))
         with suppress(OSError):
-            temporary.unlink()
-        raise
-    fsync_directory(path.parent)
+            self.discard(self._files)
+            if self._temporary != self.directory:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _path(self, name: str) -> Path:
+        return self._temporary / (name + TEMPORARY)
+
+
+def sync(file: IO[bytes]) -> None:
+    """Write what is in memory of a file to the disk."""
+    file.flush()
+    os.fsync(file.fileno())

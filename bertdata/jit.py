@@ -1,24 +1,35 @@
-"""How kernels are compiled: at first use, and once on a machine.
+"""Compile kernels at first use, and cache them on disk.
 
-What is used here of numba's private interface (the cache of compiled functions, dispatchers, the features of the
-processor) was tried with 0.61.0 and 0.68.1.
+This is the only file that uses numba's private interface: the cache of compiled functions, dispatchers, events and
+three options. It was tested with numba 0.61.0 and 0.68.1. If a part is missing, or if BERTDATA_PLAIN_NUMBA is set,
+kernels are compiled by `njit(cache=True)`: the results are the same, but compiling takes longer.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from numba.core import config, event
-from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.codegen import get_host_cpu_features
-from numba.core.registry import CPUDispatcher
+from llvmlite import binding
+from numba import config, njit
 
+try:
+    if os.environ.get("BERTDATA_PLAIN_NUMBA"):
+        raise ImportError
+    from numba.core.caching import FunctionCache, IndexDataCacheFile
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+    from numba.core.event import Listener, install_listener
+    from numba.core.registry import CPUDispatcher
+except ImportError:
+    FunctionCache = JITCodeLibrary = Compiler = Listener = CPUDispatcher = object
+IS_PLAIN = CPUDispatcher is object
 _COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # that kernels import
-
 _OPTIONS = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
 
 
@@ -52,61 +63,40 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
-@cache
-def _stamp(file: str) -> list[tuple[str, int, int]]:
-    """Name, time and size of the files whose change may change the kernels of a file.
+class _PartLibrary(JITCodeLibrary):
+    """LLVM's code of a part, which is optimized and compiled only with the kernels that call the part."""
 
-    They are the file itself, those beside it in a package of kernels, and _COMMON.
-    """
-    own = Path(file)
-    beside = sorted(own.parent.glob("*.py")) if own.parent.name == "kernels" else [own]
-    known = [(path.name, path.stat()) for path in [*beside, *_COMMON] if path.exists()]
-    return [(name, facts.st_mtime_ns, facts.st_size) for name, facts in known]
+    codegen = SimpleNamespace(set_env=lambda name, environment: None)  # noqa: ARG005
 
+    def _optimize_final_module(self) -> None:
+        pass
 
-def jit(**options: Any) -> Any:
-    """numba's njit without the GIL, cached on disk; without a writable cache each process compiles for itself."""
-    return partial(_compiled, CPUDispatcher, options)
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
 
-
-def part(**options: Any) -> Any:
-    """As `jit`, for a function that only kernels call. It has no entry for Python, which takes long to compile."""
-    return partial(_compiled, _Part, {"no_cpython_wrapper": True, **options})
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
+        self._ensure_finalized()
+        return 0
 
 
-def inline() -> Any:
-    """As `jit`, for a small function that numba writes out where a kernel calls it."""
-    return jit(inline="always")
+class _PartCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
+        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *more)
 
 
 class _Part(CPUDispatcher):
-    """numba would let Python call what is not there, which ends the process."""
+    """A function that only kernels call. numba would let Python call it, which ends the process."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, pipeline_class=_PartCompiler, **options)
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
 
 
-def _compiled(dispatcher: Callable[..., Any], options: dict[str, Any], function: Any) -> Any:
-    if getattr(config, "DISABLE_JIT", False):
-        return function
-    kernel = dispatcher(function, targetoptions=_OPTIONS | options)
-    with suppress(RuntimeError):  # numba found no directory it may write its cache to
-        kernel._cache = _Cache(function)
-    return kernel
-
-
-def cpu_has(feature: str) -> bool:
-    """Whether kernels may use a feature of the processor, by LLVM's name of it, such as avx512vbmi2.
-
-    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES can withhold it.
-    """
-    chosen = getattr(config, "CPU_FEATURES", None)
-    features = get_host_cpu_features() if chosen is None else chosen
-    return f"+{feature}" in features.split(",")
-
-
-class _Announcer(event.Listener):
-    """Says one line when the first kernel is compiled."""
+class _Announcer(Listener):
+    """Print one line when the first kernel is compiled."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say: Callable[[str], None] | None = say
@@ -120,6 +110,65 @@ class _Announcer(event.Listener):
         pass
 
 
-def announcing_compilation(say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Calls `say` with one line if a kernel is compiled within the context, and not loaded from the cache."""
-    return event.install_listener("numba:compile", _Announcer(say))
+def jit(*, arrays: bool = False, **options: Any) -> Any:
+    """Return a decorator: numba's njit without the GIL, cached on disk if a directory can be written.
+
+    arrays: the kernel makes arrays, so that numba has to count references. This makes slices slower.
+    """
+    return partial(_compiled, CPUDispatcher, {"_nrt": arrays, **options})
+
+
+def part(**options: Any) -> Any:
+    """Return a decorator as `jit` does, for a function that only kernels call.
+
+    It is compiled with each kernel that calls it, and has no entry for Python.
+    """
+    return partial(_compiled, _Part, {"_nrt": False, "no_cpython_wrapper": True, **options})
+
+
+def inline() -> Any:
+    """Return a decorator as `jit` does, for a small function that numba copies to where a kernel calls it."""
+    return jit(inline="always")
+
+
+def cpu_has(feature: str) -> bool:
+    """Return whether kernels may use a feature of the processor, by LLVM's name for it, such as avx512vbmi2.
+
+    NUMBA_CPU_NAME=generic, NUMBA_CPU_FEATURES and NUMBA_ENABLE_AVX=0 can turn features off.
+    """
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    with suppress(RuntimeError):  # LLVM does not know this processor
+        return bool(binding.get_host_cpu_features().get(feature) and (config.ENABLE_AVX or "avx" not in feature))
+    return False
+
+
+def announcing_compilation(say: Callable[[str], None]) -> AbstractContextManager[Any]:
+    """Call `say` with one line if a kernel is compiled within the context, and not loaded from the cache."""
+    return nullcontext() if IS_PLAIN else install_listener("numba:compile", _Announcer(say))
+
+
+def _compiled(dispatcher: Callable[..., Any], options: dict[str, Any], function: Any) -> Any:
+    if config.DISABLE_JIT:
+        return function
+    if IS_PLAIN:
+        public = {name: value for name, value in options.items() if name in ("inline", "forceinline")}
+        return njit(nogil=True, cache=True, **public)(function)
+    kernel = dispatcher(function, targetoptions=_OPTIONS | options)
+    if dispatcher is _Part:
+        return kernel
+    with suppress(RuntimeError):  # numba found no directory it may write its cache to
+        kernel._cache = _Cache(function)
+    return kernel
+
+
+@cache
+def _stamp(file: str) -> list[tuple[str, int, int]]:
+    """Return name, time and size of the files whose change may change the kernels of a file.
+
+    They are the file itself, those in the same package of kernels, and _COMMON.
+    """
+    own = Path(file)
+    package = sorted(own.parent.glob("*.py")) if own.parent.name == "kernels" else [own]
+    known = [(path.name, path.stat()) for path in [*package, *_COMMON] if path.exists()]
+    return [(name, facts.st_mtime_ns, facts.st_size) for name, facts in known]

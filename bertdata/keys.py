@@ -5,25 +5,32 @@ docs/determinism.md defines both.
 
 from __future__ import annotations
 
-from bertdata.errors import UsageError, require_integer
+import numpy as np
 
-GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
+from bertdata.errors import require, require_integer
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(x: np.uint64) -> np.uint64:
+    """Return the last step of SplitMix64: 64 bits → 64 bits, one to one. Kernels compile this function."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def purpose(name: str) -> int:
-    """The word of a key that says what it is for: the bytes of the name, little-endian.
+    """Return the word of a key that says what it is for: the bytes of the name, little-endian.
 
     Raises UsageError for a name that is not 1 to 8 ASCII characters.
     """
-    if not (name.isascii() and 1 <= len(name) <= 8):
-        sentence = f"the purpose of a key is {name!r}; give a name of 1 to 8 ASCII characters"
-        raise UsageError(sentence, "out-of-range", option="purpose_name", given=name)
+    is_name = name.isascii() and 1 <= len(name) <= 8
+    require(is_name, "purpose_name", name, "a purpose of 1 to 8 ASCII characters")
     return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
 
 
 def key(seed: int, purpose_name: str, *words: int) -> int:
-    """A 64-bit number from a seed, a purpose and other words. Use it where you need a seed of your own.
+    """Return a 64-bit number from a seed, a purpose and other words. Use it where you need your own seed.
 
     seed, words: from 0 to 2**64 - 1. purpose_name: 1 to 8 ASCII characters, which say what the key is for. Raises
     UsageError for others.
@@ -33,18 +40,14 @@ def key(seed: int, purpose_name: str, *words: int) -> int:
     """
     seed, *others = (require_integer("seed", word) for word in (seed, *words))
     for word in (seed, *others):
-        if not 0 <= word <= _MASK:
-            sentence = f"a key is made with {word}; give a seed and words from 0 to 2**64 - 1"
-            raise UsageError(sentence, "out-of-range", option="seed", given=word)
+        require(0 <= word < 1 << 64, "seed", word, "a seed and words from 0 to 2**64 - 1")
     return absorbed(seed, purpose(purpose_name), *others)
 
 
 def absorbed(*words: int) -> int:
-    """The key of a sequence of words, each from 0 to 2**64 - 1."""
-    h = 0
-    for word in words:
-        h = ((h ^ word) + GOLDEN) & _MASK
-        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
-        h ^= h >> 31
-    return h
+    """Return the key of a sequence of words, each from 0 to 2**64 - 1."""
+    h = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for word in words:
+            h = mix((h ^ np.uint64(word)) + GOLDEN)
+    return int(h)

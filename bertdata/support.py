@@ -14,13 +14,13 @@ from bertdata.cli import OneSentence, nearest, one_sentence
 from bertdata.cli import main as bertdata_main
 from bertdata.errors import BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.errors import counted, install, is_out_of_memory
-from bertdata.files import TEMPORARY, fsync_directory, locked, make_directory, naming, write_file, write_page
+from bertdata.files import TEMPORARY, Stage, fsync_directory, locked, make_directory, naming, write_file, write_page
 from bertdata.urls import require_local_output
 
 if TYPE_CHECKING:
-    from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, array_path, digest, open_array
+    from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, array_name, array_path, digest, open_array
     from bertdata.format.origins import Origins
-    from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+    from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record, write_record
     from bertdata.format.verify import array_faults, verify
     from bertdata.look.page import assemble_page
     from bertdata.read.words import continuing

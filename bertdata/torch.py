@@ -12,20 +12,19 @@ import torch
 import torch.utils.data
 from torch.utils.data import RandomSampler
 
-from bertdata.errors import StateError, UsageError, counted
+from bertdata.errors import StateError, require
 from bertdata.read.loader import Loader
-from bertdata.types import Batch
+from bertdata.types import Batch, Masking
 
 Tensors = dict[str, torch.Tensor]
 
 
 def tensors(batch: Batch) -> Tensors:
-    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
+    """Return a batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else they take.
 
     The weights of uniform masking, which no model takes, are left out. Raises UsageError for packed rows.
     """
-    if batch.position_ids is not None:
-        raise _packed()
+    _require_supported("packed" if batch.position_ids is not None else "", None)
     arrays = {
         "input_ids": batch.input_ids,
         "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
@@ -36,26 +35,16 @@ def tensors(batch: Batch) -> Tensors:
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
-def _packed() -> UsageError:
-    """The error for packed rows.
+def _require_supported(samples: str, masking: Masking | None) -> None:
+    """Raise UsageError for batches that models of transformers train on with a different loss.
 
-    BERT needs a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
-    differently; RoBERTa's positions begin at 2.
+    Packed rows need a mask of all pairs of tokens, which takes the windows of ModernBERT away and which DeBERTa reads
+    differently; RoBERTa's positions begin at 2. The models take no weights of rows.
     """
-    sentence = (
-        "packed rows need a mask that keeps their documents apart, and not all models of transformers take one; give "
-        "samples='documents', or read the Loader and make the mask of your model from batch.cu_seqlens"
-    )
-    return UsageError(sentence, "unsupported", option="samples", given="packed")
-
-
-def _require_plain(loader: Loader) -> None:
-    """Raises UsageError for a loader whose batches have what `tensors` leaves out: the loss would be another one."""
-    if loader.samples == "packed":
-        raise _packed()
-    if loader.masking and loader.masking.policy == "uniform":
-        sentence = "uniform masking weights the loss of each row, which models of transformers do not; read the Loader"
-        raise UsageError(sentence, "unsupported", option="masking", given="uniform")
+    alternative = "which models of transformers support, such as 'documents' or 'exact', or read the Loader"
+    require(samples != "packed", "samples", samples, f"samples {alternative}", "unsupported")
+    is_weighted = masking is not None and masking.policy == "uniform"
+    require(not is_weighted, "masking", masking, f"a policy {alternative}", "unsupported")
 
 
 class SampleDataset(torch.utils.data.Dataset[Tensors]):
@@ -68,7 +57,7 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
-        _require_plain(loader)
+        _require_supported(loader.samples, loader.masking)
         self.loader = loader
         self._epoch = torch.tensor(epoch).share_memory_()
 
@@ -121,7 +110,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     """
 
     def __init__(self, loader: Loader) -> None:
-        _require_plain(loader)
+        _require_supported(loader.samples, loader.masking)
         self.loader = loader
         self._first = self._made = self._resumed = 0  # batches: before this iteration, so far, before the next one
         self._workers = 0  # that made them
@@ -133,10 +122,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
         worker = torch.utils.data.get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 0)
         if self._resumed and workers != self._workers:
-            sentence = (
-                f"the state is one of {counted(self._workers, 'worker')} of a DataLoader, and this one has {workers}; "
-                "give num_workers as before, or take states by state_dict(batches)"
-            )
+            sentence = f"the state has num_workers={self._workers}, and this DataLoader {workers}; give the same number"
             raise StateError(sentence, "other-stream", option="num_workers", given=workers)
         self._first = self._made = self._resumed
         self._resumed, self._workers = 0, workers
@@ -155,10 +141,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
         """Raises StateError if the state belongs to another stream; the next iteration, if it has other workers."""
         rows = self.loader.global_batch_size
         if state["made"] and state["global_batch_size"] != rows:
-            sentence = (
-                f"the state is of a worker whose batches had {state['global_batch_size']} rows, and here they have "
-                f"{rows}; give global_batch_size as before, or take states by state_dict(batches)"
-            )
+            before = state["global_batch_size"]
+            sentence = f"the state has batches of {before} rows, and this Loader {rows}; give the same number"
             raise StateError(sentence, "other-stream", option="global_batch_size", given=rows)
         self.loader.load_state_dict(state["loader"])
         self._first = self._made = self._resumed = state["made"]

@@ -65,23 +65,17 @@ def require_sound(url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname or "", parts.port
     except ValueError:  # whose text has the login
-        raise UsageError(
-            "a URL has a server or a port that cannot be; give one such as s3://bucket/file.txt", "bad-url"
-        ) from None
+        sentence = "a URL has no valid server or port; give one such as s3://bucket/file.txt"
+        raise UsageError(sentence, "bad-url") from None
     shown, scheme = without_secrets(url), scheme_of(url)
     if not parts.netloc:
-        raise UsageError(
-            f"{shown} names no server or bucket; give a URL such as s3://bucket/file.txt", "bad-url", given=shown
-        )
+        sentence = f"{shown} names no server or bucket; give a URL such as s3://bucket/file.txt"
+        raise UsageError(sentence, "bad-url", given=shown)
     if scheme in ("s3", "gs", "az") and ("@" in parts.netloc or "=" in parts.query):
-        raise UsageError(
-            f"{shown} was given with a login or a query; leave it out, and {LOGIN[scheme]}", "bad-url", given=shown
-        )
+        sentence = f"{shown} was given with a login or a query; leave it out, and {LOGIN[scheme]}"
+        raise UsageError(sentence, "bad-url", given=shown)
     path = url.partition("://")[2].partition("/")[2].rstrip("/")
     has_wrong_part = scheme != "http" and path and any(part in ("", ".", "..") for part in path.split("/"))
     if has_wrong_part or any(each.isspace() or each in "<>{}|^`" for each in host):
-        raise UsageError(
-            f"{shown} has an empty part, a dot for a part, or a space in its server; check the URL",
-            "bad-url",
-            given=shown,
-        )
+        sentence = f"{shown} has an empty part, a dot for a part, or a space in its server; check the URL"
+        raise UsageError(sentence, "bad-url", given=shown)

@@ -57,16 +57,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import numpy as np
 import pytest
+from helpers import build, use_server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
-from bertdata.files import locked
+from bertdata.files import Stage, locked
 from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shard import ShardWriter
-from bertdata.remote import requests, stores
+from bertdata.format.shards import Shards, ShardWriter
+from bertdata.remote import access, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
-from bertdata.write import build
 from bertdata.write import dataset as of_a_build
 
 # In the background of a script Ctrl-C is ignored, and what tests start would inherit this.
@@ -135,18 +135,20 @@ def in_pairs(text):
 def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None):
     """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
     out.mkdir()
-    entries = []
+    entries, stage = [], Stage(out)
     for number, (tokens, documents, sentences) in enumerate(shards):
         stored = sentences is not None
-        writer = ShardWriter(out, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
+        writer = ShardWriter(stage, f"{split}-{number:05d}")
         ends = np.array(sentences, np.uint64) if stored else None
-        writer.append(np.array(tokens), np.array(documents, np.uint64), ends)
-        entries.append(writer.commit(input_range=(0, 1), counts={"documents": len(documents)}))
+        writer.append(np.array(tokens, dtype), np.array(documents, np.uint64), ends)
+        entries.append(writer.finish(input_range=(0, 1), counts={"documents": len(documents)}))
     files = {}
     if tokenizer is not None:
         (out / "tokenizer.json").write_text(tokenizer)
         files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    Manifest(dtype, special, tokenizer=files, settings={}, splits={split: Split(tuple(entries))}, counts={}).write(out)
+    splits = {split: Split(Shards.joined([*map(Shards.of, entries)]))}
+    Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
+    stage.publish()
     return out
 
 
@@ -307,17 +309,10 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
     """An empty bucket: its URL, a function that puts an object, and one that gives those below a prefix by name."""
     import obstore
 
-    name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
-    for variable, value in {
-        "AWS_ACCESS_KEY_ID": "a-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-        "HOME": str(home),
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": object_store,
-    }.items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.01)
-    stores.store_at.cache_clear()
+    name = f"b{uuid.uuid4().hex}"
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.01)
+    use_server(monkeypatch, object_store)
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"
 

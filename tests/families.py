@@ -21,45 +21,22 @@ SIZES = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-XLM = {
-    "emb_dim": 32,
-    "n_layers": 2,
-    "n_heads": 2,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "max_position_embeddings": 80,
-}
+DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "max_position_embeddings": 80}
+XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 2} | DROPOUT
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
-SMALL = dict.fromkeys(FAMILIES, SIZES) | {
+DEBERTA_2 = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+NARROW = "electra", "albert", "roformer", "mobilebert", "convbert"  # with embeddings of fewer features
+SMALL = dict.fromkeys(FAMILIES, SIZES) | dict.fromkeys(NARROW, SIZES | {"embedding_size": 16})
+SMALL |= {
     "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
-    "distilbert": {
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 2,
-        "hidden_dim": 48,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "max_position_embeddings": 80,
-    },
-    "electra": SIZES | {"embedding_size": 16},
-    "albert": SIZES | {"embedding_size": 16},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48} | DROPOUT,
     "eurobert": SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
     "ultrabert": SIZES | {"num_key_value_heads": 2, "sliding_window": 3},
     "esm": SIZES | {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False},
     "rembert": SIZES | {"input_embedding_size": 16, "output_embedding_size": 24},
-    "roformer": SIZES | {"embedding_size": 16},
     "deberta": SIZES | DEBERTA,
-    "deberta-v2": SIZES
-    | DEBERTA
-    | {
-        "position_buckets": 8,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "position_biased_input": False,
-        "type_vocab_size": 0,
-    },
-    "mobilebert": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16},
-    "convbert": SIZES | {"embedding_size": 16},
+    "deberta-v2": SIZES | DEBERTA | DEBERTA_2 | {"position_biased_input": False, "type_vocab_size": 0},
+    "mobilebert": SMALL["mobilebert"] | {"intra_bottleneck_size": 16},
     "nystromformer": SIZES | {"conv_kernel_size": 1},
     "squeezebert": SIZES | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2},
     "flaubert": XLM,
@@ -75,7 +52,7 @@ VARIANTS = {  # what a configuration can change in how a family predicts; the na
     "esm with positions": SIZES | {"position_embedding_type": "absolute", "token_dropout": False},
     "distilbert with sines": SMALL["distilbert"] | {"sinusoidal_pos_embds": True},
     "eurobert with as many keys": SIZES | {"num_key_value_heads": 2},
-    "mobilebert without trigrams": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16, "trigram_input": False},
+    "mobilebert without trigrams": SMALL["mobilebert"] | {"trigram_input": False},
     "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
     "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
     "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},

@@ -23,7 +23,10 @@ import pytest
 from click.testing import CliRunner
 from numba import njit
 
+import bertdata
 from bertdata.errors import BertdataError, UsageError
+from bertdata.options import IdsFormat, Shares, TextFormat, Vocabulary, build_arguments
+from bertdata.remote import stores
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
 """click's own errors by the nearest kind of ours; the first class that fits is taken."""
@@ -140,6 +143,12 @@ def python(*arguments, environment=None, **more):
     return done.stdout
 
 
+def of_vocabulary(special):
+    """The arguments of reference.keys.mask that the special tokens of a dataset decide."""
+    ids = {*special.special_ids, special.unk}
+    return {"special": ids, "mask_id": special.mask, "vocab_size": special.vocab_size}
+
+
 def published(out):
     """Name → bytes of every file of a dataset, in whose directory nothing else is left."""
     assert [path.name for path in out.iterdir() if path.is_dir()] in ([], ["origins"])
@@ -209,7 +218,7 @@ def recorded(root):
             assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
         directory = str(target.parent.resolve())
         assert directory not in unpublished, f"{directory} may have its old manifest and this {target.name}"
-        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name in (".build", "cache")):
+        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name == "cache"):
             assert directory not in renamed, f"{target} would survive a loss of power and what it names would not"
         replace(source, target)
         renamed.add(directory)
@@ -260,17 +269,6 @@ def recorded(root):
         yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
 
 
-def stop_after(blocks):
-    """A callback for the progress of a build that is a Ctrl-C after some blocks."""
-    left = iter(range(blocks))
-
-    def progress(done, total):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-
-    return progress
-
-
 def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json."""
     return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
@@ -285,7 +283,7 @@ def flip(path, at):
 
 def contents(folder):
     """Name → bytes of all files below a folder but locks, in which processes write their numbers."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "lock"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
@@ -363,6 +361,14 @@ def serving(handler):
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def use_server(monkeypatch, address):
+    """Makes an address the store of s3:// URLs."""
+    values = {"ACCESS_KEY_ID": "a-key", "SECRET_ACCESS_KEY": "a-secret", "REGION": "us-east-1", "ENDPOINT_URL": address}
+    for name, value in values.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    stores.store_at.cache_clear()
 
 
 def members(record, path=()):
@@ -466,3 +472,20 @@ def stored(dataset):
             tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
             documents += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     return documents
+
+
+def build(inputs, out, **options):
+    """bertdata.build, with options by their names on the command line."""
+    return bertdata.build(inputs, out, **build_arguments(options))
+
+
+def import_ids(inputs, out, **options):
+    """bertdata.import_ids, with options by their names on the command line."""
+    groups = {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
+    return bertdata.import_ids(inputs, out, **options, **groups)
+
+
+def train_tokenizer(inputs, out, **options):
+    """bertdata.train_tokenizer, with options by their names on the command line."""
+    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    return bertdata.train_tokenizer(inputs, out, vocabulary, text=text, **options)

@@ -17,18 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_text
-from helpers import word_list
+from helpers import build, word_list
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
-from bertdata.sources import documents
-from bertdata.sources.blocks import find_blocks
+from bertdata.sources import text as text_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
-from bertdata.sources.split import split
-from bertdata.write import build
+from bertdata.sources.plan import find_blocks, split
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""
@@ -213,11 +211,11 @@ def ids_by_split(dataset):
 @contextmanager
 def counting_reads():
     """A list of the bytes of each read of an input within the context."""
-    sizes, read_into = [], documents.TextFile._read
+    sizes, read_into = [], text_module.TextFile._read
 
     def counted(self, stream, buffer, **options):
         sizes.append(read_into(self, stream, buffer, **options))
         return sizes[-1]
 
-    with patch.object(documents.TextFile, "_read", counted):
+    with patch.object(text_module.TextFile, "_read", counted):
         yield sizes

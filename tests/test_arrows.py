@@ -13,11 +13,10 @@ import bertdata
 from bertrain.methods import options_of_methods
 
 # Modules that any package may import.
-COMMON = {"choices", "errors", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
+COMMON = {"choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
 PACKAGES = {  # package → the others that it may import
-    "remote": set(),
     "format": set(),
-    "transfer": {"remote", "format"},
+    "remote": {"format"},
     "sources": {"remote"},
     "tokenize": set(),
     "write": {"format", "sources", "tokenize"},
@@ -280,12 +279,12 @@ def test_files_of_this_machine_need_nothing_for_servers(dataset, corpus, tmp_pat
     build = ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", str(dataset.path)]
     run = f"from bertdata.cli import main; main({build!r}, standalone_mode=False); "
     run += f"main(['inspect', {str(tmp_path / 'out')!r}], standalone_mode=False)"
-    assert not {"bertdata.remote", "bertdata.transfer", "obstore"} & loaded_after(run)
+    assert not {"bertdata.remote", "obstore"} & loaded_after(run)
 
 
 def test_public_names_are_exactly_these():
-    names = "IGNORE_INDEX Batch BertdataError BuildReport Dataset Loader Masking SpecialTokens TextFormat Tokenizer "
-    names += "build export finish import_ids key open train_tokenizer"
+    names = "IGNORE_INDEX Batch BertdataError BuildReport Dataset IdsFormat Loader Machines Masking Shares "
+    names += "SpecialTokens TextFormat Tokenizer Vocabulary build export finish import_ids key open train_tokenizer"
     assert sorted(bertdata.__all__) == sorted(names.split())
     assert set(bertdata.__all__) <= set(dir(bertdata))
     assert not {"Any", "annotations", "importlib"} & set(dir(bertdata))

@@ -17,14 +17,13 @@ import click
 import numpy as np
 import pytest
 from conftest import make_text, write_dataset
-from helpers import flip, invoke, refused, succeeds, waited, write
+from helpers import build, flip, invoke, refused, succeeds, waited, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
 from bertdata.look import bench, report
-from bertdata.write import build
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 
@@ -261,10 +260,12 @@ def test_a_pipe_before_a_file_is_built_without_an_engine(tmp_path, corpus, vocab
 
 def test_show_says_what_the_mask_did_and_what_follows(dataset):
     shown = succeeds(main, "show", dataset.path, "--masked", "--length", 24, "--count", 60).stdout
-    said = [line.split()[-1] for line in shown.splitlines() if line.endswith(("masked", "random", "kept"))]
+    selected = [line.split() for line in shown.splitlines() if line.endswith(("masked", "random", "kept"))]
+    said = [line[-1] for line in selected]
     loader = bertdata.Loader(dataset, length=24)
     batch = loader.read(np.arange(60))
     chosen = batch.labels >= 0
+    assert [int(line[0]) for line in selected] == np.nonzero(chosen)[1].tolist()
     seen, hidden = batch.input_ids[chosen], batch.labels[chosen]
     is_mask = seen == dataset.special_tokens.mask
     assert said == np.where(is_mask, "masked", np.where(seen == hidden, "kept", "random")).tolist()
@@ -279,13 +280,12 @@ def test_show_says_what_the_mask_did_and_what_follows(dataset):
 def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     plain = succeeds(main, "show", dataset.path, "--sample", 3, "--count", 2, "--length", 24).stdout
     assert plain.count("[CLS]") == 2
-    masked = succeeds(main, "show", dataset.path, "--masked", "--length", 24, "--sample", 3).stdout.splitlines()
-    batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
-    selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
-    assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
     show = ["show", dataset.path, "--masked"]
     words, words_too = (succeeds(main, *show, name, "whole_word").stdout for name in ("--masking", "--policy"))
     assert words == words_too != succeeds(main, *show).stdout
+    for option, is_said in ((), True), (("--masked",), False):
+        done = succeeds(main, "show", dataset.path, "--masking", "span", *option)
+        assert ("--masking has no effect" in done.stderr) == is_said
 
 
 def test_show_reads_no_tokenizer_but_that_of_the_dataset(dataset, tmp_path):
@@ -412,8 +412,3 @@ def test_the_examples_of_a_help_are_command_lines(program, name):
         words = shlex.split(example, comments=True)
         assert words[:2] == [program, name]
         command.make_context(name, words[2:])
-
-
-def test_a_policy_without_masks_is_said_to_have_no_effect(dataset):
-    assert "--masking has no effect" in succeeds(main, "show", dataset.path, "--masking", "span").stderr
-    assert "no effect" not in succeeds(main, "show", dataset.path, "--masking", "span", "--masked").stderr

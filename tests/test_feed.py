@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
-WORKERS = [0, 2, pytest.param(5, marks=pytest.mark.slow)]
 
 
 def loader_of(dataset, **options):
@@ -56,19 +55,23 @@ def test_tensors_are_what_models_take(dataset, samples):
     assert model(**arguments).loss.isfinite()
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_batches_are_the_same_for_any_workers(dataset, workers):
-    stream = BatchDataset(loader_of(dataset, samples="documents"))
-    batches = list(DataLoader(stream, batch_size=None, num_workers=workers))
-    assert_same(batches, expected_batches(dataset, samples="documents"))
-
-
-@pytest.mark.slow
-def test_batches_and_samples_are_the_same_where_workers_do_not_share_memory(dataset):
-    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
-    expected = expected_batches(dataset)
-    assert_same(list(DataLoader(BatchDataset(loader_of(dataset)), batch_size=None, **options)), expected)
-    assert_same(list(DataLoader(SampleDataset(loader_of(dataset)), batch_size=7, **options)), samples_of(dataset, 0))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "persistent_workers": True},  # they hear of the next epoch
+        pytest.param({"num_workers": 5}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_batches_and_samples_are_the_same_for_any_workers(dataset, options):
+    stream, samples = BatchDataset(loader_of(dataset, samples="documents")), SampleDataset(loader_of(dataset))
+    assert_same(list(DataLoader(stream, batch_size=None, **options)), expected_batches(dataset, samples="documents"))
+    batches = DataLoader(samples, batch_size=7, **options)
+    for epoch in (0, 3):
+        samples.set_epoch(epoch)
+        assert_same(list(batches), samples_of(dataset, epoch))
 
 
 def samples_of(dataset, epoch):
@@ -126,17 +129,6 @@ def test_a_count_of_one_worker_is_not_taken_for_that_of_others(dataset):
         resumed(dataset, of_two | {"global_batch_size": 8})
 
 
-def test_a_stream_goes_on_with_another_batch_size(dataset):
-    stream = BatchDataset(loader_of(dataset))  # 7 rows
-    taken = iter(stream)
-    for _ in range(5):
-        next(taken)
-    restored = BatchDataset(loader_of(dataset, global_batch_size=3))
-    restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-    expected = tensors(loader_of(dataset).read(np.arange(35, 38)))
-    assert torch.equal(next(iter(restored))["input_ids"], expected["input_ids"])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdata_keeps_the_state(dataset, workers):
     stateful, other = (
@@ -151,16 +143,6 @@ def test_torchdata_keeps_the_state(dataset, workers):
     third = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
     third.load_state_dict(other.state_dict())  # before each worker has made a batch of its own
     assert_same(list(third), expected_batches(dataset)[5:])
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_samples_are_the_same_for_any_workers(dataset, workers):
-    """Also where workers outlive an epoch: they hear of the next one."""
-    samples = SampleDataset(loader_of(dataset))
-    batches = DataLoader(samples, batch_size=7, num_workers=workers, persistent_workers=workers == 2)
-    for epoch in (0, 3):
-        samples.set_epoch(epoch)
-        assert_same(list(batches), samples_of(dataset, epoch))
 
 
 def test_samples_by_number(dataset):
@@ -190,21 +172,14 @@ def test_pickled_datasets_are_small(dataset, tmp_path, monkeypatch):
 
 
 def _config(dataset):
-    return BertConfig(
-        vocab_size=dataset.special_tokens.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes |= {"vocab_size": dataset.special_tokens.vocab_size, "max_position_embeddings": 64}
+    return BertConfig(**sizes, **no_dropout)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("samples", 2), ("batches", 0)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_transformers_trainer(dataset, tmp_path, kind, workers):
+def test_transformers_trainer(dataset, tmp_path, monkeypatch):
     """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
     torch.manual_seed(0)
     model, seen = BertForMaskedLM(_config(dataset)), []
@@ -214,7 +189,7 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
         output_dir=str(tmp_path),
         max_steps=6,
         per_device_train_batch_size=7,
-        dataloader_num_workers=workers,
+        dataloader_num_workers=2,
         report_to=[],
         use_cpu=True,
         save_steps=3,
@@ -223,10 +198,10 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    if kind == "samples":
-        trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
-    else:
-        trainer = _Streaming(model=model, args=arguments, train_dataset=BatchDataset(loader))
+    samples = SampleDataset(loader)
+    in_order = torch.utils.data.SequentialSampler(samples)  # the order is already random
+    monkeypatch.setattr(Trainer, "_get_train_sampler", lambda *_: in_order)
+    trainer = Trainer(model=model, args=arguments, train_dataset=samples)
     trainer.train()
     expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
     assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
@@ -235,17 +210,6 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
     seen.clear()
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected[3:], strict=True))
-
-
-class _InOrder(Trainer):
-    def _get_train_sampler(self, *args):
-        return torch.utils.data.SequentialSampler(self.train_dataset)  # the order is already random
-
-
-class _Streaming(Trainer):
-    def get_train_dataloader(self):
-        workers = self.args.dataloader_num_workers
-        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers)
 
 
 def test_accelerate_shards_samples(dataset):

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, built, make_text, write_dataset
-from helpers import invoke, members, refuses, with_member, without_origins
+from conftest import SPECIALS, built, write_dataset
+from helpers import build, invoke, members, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
@@ -236,20 +236,13 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory, vocab):
-    """A dataset of two splits to damage copies of."""
-    folder = tmp_path_factory.mktemp("original")
-    dataset = built(folder, make_text(12, seed=3), tokenizer=vocab, validation=0.3, sentences="line")
-    assert dataset.splits.keys() == {"train", "validation"}
-    return dataset.path
-
-
 @pytest.fixture
-def copy(original, tmp_path):
-    assert verify(original) == []
-    assert use(original)
-    return shutil.copytree(original, tmp_path / "copy")
+def copy(other, tmp_path):
+    """A dataset of two splits to damage."""
+    assert other.splits.keys() == {"train", "validation"}
+    assert verify(other.path) == []
+    assert use(other.path)
+    return shutil.copytree(other.path, tmp_path / "copy")
 
 
 def reports(out):
@@ -521,9 +514,6 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
 
 
 SHARD = ("splits", "train", 0)
-
-
-SHARD = ("splits", "train", 0)
 WRONG = [  # a member of a manifest of two shards, and values that contradict the rest
     ((*SHARD, "num_sentences"), [None]),
     ((*SHARD, "num_documents"), [0, 3]),
@@ -545,11 +535,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, path, value):
     manifest = unsealed(out / "manifest.json")
     if path[-1] == "train":
         value = [manifest["splits"]["train"][number] for number in value]
-    for made in (
-        seal_manifest,
-        lambda out, record: seal(out / "manifest.json", record),
-    ):  # its dataset_id is right, or not
-        made(out, with_member(manifest, path, value))
+    changed = with_member(manifest, path, value)
+    for dataset_id in (identity(changed), changed["dataset_id"]):
+        seal(out / "manifest.json", changed | {"dataset_id": dataset_id})
         for read in (bertdata.open, verify):
             with refuses("other-version" if value == 3 and path == ("format_version",) else "damaged"):
                 read(out)
@@ -609,5 +597,5 @@ def test_an_unknown_token_that_also_ends_documents_is_no_fault(tmp_path):
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("the zebra\n\nthe the\n")
-    bertdata.build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
+    build(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "t.json"), validation=0)
     assert verify(tmp_path / "out") == []

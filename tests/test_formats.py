@@ -14,10 +14,10 @@ from helpers import refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_csv, blocks_of, read, write
+from sources import FEW, as_arrow, as_arrow_file, as_csv, as_parquet, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
-from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import find_inputs
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 
@@ -92,18 +92,13 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
         assert len(read([write(folder / "long.txt", rows[1])])) == 1
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_text_of_a_table_that_is_too_long_is_named(folder, kind):
-    table = pa.table({"text": ["stone", "x" * 1000, "y" * 1001]})
-    if kind == "parquet":
-        pq.write_table(table, folder / "a.parquet")
-    else:
-        with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
-            writer.write_table(table)
+@pytest.mark.parametrize(("name", "make"), [("a.parquet", as_parquet), ("a.arrow", as_arrow_file)])
+def test_a_text_of_a_table_that_is_too_long_is_named(folder, name, make):
+    path = write(folder / name, make(["stone", "x" * 1000, "y" * 1001]))
     with patch.object(formats, "LONGEST_DOCUMENT", 1000), patch.object(formats, "BLOCK_BYTES", 100):
-        assert len(read([folder / f"a.{kind}"], max_documents=2)) == 2
-        with refuses("too-large", "inputs", given=str(folder / f"a.{kind}"), says=f"{folder / 'a'}.{kind}, row 3: "):
-            read([folder / f"a.{kind}"])
+        assert len(read([path], max_documents=2)) == 2
+        with refuses("too-large", "inputs", given=str(path), says=f"{path}, row 3: "):
+            read([path])
 
 
 # -------------------------------------------------------------------------------------------------------------- FASTA
@@ -121,15 +116,13 @@ FASTA = st.lists(st.sampled_from(LINES_OF_FASTA), max_size=12).map(b"\n".join)
 @example([b"\n>\n;x\n\xc3\n;y\n\xa9\xff\n>", b">c\n"], 1, 4, 0xFFFF)
 @example([b">a\n ;AC\nACGT"], 1, 2, 0x5555)
 def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
-    """In units of their bytes, of which some are not wanted, and compressed; and where the first invalid byte is."""
+    """In units of their bytes, of which some are not wanted, and compressed; and which input has an invalid byte."""
     contents = [b"\n \r\n;what\n>first\n" + content for content in contents]
     expected, base = [], 0
     for number, content in enumerate(contents):
         for start, places in reference.fasta(content):
             raw = bytes(content[place] for place in places)
-            bad = reference.first_invalid(raw, 0)
-            at = None if bad is None else (number, places[bad])
-            expected.append(((base + start) // shard_size, *reference.decode(raw), at))
+            expected.append(((base + start) // shard_size, *reference.decode(raw), number))
         base += len(content)
     paths = [write(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
     packed = [write(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
@@ -138,8 +131,8 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
         assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
         assert [each[1:] for each in read(packed)] == [each[1:3] for each in expected]
-        places = [some.first_replaced for _, some in blocks_of(paths) if some.first_replaced]
-    assert places[:1] == [at for *_, at in expected if at][:1]
+        bad = [some.first_replaced[0] for _, some in blocks_of(paths) if some.first_replaced]
+    assert bad[:1] == [number for *_, num_replaced, number in expected if num_replaced][:1]
 
 
 @FEW

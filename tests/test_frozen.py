@@ -7,19 +7,7 @@ import pytest
 from training import train  # noqa: F401  (one thread)
 
 BUILDS = "wordpiece", "bpe", "chinese"
-RUNS = [
-    "bert",
-    "nsp",
-    "packed",
-    "lengths",
-    "mix",
-    "muon-bert",
-    "grow",
-    "elastic",
-    "lora",
-    "relations",
-    "logits",
-]
+RUNS = "bert", "nsp", "packed", "lengths", "mix", "muon-bert", "grow", "elastic", "lora", "relations", "logits"
 
 
 @pytest.fixture(scope="module")

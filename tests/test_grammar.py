@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from helpers import build
 from training import learner, train
 
 import bertdata
@@ -107,7 +108,7 @@ def near_the_floor(tmp_path, *, steps, documents, lr):
     (tmp_path / "vocab.txt").write_text("\n".join(GRAMMAR.vocabulary) + "\n")
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     shards = tmp_path / "shards"
-    bertdata.build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
+    build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
     train(
         shards,
         tmp_path / "run",

@@ -5,12 +5,9 @@ import codecs
 import fcntl
 import gzip
 import io
-import itertools
 import json
-import lzma
 import os
 import random
-import shutil
 import sys
 import threading
 import zlib
@@ -22,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers import refuses, succeeds, write_all
+from helpers import build, refuses, succeeds, write_all
 from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -53,29 +50,13 @@ from sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import blocks, documents, formats
-from bertdata.sources.find import find_inputs
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import Input
+from bertdata.sources import formats, plan
+from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
-from bertdata.write import build, finish
+from bertdata.write import finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
-
-
-def without_manifest(files):
-    return {name: content for name, content in files.items() if name != "manifest.json"}
-
-
-def records_of(out):
-    """The files that record finished units, and which these are on the disk."""
-    return {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
-
-
-def require_finish(out, straight):
-    finish(out)
-    assert published(out) == straight
 
 
 @contextmanager
@@ -92,17 +73,6 @@ def straight(tmp_path_factory, corpus, vocab):
     return published(out)
 
 
-# -------------------------------------------------------------------------------------------------- what is read
-
-
-def test_padding_and_frames_that_are_to_be_skipped_are(folder):
-    frame = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
-    for pack, gap, ending in ((zstd, frame, ".zst"), (lzma.compress, bytes(8), ".xz")):
-        for content in (pack(b"a\n\nb") + gap, pack(b"a\n") + gap + pack(b"\nb")):
-            assert texts_of(write(folder / f"skip{ending}", content)) == [b"a", b"b"]
-    assert texts_of(write(folder / "skip.zst", frame + zstd(b"a\n\nb"))) == [b"a", b"b"]
-
-
 def texts_of(*paths, **form):
     return [text for _, text, _ in read(paths, **form)]
 
@@ -110,19 +80,11 @@ def texts_of(*paths, **form):
 # ------------------------------------------------------------------------------------------------- standard input
 
 
-class OneByOne(io.RawIOBase):
+class OneByOne(io.BytesIO):
     """Bytes that come one by one, as through a pipe of a slow program."""
 
-    def __init__(self, content):
-        self.rest = content
-
-    def readable(self):
-        return True
-
     def readinto(self, buffer):
-        piece, self.rest = self.rest[:1], self.rest[1:]
-        buffer[: len(piece)] = piece
-        return len(piece)
+        return super().readinto(memoryview(buffer)[:1])
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -183,37 +145,32 @@ def test_names_stand_for_files_in_order(tree, inputs, files):
     assert names(*(tree / each for each in inputs if each != "-")) == [str(tree / f) for f in files if f != "-"]
 
 
-def test_links_that_are_not_followed_are_named(tree):
+def test_links_to_files_are_files_and_those_that_are_not_followed_are_named(tree):
     (tree / "e" / "far").symlink_to(tree / "d")
     (tree / "e" / "gone.txt").symlink_to("nowhere")
     (tree / "e" / "one.txt").symlink_to(tree / "z.txt")
+    (tree / "e" / "rows.jsonl").symlink_to(write(tree / "real", as_jsonl(ROWS[:3])))
     (tree / "e" / ".git").symlink_to(tree / "d")
     inputs = find_inputs(["e"])
-    assert [str(file) for file in inputs.files] == ["e/c.txt", "e/one.txt"]
+    assert [str(file) for file in inputs.files] == ["e/c.txt", "e/one.txt", "e/rows.jsonl"]
+    assert texts_of("e/rows.jsonl") == [row.encode() for row in ROWS[:3]]  # the name of the link tells the kind
     assert list(inputs.left_out.values()) == [["e/far", "e/gone.txt"]]
-    for name in ("c.txt", "one.txt"):
+    for name in ("c.txt", "one.txt", "rows.jsonl"):
         (tree / "e" / name).unlink()
     with refuses("empty", "inputs", says="(e/far, e/gone.txt)"):
         find_inputs(["e"])
+
+
+EN = "news.2007.en"
 
 
 @pytest.fixture
 def mixed(tmp_path, monkeypatch):
     """A directory as people have them: text of several kinds, and files that are not."""
     monkeypatch.chdir(tmp_path)
-    contents = {
-        "d/a.txt": b"the stone\n",
-        "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])),
-        "d/AA/wiki_00": b"light\n",
-        "d/c.TXT.BZ2": bz2.compress(b"wind\n"),
-        "d/README.md": b"# notes\n",
-        "d/table.xml": b"<a/>\n",
-        "d/AA/notes.md": b"more\n",
-        "d/.git/config": b"x",
-        "d/_SUCCESS": b"",
-        "d/news.2007.en": b"salt\n",
-    }
-    return write_all(tmp_path, contents)
+    names = "a.txt AA/wiki_00 README.md table.xml AA/notes.md .git/config _SUCCESS news.2007.en"
+    packed = {"d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/c.TXT.BZ2": bz2.compress(b"wind\n")}
+    return write_all(tmp_path, packed | {f"d/{name}": b"stone\n" for name in names.split()})
 
 
 def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):
@@ -237,14 +194,8 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
         ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
         ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
         ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
-        (
-            {"include": ["*"], "exclude": ["*.xml"]},
-            ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"],
-        ),
-        (
-            {"any_ending": True, "exclude": ["*.xml", "*.md"]},
-            ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"],
-        ),
+        ({"include": ["*"], "exclude": ["*.xml", "*.gz", "?.*"]}, ["AA/notes.md", "AA/wiki_00", "README.md", EN]),
+        ({"any_ending": True, "exclude": ["*.xml", "*.md", "?.*"]}, ["AA/wiki_00", EN]),
     ],
 )
 def test_patterns_select_files_of_a_directory(mixed, options, files):
@@ -255,18 +206,10 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
     assert names("d/table.xml", "d", **options) == ["d/table.xml", *(f"d/{name}" for name in files)]
 
 
-def test_patterns_select_files_of_a_pattern(mixed):
-    assert names("d/*") == [
-        f"d/{name}"
-        for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en", "table.xml")
-    ]
-    assert names("d/**/*", include=["*.md"], exclude=["AA/*"]) == ["d/README.md"]
-
-
 def test_the_commands_select_files(mixed, vocab):
     selection = ["--include", "*.md", "--exclude", "AA/*"]
     result = succeeds(main, "train-tokenizer", "d", *selection, "--out", "t", "--vocab-size", 40)
-    assert "1 file: 1 text; 8 bytes" in result.stderr
+    assert "1 file: 1 text; 6 bytes" in result.stderr
     assert "9 files: 7 " in result.stderr
     options = ["--tokenizer", vocab, "--validation", 0]
     succeeds(main, "build", "d", *selection, "--out", "one", *options)
@@ -290,13 +233,6 @@ def test_a_file_called_dash_is_not_standard_input(tree):
             assert texts_of(*names(name)) == [b"the stone"]
 
 
-def test_links_to_files_are_files_and_the_kinds_are_told_by_the_link(tree):
-    (tree / "real").write_bytes(as_jsonl(ROWS[:3]))
-    (tree / "e" / "link.jsonl").symlink_to(tree / "real")
-    assert texts_of("e/link.jsonl") == [row.encode() for row in ROWS[:3]]
-    assert names("e") == ["e/c.txt", "e/link.jsonl"]
-
-
 # ------------------------------------------------------------------------------------------------------- encodings
 
 WESTERN = ["Häuser im Grünen", "naïve café – “quoted” €5", "plain"]
@@ -314,15 +250,10 @@ def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding
     utf8 = build(write(tmp_path / f"a{ENDING[kind]}", text.encode()), tmp_path / "utf8", **options).dataset
     path = write(tmp_path / f"b{ENDING[kind]}{ending}", PACK[ending](text.encode(encoding)))
     other = build(path, tmp_path / "other", encoding=encoding, **options).dataset
-    assert without_manifest(published(other.path)) == without_manifest(published(utf8.path))
+    assert published(other.path) | {"manifest.json": b""} == published(utf8.path) | {"manifest.json": b""}
     assert other.manifest.counts == utf8.manifest.counts
     assert other.manifest.settings == utf8.manifest.settings | {"encoding": codecs.lookup(encoding).name}
     assert verify(other.path) == []
-
-
-def test_an_encoding_is_one_by_any_name_and_utf8_the_default():
-    assert TextFormat(encoding="utf-8") == TextFormat(encoding="UTF8") == TextFormat(encoding="u8") == TextFormat()
-    assert TextFormat(encoding="latin-1") == TextFormat(encoding="iso-8859-1") != TextFormat()
 
 
 # ------------------------------------------------------------------------------------------- damaged compressed files
@@ -341,12 +272,8 @@ def require_cut_short(path, content):
         read([sound, write(path, content)])
 
 
-def flipped(content, index):
-    return content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_truncated_or_corrupted_file_is_named(folder, ending):
+@pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
+def test_a_truncated_or_corrupted_file_is_named(folder, ending, kind):
     """Alone, and as a later member: in its magic bytes, in its middle, at its end, or replaced by something else."""
     path, has_no_check = folder / f"cut{ending}", ending == ".zst"
     for before, size in ((b"", 1), (b"", 150), (PACK[ending](lines_of(5)), 5)):
@@ -355,27 +282,21 @@ def test_a_truncated_or_corrupted_file_is_named(folder, ending):
         for cut in cuts | ({0} if not before else set()):
             require_cut_short(path, before + content[:cut])
         for index in [0] if has_no_check else [0, len(content) // 2, *[2, len(content) - 5] * (not before)]:
-            require_cut_short(path, before + flipped(content, index))
+            flipped = content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
+            require_cut_short(path, before + flipped)
         require_cut_short(path, before + b"plain text\n" * 9)
-
-
-@pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
-def test_truncated_rows_are_named(folder, ending, kind):
     content = PACK[ending](MAKE[kind]([f"{number * 7919} stone" for number in range(2000)]))
     for cut in (5, len(content) // 2, len(content) * 9 // 10):
-        path = write(folder / f"cut{ENDING[kind]}{ending}", content[:cut])
-        with refuses("cut-short", given=str(path)):
-            read([path])
+        require_cut_short(folder / f"cut{ENDING[kind]}{ending}", content[:cut])
 
 
 @given(
     members=st.lists(st.binary(max_size=300) | st.just(b"stone " * 40_000), min_size=1, max_size=4),
-    zeros=st.lists(st.integers(0, 40), min_size=4, max_size=4),
     tail=st.sampled_from([b"", b"x", b"\x1f\x8b"]),
     cut=st.integers(0, 400),
 )
-def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, zeros, tail, cut):
-    packed = b"".join(gzip.compress(member) + bytes(pad) for member, pad in zip(members, zeros, strict=False)) + tail
+def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, tail, cut):
+    packed = b"".join(map(gzip.compress, members)) + tail
     packed = packed[: max(1, len(packed) - cut)]
     source = Input("text.txt.gz", len(packed), 1, SimpleNamespace(open=lambda: io.BytesIO(packed)))
     try:
@@ -390,20 +311,18 @@ def test_a_gzip_file_of_members_is_read_as_python_reads_it(members, zeros, tail,
 
 # ------------------------------------------------------------------------------------------------------- bad rows
 
-BAD = [b'{"text": "a"', b'{"body": "a"}', b'{"text": 7}', b'{"text": null}', b"plain words", b'["text"]']
 
-
-def bad_jsonl(bad):
+def bad_jsonl():
     """ROWS with bad lines at line 4 and every fifth one after, and how many these are."""
-    lines, left = [], itertools.cycle(bad)
-    for number, line in enumerate(as_jsonl(ROWS).splitlines()):
-        lines += [next(left), line] if number % 4 == 3 else [line]
-    return b"\n".join(lines) + b"\n", len(lines) - len(ROWS)
+    lines = as_jsonl(ROWS).splitlines(keepends=True)
+    bad = lines[3::4]
+    lines[3::4] = [b"{\n" + line for line in bad]
+    return b"".join(lines), len(bad)
 
 
 def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vocab):
     """In small units, of which some are complete units of bad rows."""
-    content, count = bad_jsonl(BAD)
+    content, count = bad_jsonl()
     desert = b'{"body": "nothing at all"}\n' * 250
     rows = [*ROWS[:9], *[None] * 300, *ROWS[9:]]
     contents = {
@@ -446,7 +365,7 @@ def first_replaced(paths, wanted=every_unit, **form):
 
 def test_a_block_has_few_of_many_small_files(folder):
     paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
-    with patch.object(blocks, "MOST_PIECES", 8):
+    with patch.object(plan, "MOST_INPUTS", 8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
 
@@ -478,9 +397,9 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
             assert first_replaced(paths, wanted, **form) == {u: first for u, first in every.items() if wanted(u)}
 
 
-def bytes_asked_for(paths, wanted, **form):
+def bytes_asked_for(path, wanted, **form):
     with counting_reads() as sizes:
-        texts = read(paths, wanted, **form)
+        texts = read([path], wanted, **form)
     return sum(sizes), texts
 
 
@@ -498,25 +417,22 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     content = line * (8_000_000 // len(line))
     path, form = write(folder / name, content), form | {"shard_size": 1_000_000}
     with patch.object(formats, "BLOCK_BYTES", 2_000_000):
-        total, every = bytes_asked_for([path], every_unit, **form)
+        total, every = bytes_asked_for(path, every_unit, **form)
         assert 8_000_000 - 2000 < total <= 8_000_000
         for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
-            asked, texts = bytes_asked_for([path], lambda each, unit=unit: each == unit, **form)
+            asked, texts = bytes_asked_for(path, lambda each, unit=unit: each == unit, **form)
             assert asked < most
             assert texts == [each for each in every if each[0] == unit]
-        assert bytes_asked_for([path], lambda unit: False, **form) == (0, [])
+        assert bytes_asked_for(path, lambda unit: False, **form) == (0, [])
 
 
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
     path = write(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
     with patch.object(formats, "BLOCK_BYTES", 1000):
-        asked, texts = bytes_asked_for([path], lambda unit: unit % 2 == 1, shard_size=10_000)
+        asked, texts = bytes_asked_for(path, lambda unit: unit % 2 == 1, shard_size=10_000)
     assert texts == []
     assert asked < 4 * path.stat().st_size
-
-
-# ----------------------------------------------------------------------------------------------- stopped and resumed
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
@@ -538,13 +454,6 @@ def test_parts_give_the_bytes_of_an_undivided_build(tmp_path, corpus, vocab, str
     assert verify(out) == []
 
 
-@pytest.fixture
-def halves(once, corpus, vocab, tmp_path):
-    """A build of the corpus whose two parts are made and that is not finished."""
-    made = once("halves", lambda folder: build_parts(corpus, folder / "out", 2, tokenizer=vocab, **SMALL))
-    return Path(shutil.copytree(made / "out", tmp_path / "out"))
-
-
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     options, said = SMALL | {"vocab_size": 120}, []
     build(corpus, tmp_path / "straight", **options)
@@ -554,23 +463,19 @@ def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_enough(tmp_path, corpus, vocab, straight):
+def test_missing_parts_and_units_are_told_and_complete_parts_are_enough(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
     build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
     with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
         finish(out)
     build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
-    require_finish(out, straight)
-
-
-def test_a_finished_part_without_units_outlives_a_refused_build(tmp_path, corpus, vocab):
-    build_parts(corpus, tmp_path / "out", 2, [1], tokenizer=vocab)  # the text is one unit, which part 1 makes
-    assert units_in(tmp_path / "out") == set()
-    with refuses("other-settings", "out"):
-        build(corpus, tmp_path / "out", tokenizer=vocab, validation=0.25)
-    build_parts(corpus, tmp_path / "out", 2, [0], tokenizer=vocab)
-    assert finish(tmp_path / "out").dataset.dataset_id
+    (out / ".build" / "unit-00003.json").unlink()
+    with refuses("parts-missing", "out", given=["unit-00003.json"]):
+        finish(out)
+    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
+    finish(out)
+    assert published(out) == straight
 
 
 def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
@@ -582,7 +487,7 @@ def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab
     build_parts(path, tmp_path / "out", 2, [1 - bad], **options)
     with refuses("bad-row", "inputs", says=f"{path}, line 21: "):
         build(path, tmp_path / "out", part=(bad, 2), **options)
-    with refuses("parts-missing", "out", given=[f"{bad + 1}/2"]):
+    with refuses("parts-missing", "out", given={2: [f"{bad + 1}/2"]}):
         finish(tmp_path / "out")
     assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
@@ -606,28 +511,12 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, overwrite=True, **options))
     build_parts(corpus, out, 3, (1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
-    require_finish(out, straight)
-
-
-def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
-    kept, asked = records_of(halves), []
-    with patch.object(documents.TextFile, "_read", side_effect=asked.append):
-        build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
-    assert asked == []
-    assert records_of(halves) == kept
-    require_finish(halves, straight)
-
-
-def test_a_lost_unit_is_told(halves, corpus, vocab, straight):
-    (halves / ".build" / "unit-00003.json").unlink()
-    with refuses("parts-missing", "out", given=[3]):
-        finish(halves)
-    build_parts(corpus, halves, 2, tokenizer=vocab, **SMALL)
-    require_finish(halves, straight)
+    finish(out)
+    assert published(out) == straight
 
 
 def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(tmp_path, vocab):
-    content, count = bad_jsonl([b"{"])
+    content, count = bad_jsonl()
     path = write(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
     build_parts(path, tmp_path / "out", 2, (1, 0), tokenizer=vocab, shard_size=2000, on_error="skip")
     path.unlink()
@@ -657,17 +546,6 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
     path = write(folder / "null.arrow", as_arrow_file(column))
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
-
-
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
-    rows = [b'{"text": "\xff"}\n', b'{"text": 7}\n']
-    with patch.object(formats, "BLOCK_BYTES", size):
-        for order, kind, first in ((rows, "not-text", "byte 10 "), (rows[::-1], "bad-row", "line 1: ")):
-            path = write(folder / "two.jsonl", b"".join(order))
-            with refuses(kind, "inputs") as caught:
-                read([path], strict=True)
-            assert str(caught.value).startswith(f"{path}, {first}")
 
 
 def test_a_pipe_that_is_removed_while_it_is_read_is_no_error(tmp_path, vocab):

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import threading
+from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import writers
 from conftest import ROOT, make_text
-from helpers import refuses, stored
+from helpers import build, import_ids, refuses, stored
 from sources import stop_after_units, units_in, write
 
 import bertdata
 from bertdata.format.verify import verify
-from bertdata.sources import idfile
-from bertdata.write import build, import_ids
+from bertdata.sources import ids as ids_module
 from bertdata.write.encoding import TextEncoder
 
 TEXTS = [
@@ -44,16 +45,14 @@ def as_given(texts):
     return (text.encode() if number % 2 else text for number, text in enumerate(texts))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sentences": "line"},
-        {"words": "conftest:in_pairs"},
-        {"map": ["bertdata.prepare:length(20, 200)"], "workers": 3},
-        {"max_documents": 60},
-    ],
-)
+OPTIONS = [
+    {"words": "conftest:in_pairs", "sentences": "line"},
+    {"map": ["bertdata.prepare:length(20, 200)"], "workers": 3},
+    {"max_documents": 60},
+]
+
+
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
 def test_texts_give_the_dataset_of_a_file_of_json_lines(tmp_path, vocab, options):
     path = write(tmp_path / "texts.jsonl", lines_of(TEXTS))
     expected = build(path, tmp_path / "file", tokenizer=vocab, **SMALL, **options).dataset
@@ -76,13 +75,10 @@ def test_invalid_text_is_counted_as_in_a_file(tmp_path, vocab):
 
 @pytest.mark.parametrize("block", [7, 1 << 19])
 def test_ids_give_the_dataset_of_rows(tmp_path, vocab, monkeypatch, block):
-    monkeypatch.setattr(idfile, "BLOCK_IDS", block)
+    monkeypatch.setattr(ids_module, "BLOCK_IDS", block)
     pq.write_table(pa.table({"input_ids": DOCUMENTS}), tmp_path / "rows.parquet")
-    dtypes = [list, tuple, np.uint16, np.int64, np.uint64]
-    items = [
-        dtypes[number % 5](ids) if number % 5 < 2 else np.array(ids, dtypes[number % 5])
-        for number, ids in enumerate(DOCUMENTS)
-    ]
+    types = [list, tuple, *(partial(np.array, dtype=dtype) for dtype in (np.uint16, np.int64, np.uint64))]
+    items = [make(ids) for make, ids in zip(cycle(types), DOCUMENTS, strict=False)]
     for number, options in enumerate(({"validation": 0, "shard_size": 40}, SMALL | {"shard_size": 40})):
         expected = import_ids(tmp_path / "rows.parquet", tmp_path / f"file-{number}", tokenizer=vocab, **options)
         for given in (iter(items), items):
@@ -106,7 +102,7 @@ def test_a_build_that_was_stopped_reads_again_and_skips_finished_units(tmp_path,
 
 @pytest.mark.parametrize("function", [build, import_ids])
 def test_other_items_do_not_continue_a_build_that_was_stopped(tmp_path, vocab, monkeypatch, function):
-    monkeypatch.setattr(idfile, "BLOCK_IDS", 7)
+    monkeypatch.setattr(ids_module, "BLOCK_IDS", 7)
     items, size = (TEXTS, 4000) if function is build else (DOCUMENTS, 40)
     call = lambda given, **more: function(given, tmp_path / "out", tokenizer=vocab, shard_size=size, **more)  # noqa: E731
     one = iter(items)
@@ -138,17 +134,10 @@ def test_ctrl_c_does_not_wait_for_the_next_item(tmp_path, vocab, function):
     never.set()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("mine"),
-        OSError(5, "mine"),
-        InterruptedError(4, "mine"),
-        ConnectionResetError(104, "mine"),
-        EOFError("mine"),
-        KeyboardInterrupt("mine"),
-    ],
-)
+ERRORS = [ValueError("mine"), OSError(5, "mine"), InterruptedError(4, "mine"), EOFError("mine")]
+
+
+@pytest.mark.parametrize("error", [*ERRORS, KeyboardInterrupt("mine")])
 @pytest.mark.parametrize("function", [build, import_ids])
 @pytest.mark.parametrize("after", [0, 120])
 def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, error, function, after):
@@ -167,15 +156,10 @@ def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, 
 
 
 def test_lists_and_tuples_of_paths_are_names(tmp_path, vocab):
-    class Named(os.PathLike):
-        def __fspath__(self):
-            return str(path)
-
-        __str__ = __fspath__
-
     path = write(tmp_path / "a.txt", make_text(20))
+    named = type("Named", (os.PathLike,), {"__fspath__": lambda self: str(path), "__str__": lambda self: str(path)})()
     expected = build(path, tmp_path / "one", tokenizer=vocab).dataset.dataset_id
-    for number, given in enumerate(((path,), [str(path)], Named(), [Named()])):
+    for number, given in enumerate(((path,), [str(path)], named, [named])):
         assert build(given, tmp_path / f"out-{number}", tokenizer=vocab).dataset.dataset_id == expected
 
 

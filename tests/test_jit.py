@@ -22,7 +22,7 @@ KERNELS = """
 import numpy as np
 from bertdata.jit import jit
 
-@jit()
+@jit(arrays=True)
 def total(numbers):
     copy = np.zeros(numbers.size, np.int64)
     for k in range(numbers.size):
@@ -33,12 +33,6 @@ def total(numbers):
 def twice(numbers):
     return 2 * total(numbers)
 """
-
-
-def run(folder, *calls):
-    """Runs calls of the kernels in a process of their own. Returns their results, and whether numba loaded its own."""
-    program = "".join(f"print({call}(np.arange(5)))\n" for call in calls)
-    return program_of(folder, program + "print('numba.np.linalg' in sys.modules)").split()
 
 
 def program_of(folder, text):
@@ -52,8 +46,9 @@ def program_of(folder, text):
 
 @pytest.mark.slow
 def test_a_kernel_from_the_cache_loads_nothing_that_compiles(tmp_path):
-    assert run(tmp_path, "total") == ["4", "True"]
-    assert run(tmp_path, "total") == ["4", "False"]
+    for is_compiled in (True, False):
+        said = program_of(tmp_path, "print(total(np.arange(5)), 'numba.np.linalg' in sys.modules)")
+        assert said == f"4 {is_compiled}\n"
 
 
 def test_compiling_is_announced_once_and_loading_is_not(tmp_path, monkeypatch):
@@ -100,7 +95,7 @@ def test_every_global_can_be_pickled(name):
 
 
 ENCODE = """
-import sys
+import sys, zlib, numpy as np
 from pathlib import Path
 from bertdata.tokenize.kernels.bits import write_places
 from bertdata.tokenize.load import load
@@ -118,9 +113,23 @@ def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(t
     (tmp_path / "text").write_text(text)
     for name, train in TRAINERS.items():
         (tmp_path / f"{name}.json").write_bytes(train([text], 600).files[TOKENIZER])
-    program = "import zlib, numpy as np\n" + ENCODE
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    words = ["-c", program, tmp_path, tmp_path / "text"]
+    words = ["-c", ENCODE, tmp_path, tmp_path / "text"]
     found = [python(*words, environment=environment).split() for environment in ({}, generic)]
     assert found[0][::2] == found[1][::2]
     assert set(found[1][1::2]) == {"_places_one_by_one"}
+
+
+PLAIN = """
+import sys, zlib, numpy as np, bertdata
+from bertdata import jit
+batch = bertdata.Loader(bertdata.open(sys.argv[1]), length=32, samples="packed").read(np.arange(50))
+print(jit.IS_PLAIN, [zlib.crc32(array.tobytes()) for array in (batch.input_ids, batch.labels, batch.position_ids)])
+"""
+
+
+def test_batches_are_the_same_without_the_private_parts_of_numba(dataset, tmp_path):
+    plain = {"BERTDATA_PLAIN_NUMBA": "1", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = [python("-c", PLAIN, dataset.path, environment=environment) for environment in ({}, plain)]
+    assert [each.split()[0] for each in found] == ["False", "True"]
+    assert found[0].split()[1:] == found[1].split()[1:]

@@ -13,39 +13,27 @@ from numba import njit
 from reference import bytes64, keys
 from reference import documents as reference
 
-from bertdata import Loader
 from bertdata.bits import are_equal128, keep_masked, load64, store64
 from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
-from bertdata.read.kernels import masks, pairs, pieces, rows, windows
-from bertdata.read.kernels import order as order_kernels
+from bertdata.read.kernels import rows, windows
 from bertdata.read.masking import Masker
-from bertdata.sources.kernels import PADDING, _copy_line, _special64
+from bertdata.sources.kernels import PADDING, _copy_line
 from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
-    ascii_stops64,
     decoded,
     in_ranges64,
     leads64,
     least32,
-    outside64,
+    not_lower64,
     write_places,
 )
 from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
-from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
-from bertdata.write import build
 from bertdata.write import kernels as build_kernels
 from bertdata.write.kernels import _equal64, _spaces64
 
 SEEDS = st.integers(0, 2**64 - 1)
-
-
-def permutation(num_samples, seed, epoch=0):
-    positions = epoch * num_samples + np.arange(num_samples)
-    epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
-    assert (epochs == epoch).all()
-    return ids.tolist()
 
 
 @given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
@@ -55,20 +43,19 @@ def test_permute_equals_its_reference(seed, num_samples, positions):
     assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [*range(1, 601), *range(601, 4097, 37)],
-        [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)],
-        pytest.param([2**22 - 1, 2**22, 2**22 + 1], marks=pytest.mark.slow),
-    ],
-    ids=["small", "around powers of two", "large"],
-)
+FEW, MANY = [*range(1, 601), *range(601, 4097, 37)], [2**22 - 1, 2**22, 2**22 + 1]
+AROUND = [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("sizes", [FEW, AROUND, pytest.param(MANY, marks=pytest.mark.slow)], ids=len)
 def test_every_epoch_is_a_permutation(sizes):
     """For the smallest sizes with several keys."""
     for num_samples in sizes:
-        for seed in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
-            assert (np.bincount(permutation(num_samples, *seed), minlength=num_samples) == 1).all()
+        for seed, epoch in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
+            positions = epoch * num_samples + np.arange(num_samples)
+            epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
+            assert (epochs == epoch).all()
+            assert (np.bincount(ids, minlength=num_samples) == 1).all()
 
 
 SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2**40))
@@ -161,15 +148,8 @@ def test_masks_equal_their_reference(data, policy):
     stored = data.draw(st.lists(st.integers(0, 2), min_size=len(rows) * length, max_size=len(rows) * length), "stored")
     flags = np.array(stored, np.uint8).reshape(-1, length) * data.draw(st.sampled_from([0, 1]), "any inside")
 
-    masking = Masking(
-        probability=p,
-        policy=policy,
-        mask_fraction=shares[0],
-        random_fraction=shares[1],
-        random_from=random_from,
-        rule=rule,
-        **amounts,
-    )
+    fractions = {"mask_fraction": shares[0], "random_fraction": shares[1]}
+    masking = Masking(probability=p, policy=policy, random_from=random_from, rule=rule, **fractions, **amounts)
     continuing, replaces = (np.isin(np.arange(vocab_size), sorted(each)) for each in (continues, replacing))
     masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing, replacing_ids=replaces)
     assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **amounts)
@@ -183,25 +163,16 @@ def test_masks_equal_their_reference(data, policy):
     named = np.array(epochs, np.int64), np.array(ids, np.int64)
     positions, targets, weights = masker.apply(matrix, text_places, *named, given)
 
+    common = {"length": length, "seed": seed, "special": special, "mask_id": 4, "vocab_size": vocab_size, "p": p}
+    common |= {"policy": policy, "shares": shares, "continues": continues, "pool": pool, "rule": rule} | amounts
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
             row,
-            length=length,
-            seed=seed,
             variant=epochs[b],
             sample_id=ids[b],
-            special=special,
-            mask_id=4,
-            vocab_size=vocab_size,
-            p=p,
-            policy=policy,
-            shares=shares,
-            continues=continues,
             inside=np.flatnonzero(flags[b] == 1).tolist(),
             begins=np.flatnonzero(flags[b] == 0).tolist(),
-            pool=pool,
-            rule=rule,
-            **amounts,
+            **common,
         )
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))
@@ -292,11 +263,10 @@ PARTS = word_list("contractions", "latin-1")
 @njit
 def words_at(data, place, ranges, byte, fold):
     """What all operations on 64 bytes at a time find at an offset of an array; all but the first give a bit a byte."""
-    sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
-    stops = ascii_stops64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
-    others = _special64(data, place), _spaces64(data, place), _equal64(data, place, byte)
+    sets = not_lower64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
+    others = _spaces64(data, place), _equal64(data, place, byte)
     of_bytes = _classes64(data, place) + _contractions64(data, place, fold)
-    return (load64(data, place), *sets, *stops, *others, *of_bytes)
+    return (load64(data, place), *sets, *others, *of_bytes)
 
 
 @njit
@@ -400,23 +370,3 @@ def test_offsets_of_bytes_may_be_beyond_4_gb():
     expected = tuple(sum(1 << k for k in range(64) if is_set(text[k])) for is_set in (b"\n".__contains__, (127).__lt__))
     assert copied(near, 0, data, start) == copied(data, far, np.zeros(72, np.uint8), 0) == expected
     assert data[start : start + 72].tobytes() == text[:64] + text[:8]
-
-
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-@pytest.mark.usefixtures("cache")
-def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path):
-    options = {"sentences": "line", "words": "conftest:in_pairs"}
-    dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
-    for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
-        Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
-    used = {
-        order_kernels: ("permute", "permute_blocks"),
-        rows: ("fill_rows",),
-        windows: ("window_rows",),
-        pieces: ("pack", "piece_rows"),
-        pairs: ("pair_rows", "segment"),
-        masks: ("mask",),
-    }
-    for module, names in used.items():
-        for name in names:
-            assert getattr(module, name).nopython_signatures, name

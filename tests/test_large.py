@@ -11,21 +11,21 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import assert_same, flip, published, refuses
+from helpers import assert_same, build, flip, published, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bertdata
 from bertdata import Loader, Masking
 from bertdata.errors import DatasetError
-from bertdata.format import manifest, shard, table
+from bertdata.files import Stage
+from bertdata.format import manifest, shards
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
+from bertdata.format.shards import Shards
 from bertdata.format.verify import verify
-from bertdata.transfer.pulling import pull
-from bertdata.transfer.pushing import push
-from bertdata.write import build
+from bertdata.remote.copies import pull, push
 from bertrain.commands.trace import parts_of
 
 SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}
@@ -39,13 +39,12 @@ def listed(once, corpus, vocab):
 
 
 @pytest.fixture(scope="module")
-def kept(once, listed):
+def kept(once, corpus, vocab):
     """The same dataset with tables."""
 
     def make(folder):
-        shutil.copytree(listed.path, folder / "out")
         with patch.object(manifest, "MOST_LISTED", 5):
-            read_manifest(listed.path).write(folder / "out")
+            build(corpus, folder / "out", tokenizer=vocab, **SMALL)
 
     return bertdata.open(once("large", make) / "out")
 
@@ -81,10 +80,10 @@ def test_the_tables_say_what_the_list_says(listed, kept):
         assert kept.splits[name].num_documents == split.num_documents
         assert [kept.splits[name].stores(array) for array in ("tokens", "words", "x")] == [True, True, False]
     numbers = np.load(kept.path / "shards.npy").reshape(-1, 4)
-    shards = [each for split in listed.splits.values() for each in split.shards]
-    assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in shards]
-    digests = np.load(kept.path / "digests.npy").reshape(len(shards), 4, 32)
-    assert digests[3, 0].tobytes().hex() == shards[3].arrays["documents"]["sha256"]
+    every = [each for split in listed.splits.values() for each in split.shards]
+    assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in every]
+    digests = np.load(kept.path / "digests.npy").reshape(len(every), 4, 32)
+    assert digests[3, 0].tobytes().hex() == every[3].arrays["documents"]["sha256"]
     others = {path.name for path in kept.path.iterdir()} - {"shards.npy", "digests.npy"}
     assert others == {path.name for path in listed.path.iterdir()}
     assert verify(kept.path) == []
@@ -92,42 +91,25 @@ def test_the_tables_say_what_the_list_says(listed, kept):
 
 def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     large = replace(kept.splits["train"].shards[0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
-    record = table.write_tables(tmp_path, {"train": [large]}) | {"token_dtype": "<u2"}
-    (shard,) = table.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
+    with Stage(tmp_path) as stage:
+        record = shards.write_tables(stage, {"train": Shards.of(large)}) | {"token_dtype": "<u2"}
+        stage.publish()
+    (shard,) = shards.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
-    rows = table.ShardRows("train")
-    rows.append(large)
-    assert rows.ordered().numbers[0, 1:].tolist() == [3 << 40, 5 << 40, 4 << 40]
-    split = manifest.Split((large, large))
+    split = manifest.Split(Shards.joined([Shards.of(large), Shards.of(large)]))
     assert (split.num_documents, split.num_tokens) == (6 << 40, 10 << 40)
 
 
-@pytest.mark.parametrize("has_empty", [False, True])
-def test_rows_give_the_shards_that_came_in_any_order(listed, has_empty):
-    shards = list(listed.splits["train"].shards)
-    if has_empty:  # an array whose length tables do not have
-        shards[1] = replace(shards[1], arrays={**shards[1].arrays, "empty": shards[1].arrays["documents"]})
-    rows = table.ShardRows("train")
-    for each in (*shards[2:], *shards[:2]):
-        rows.append(each)
-    assert list(rows.ordered()) == shards
-    assert [list(each.arrays) for each in rows.ordered()] == [list(each.arrays) for each in shards]
-
-
-def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "MOST_LISTED", 5)
-    built = build(corpus, tmp_path / "built", tokenizer=vocab, **SMALL).dataset
-    for name in ("manifest.json", "shards.npy", "digests.npy"):
-        assert (built.path / name).read_bytes() == (kept.path / name).read_bytes()
-    build(corpus, built.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
-    for read in (lambda: Loader(built, length=20).read(np.arange(999)), lambda: built.document(0)):
-        with refuses("replaced"):  # a dataset that is replaced while it is read is never mixed
+def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab):
+    with patch.object(manifest, "MOST_LISTED", 5):
+        build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
+    for read in (lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)):
+        with refuses("replaced"):
             read()
-    assert verify(built.path) == []
-    monkeypatch.setattr(manifest, "MOST_LISTED", 1000)
-    build(corpus, built.path, tokenizer=vocab, overwrite=True, **SMALL)
-    assert not (built.path / "shards.npy").exists()
-    assert verify(built.path) == []
+    assert verify(large.path) == []
+    build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL)
+    assert not (large.path / "shards.npy").exists()
+    assert verify(large.path) == []
 
 
 @pytest.mark.parametrize(
@@ -171,8 +153,8 @@ def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
 
 
 def test_only_what_is_used_is_opened(kept, monkeypatch):
-    opened, real = [], shard.open_array
-    monkeypatch.setattr(shard, "open_array", lambda path, *more: opened.append(path.name) or real(path, *more))
+    opened, real = [], shards.open_array
+    monkeypatch.setattr(shards, "open_array", lambda path, *more: opened.append(path.name) or real(path, *more))
     dataset = bertdata.open(kept.path)
     assert opened == []
     loader = Loader(dataset, length=12, global_batch_size=2)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from conftest import write_dataset
-from helpers import assert_goes_on, assert_joined, assert_same, refuses, stream_of
+from helpers import assert_goes_on, assert_joined, assert_same, of_vocabulary, refuses, stream_of
 from reference import keys
 
 import bertdata
@@ -23,41 +23,15 @@ POLICIES = [Masking(), Masking(policy="bernoulli", probability=0.3), None]
 
 def reference_row(dataset, position, *, length, seed, masking, split="train"):
     """One row by the reference implementation: (ids, masked places, their targets, sample id)."""
-    special, stream = dataset.special_tokens, stream_of(dataset, split)
-    text_length = length - 2
+    special, stream, text_length = dataset.special_tokens, stream_of(dataset, split), length - 2
     epoch, sample_id = keys.sample(position, num_samples=-(-len(stream) // text_length), seed=seed)
     text = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
     row = [special.cls, *text, special.sep]
     if masking is None:
         return row, [], [], sample_id
-    changed, places, targets = keys.mask(
-        row,
-        length=length,
-        seed=seed,
-        variant=epoch,
-        sample_id=sample_id,
-        special={*special.special_ids, special.unk},
-        mask_id=special.mask,
-        vocab_size=special.vocab_size,
-        p=masking.probability,
-        policy=masking.policy,
-        shares=(masking.mask_fraction, masking.random_fraction),
-    )
-    return changed, places, targets, sample_id
-
-
-def assert_equals_reference(dataset, batch, positions, *, length, seed, masking):
-    special, masks = dataset.special_tokens, []
-    for b, position in enumerate(positions):
-        row, places, targets, sample_id = reference_row(dataset, position, length=length, seed=seed, masking=masking)
-        unused = batch.targets.shape[1] - len(places)
-        assert batch.input_ids[b].tolist() == row + [special.pad] * (length - len(row))
-        assert batch.masked_positions[b].tolist() == places + [0] * unused
-        assert batch.targets[b].tolist() == targets + [IGNORE_INDEX] * unused
-        assert batch.sample_ids[b] == sample_id
-        masks.append([1] * len(row) + [0] * (length - len(row)))
-    assert (batch.attention_mask is not None) == any(0 in mask for mask in masks)
-    assert batch.attention_mask is None or batch.attention_mask.tolist() == masks
+    options = {"length": length, "seed": seed, "variant": epoch, "sample_id": sample_id}
+    masked = keys.mask(row, **options, **of_vocabulary(special), p=masking.probability, policy=masking.policy)
+    return *masked, sample_id
 
 
 # ------------------------------------------------------------------------------------------------------------ values
@@ -69,34 +43,24 @@ def test_batches_equal_their_reference(dataset, masking, length, seed):
     loader = Loader(dataset, length=length, seed=seed, masking=masking)
     n = loader.num_samples
     positions = sorted({0, 1, n - 1, n, 5 * n + n // 2, 2**40})
-    batch = loader.read(np.array(positions))
-    assert_equals_reference(dataset, batch, positions, length=length, seed=seed, masking=masking)
-
-
-@pytest.mark.parametrize("text_length", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13])
-def test_windows_longer_than_shards_and_splits(tmp_path, text_length):
-    """Shards of 3, 1, 2 and 6 tokens: windows cross several of them, wrap round, or are the whole split."""
-    tokens = [[10, 11, 3], [3], [12, 3], [13, 14, 3, 15, 16, 3]]
-    shards = [(t, [i + 1 for i, token in enumerate(t) if token == 3], None) for t in tokens]
-    dataset = bertdata.open(write_dataset(tmp_path / "shards", shards))
-    loader = Loader(dataset, length=text_length + 2, seed=3, masking=Masking(probability=0.5))
-    assert loader.num_samples == -(-12 // text_length)
-    positions = np.arange(4 * loader.num_samples)
-    batch = loader.read(positions)
-    assert_equals_reference(dataset, batch, positions.tolist(), length=text_length + 2, seed=3, masking=loader.masking)
+    batch, pad, masks = loader.read(np.array(positions)), dataset.special_tokens.pad, []
+    for b, position in enumerate(positions):
+        row, places, targets, sample_id = reference_row(dataset, position, length=length, seed=seed, masking=masking)
+        unused = batch.targets.shape[1] - len(places)
+        assert batch.input_ids[b].tolist() == row + [pad] * (length - len(row))
+        assert batch.masked_positions[b].tolist() == places + [0] * unused
+        assert batch.targets[b].tolist() == targets + [IGNORE_INDEX] * unused
+        assert batch.sample_ids[b] == sample_id
+        masks.append([1] * len(row) + [0] * (length - len(row)))
+    assert (batch.attention_mask is not None) == any(0 in mask for mask in masks)
+    assert batch.attention_mask is None or batch.attention_mask.tolist() == masks
 
 
 def test_one_token(tmp_path):
     special = SpecialTokens(vocab_size=9, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7], [1], None)], special=special))
-    batch = next(
-        Loader(
-            dataset,
-            length=8,
-            global_batch_size=2,
-            masking=Masking(probability=0.4, mask_fraction=1.0, random_fraction=0.0),
-        )
-    )
+    masking = Masking(probability=0.4, mask_fraction=1.0, random_fraction=0.0)
+    batch = next(Loader(dataset, length=8, global_batch_size=2, masking=masking))
     assert batch.input_ids.tolist() == [[2, 4, 3, 0, 0, 0, 0, 0]] * 2  # no padding token: id 0, made inert by
     assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
     assert batch.targets.tolist() == [[7, -100, -100]] * 2
@@ -142,22 +106,19 @@ def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, b
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 1), (1, 5), (1, 64), (1, 1000), (3, 13), (8, 13)])
 @pytest.mark.parametrize("masking", POLICIES)
 def test_ranks_share_the_batches_of_one_stream(dataset, world_size, batch_size, masking):
-    options = {"length": 16, "seed": 4, "masking": masking, "global_batch_size": batch_size}
+    """Also where they continue a stream that had another size of batches, on one rank."""
+    options = {"length": 16, "seed": 4, "masking": masking}
+    before = Loader(dataset, **options, global_batch_size=10)
+    next(before)
+    options["global_batch_size"] = batch_size
     ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for rank in ranks:
+        rank.load_state_dict(before.state_dict())
     num_batches = ranks[0].num_samples // batch_size + 3
     parts = [next(rank) for _ in range(num_batches) for rank in ranks]
     sizes = [part.input_ids.shape[0] for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert_joined(Loader(dataset, **options).read(np.arange(num_batches * batch_size)), parts)
-
-
-def test_reading_elsewhere_does_not_move_the_stream(dataset):
-    loader, other = Loader(dataset, length=16), Loader(dataset, length=16)
-    next(loader)
-    next(other)
-    loader.read(np.array([2**50, 3]))
-    assert loader.position == 256
-    assert_same(next(loader), next(other))
+    assert_joined(Loader(dataset, **options).read(np.arange(10, 10 + num_batches * batch_size)), parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- state
@@ -168,17 +129,6 @@ def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking
     options = {"length": 64, "global_batch_size": 17, "seed": 9, "masking": masking, "epochs": 2}
     batches = assert_goes_on(lambda: Loader(dataset, **options))
     assert len(batches) == -(-2 * Loader(dataset, **options).num_samples // 17)
-
-
-def test_batch_size_and_ranks_may_change_on_restoring(dataset):
-    before = Loader(dataset, length=16, global_batch_size=10)
-    next(before)
-    next(before)
-    after = [Loader(dataset, length=16, global_batch_size=7, rank=rank, world_size=3) for rank in range(3)]
-    for loader in after:
-        loader.load_state_dict(before.state_dict())
-    whole = Loader(dataset, length=16).read(np.arange(20, 34))
-    assert_joined(whole, [next(loader) for _ in range(2) for loader in after])
 
 
 def test_state_holds_what_the_specification_says(dataset):
@@ -200,15 +150,8 @@ def test_state_holds_what_the_specification_says(dataset):
 
 def test_numbers_may_be_those_of_numpy(dataset):
     """The state is JSON, at the end of the stream too."""
-    options = {
-        "length": 16,
-        "global_batch_size": 1000,
-        "seed": 2**63,
-        "rank": 1,
-        "world_size": 3,
-        "epochs": 1,
-        "variants": 2,
-    }
+    options = {"length": 16, "global_batch_size": 1000, "seed": 2**63, "rank": 1, "world_size": 3}
+    options |= {"epochs": 1, "variants": 2}
     masking = Masking(probability=np.float32(0.25), min_targets=np.int8(1), max_targets=np.int64(20))
     plain = Loader(dataset, masking=Masking(probability=0.25, min_targets=1, max_targets=20), **options)
     loader = Loader(dataset, masking=masking, **{name: np.uint64(value) for name, value in options.items()})
@@ -341,6 +284,7 @@ def test_iterating_again_goes_on(dataset):
     loader = Loader(dataset, length=64, global_batch_size=3)
     for _ in loader:
         break
+    loader.read(np.array([2**50, 3]))  # reading elsewhere does not move the stream
     for batch in loader:
         assert np.array_equal(batch.sample_ids, loader.read(np.arange(3, 6)).sample_ids)
         break
@@ -369,12 +313,29 @@ OUT_OF_RANGE = {
 }
 
 
+WRONG_MASKING = {
+    "probability": [-0.1, 1.1, NAN, "0.15"],
+    "policy": ["whole words"],
+    "rounding": ["up"],
+    "random_from": ["anywhere"],
+    "min_targets": [-1, 3, 2.5, None],
+    "max_targets": [2.5],
+    "mask_fraction": [-0.1, 0.95, NAN],
+    "random_fraction": [NAN],
+}
+
+
 def test_wrong_arguments_are_named(dataset):
     for name, values in (OUT_OF_RANGE | {"masking": ["span"], "split": ["dev", ["train"]]}).items():
         for value, shuffle in itertools.product(values, ["full", "blocks"]):
             kind = {"masking": "malformed", "split": "no-split"}.get(name, "out-of-range")
             with refuses(kind, name, error=UsageError):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
+    for name, value in [(name, value) for name, values in WRONG_MASKING.items() for value in values]:
+        kind = "unknown" if name in ("policy", "rounding", "random_from") else "out-of-range"
+        with pytest.raises(UsageError) as refused:
+            Masking(**{name: value} | ({"max_targets": 2} if value == 3 else {}))
+        assert (refused.value.kind, name in str(refused.value)) == (kind, True)
     for options, kind in (
         ({"samples": "rows"}, "unknown"),
         ({"length": 4, "samples": "pairs"}, "out-of-range"),
@@ -414,26 +375,6 @@ def test_nothing_comes_before_the_first_sample(dataset):
     assert np.array_equal(loader.batch(-1).input_ids, first.input_ids)
 
 
-WRONG = {
-    "probability": [-0.1, 1.1, NAN, "0.15"],
-    "policy": ["whole words"],
-    "rounding": ["up"],
-    "random_from": ["anywhere"],
-    "min_targets": [-1, 3, 2.5, None],
-    "max_targets": [2.5],
-    "mask_fraction": [-0.1, 0.95, NAN],
-    "random_fraction": [NAN],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_wrong_masking_is_named(name, value):
-    with pytest.raises(UsageError) as refused:
-        Masking(**{name: value} | ({"max_targets": 2} if value == 3 else {}))
-    assert refused.value.kind == ("unknown" if name in ("policy", "rounding", "random_from") else "out-of-range")
-    assert name in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("missing", "masking", "kind", "option"),
     [
@@ -449,6 +390,3 @@ def test_a_vocabulary_that_cannot_fill_a_row_is_refused(tmp_path, missing, maski
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], special=special))
     with refuses(kind, option):
         Loader(dataset, length=8, masking=masking)
-
-
-# -------------------------------------------------------------------------------------------------------- mask rules

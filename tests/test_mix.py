@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from conftest import SPECIAL, built, make_text, write_dataset
-from helpers import assert_goes_on, assert_joined, assert_same, refuses
+from helpers import assert_goes_on, assert_same, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
@@ -29,14 +29,10 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory, vocab):
+def others(other, tmp_path_factory, vocab):
     """Two datasets more, with the tokenizer of `dataset`; the second one is small."""
-    found = []
-    for number, num_documents in ((1, 60), (2, 9)):
-        folder = tmp_path_factory.mktemp("other")
-        options = {"tokenizer": vocab, "sentences": "line", "validation": 0, "shard_size": 9000}
-        found.append(built(folder, make_text(num_documents, seed=number), **options))
-    return found
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0}
+    return [other, built(tmp_path_factory.mktemp("small"), make_text(9, seed=2), **options)]
 
 
 @pytest.fixture
@@ -86,18 +82,6 @@ def test_weights_are_exact_decimals():
     assert whole([2**31 - 2, 1]) == (2**31 - 2, 1)
 
 
-@pytest.mark.parametrize("weight", [0, -1, "x", float("nan"), float("inf"), None, ""])
-def test_a_weight_that_is_no_number_above_0_is_refused(dataset, others, weight):
-    with refuses("out-of-range", "shards"):
-        Loader([(dataset, 1), (others[0], weight)])
-
-
-def test_weights_of_too_many_digits_are_refused():
-    for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):
-        with refuses("malformed", "shards"):
-            whole(weights)
-
-
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_rows_are_those_of_each_source_alone(mix, monkeypatch, options):
     monkeypatch.setattr(order, "BLOCK_TOKENS", 60)
@@ -131,32 +115,11 @@ def test_a_mix_that_begins_later_reads_each_source_on_from_there(mix):
         assert np.array_equal(batch.input_ids[which], own.input_ids)
         assert np.array_equal(batch.sample_ids[which], own.sample_ids)
     assert loader.counts(250) == [a + b for a, b in zip(fresh.counts(250), starts, strict=True)]
-    assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
+    batches = assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
+    n = sum(source.num_samples for source in loader.sources)
+    assert sum(batch.sources.size for batch in batches) == loader.num_samples == n == sum(fresh.counts(n))
     with refuses("other-stream", "state", given={"starts": (list(starts), None)}):
         fresh.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("starts", [(1, 2), (1, -2, 3), (1, 2, 3, 4)])
-def test_starts_that_do_not_fit_the_datasets_are_refused(mix, starts):
-    with refuses("out-of-range", "starts", error=UsageError):
-        Loader(mix, length=32, starts=starts)
-
-
-def test_ranks_share_the_global_batches(mix):
-    options = {"length": 16, "global_batch_size": 13, "seed": 4}
-    one, ranks = Loader(mix, **options), [Loader(mix, **options, rank=rank, world_size=3) for rank in range(3)]
-    for _ in range(30):
-        assert_joined(next(one), [next(rank) for rank in ranks])
-
-
-def test_restoring_from_every_step_gives_the_rest_of_the_stream(mix):
-    options = {"length": 64, "global_batch_size": 37, "seed": 9, "epochs": 1}
-    loader = Loader(mix, **options)
-    n = loader.num_samples
-    assert n == sum(source.num_samples for source in loader.sources)
-    batches = assert_goes_on(lambda: Loader(mix, **options))
-    assert len(batches) == -(-n // 37)
-    assert sum(batch.sources.size for batch in batches) == n == sum(loader.counts(n))
 
 
 def test_facts_of_a_mix_are_means_by_weight(dataset, others):
@@ -198,6 +161,15 @@ def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
 
 
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
+    for weight in (0, -1, "x", float("nan"), float("inf"), None, ""):
+        with refuses("out-of-range", "shards"):
+            Loader([(dataset, 1), (others[0], weight)])
+    for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):  # too many digits
+        with refuses("malformed", "shards"):
+            whole(weights)
+    for starts in ((1, 2, 3), (1, -2), (1,)):
+        with refuses("out-of-range", "starts", error=UsageError):
+            Loader([(dataset, 1), (others[0], 1)], starts=starts)
     with refuses("conflict", "shards"):
         Loader([(dataset, 1), (others[0], 1), (bertdata.open(dataset.path), 2)])
     for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/", None, 3):
@@ -205,38 +177,20 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
             Loader(nothing)
     with refuses("conflict", "variants"):
         Loader([(dataset, 1), (others[0], 1)], variants=2)
-    special = dataset.special_tokens
-    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], special=special, tokenizer="{}"))
+    special, shards = dataset.special_tokens, [([9, 3], [2], None)]
+    other = bertdata.open(write_dataset(tmp_path / "shards", shards, special=special, tokenizer="{}"))
     with refuses("tokenizer-differs", "shards"):
         Loader([(dataset, 1), (other, 1)])
-
-
-def test_tokenizers_that_only_are_spelled_otherwise_can_be_mixed(dataset, tmp_path):
-    spelled = json.loads(dataset.tokenizer_file("tokenizer.json"))
-    for number, vocabulary in enumerate((spelled["model"]["vocab"], {"a": 0, "[UNK]": 1})):
-        content = spelled | {"model": spelled["model"] | {"vocab": vocabulary}}
-        made = write_dataset(
-            tmp_path / str(number),
-            [([9, 3], [2], None)],
-            tokenizer=json.dumps(content, indent=3),
-            special=dataset.special_tokens,
-        )
-        pair = [(dataset, 1), (bertdata.open(made), 1)]
-        if number == 0:
-            Loader(pair, length=8)
-        else:
-            with refuses("tokenizer-differs", "shards"):
-                Loader(pair, length=8)
-
-
-def test_special_tokens_must_be_the_same(tmp_path):
-    made = {}
-    for number, unk in enumerate((1, None, 1), 10):
-        out, special = tmp_path / str(number), SpecialTokens(**vars(SPECIAL) | {"unk": unk})
-        made[number] = bertdata.open(write_dataset(out, [([9, number, 3], [3], None)], special=special))
-    Loader([(made[10], 1), (made[12], 1)], length=8)
+    content = json.loads(dataset.tokenizer_file("tokenizer.json"))
+    indented = json.dumps(content, indent=3)  # the same tokenizer
+    other = write_dataset(tmp_path / "indented", shards, special=special, tokenizer=indented)
+    Loader([(dataset, 1), (bertdata.open(other), 1)], length=8)
+    without, made = SpecialTokens(**vars(SPECIAL) | {"unk": None}), []
+    for number, special in enumerate((SPECIAL, without)):
+        out = write_dataset(tmp_path / str(number), [([9, number, 3], [3], None)], special=special)
+        made.append((bertdata.open(out), 1))
     with refuses("tokenizer-differs", "shards"):
-        Loader([(made[10], 1), (made[11], 1)], length=8)
+        Loader(made, length=8)
 
 
 def test_the_damaged_source_is_named(tmp_path):

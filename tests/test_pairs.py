@@ -28,30 +28,19 @@ from bertrain.models.encoder import Encoder
 from bertrain.models.load import load_model, max_length
 from bertrain.ranks import World
 
-PAIRS = [
-    {
-        "good": "The rivers are under the house.",
-        "bad": "The rivers is under the house.",
-        "field": "morphology",
-        "phenomenon": "agreement",
-        "paradigm": "number_1",
-    },
-    {
-        "good": "Bread and salt",
-        "bad": "Bread salt and",
-        "field": "syntax",
-        "phenomenon": "order",
-        "paradigm": "order_1",
-    },
-    {
-        "good": "the morning light, the x火house letters",
-        "bad": "the morning light, the x火house letter",
-        "field": "syntax",
-        "phenomenon": "order",
-        "paradigm": "order_2",
-    },
-    {"good": "wind", "bad": "x-ray windows of\nstone", "field": "syntax", "phenomenon": "order", "paradigm": "order_2"},
+PAIRS = [  # good, bad, field, phenomenon, paradigm
+    ("The rivers are under the house.", "The rivers is under the house.", "morphology", "agreement", "number_1"),
+    ("Bread and salt", "Bread salt and", "syntax", "order", "order_1"),
+    (
+        "the morning light, the x火house letters",
+        "the morning light, the x火 house letter",
+        "syntax",
+        "order",
+        "order_2",
+    ),
+    ("wind", "x-ray windows of\nstone", "syntax", "order", "order_2"),
 ]
+PAIRS = [dict(zip(("good", "bad", "field", "phenomenon", "paradigm"), pair, strict=True)) for pair in PAIRS]
 
 
 def byte_level():
@@ -118,9 +107,7 @@ def test_scores_are_those_of_the_papers(checkpoints, file, kind):
         found[name] = pairs.log_likelihoods(encoder, rows, tokenizer, ALONE, score=name)
         expected = [slow_score(model, library, text, continues, name=name) for text in texts]
         assert found[name] == pytest.approx(expected, abs=1e-4)
-    assert (
-        max(abs(a - b) for a, b in zip(found["sum"], found["word-l2r"], strict=True)) > 0.1
-    )  # the masks of words change them
+    assert np.abs(np.subtract(found["sum"], found["word-l2r"])).max() > 0.1  # the masks of words change them
 
 
 def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import published, refuses, succeeds
+from helpers import build, published, refuses, succeeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_text, build_parts, ids_by_split, write
@@ -18,9 +18,9 @@ import bertdata
 from bertdata import prepare
 from bertdata.cli import main
 from bertdata.format.origins import Origins
+from bertdata.sources.documents import Documents
 from bertdata.sources.maps import function_of
-from bertdata.sources.texts import Documents
-from bertdata.write import build, duplicates, finish
+from bertdata.write import duplicates, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
 WITHOUT_SEVENS = [text for text in TEXTS if "7" not in text]
@@ -92,8 +92,11 @@ def test_the_dataset_is_that_of_the_changed_texts(tmp_path, vocab):
 
 def test_threads_and_parts_give_the_same_bytes(tmp_path, vocab):
     inputs = [write(tmp_path / "a.txt", as_text(TEXTS)), rows(tmp_path / "b.jsonl", TEXTS)]
+    inputs += [rows(tmp_path / f"{number}.jsonl", ["stone 7", f"river {number}"]) for number in range(3)]
     options = {"tokenizer": vocab, "map": ["bertdata.prepare:clean", "test_prepare:no_sevens"], "shard_size": 3000}
-    build(inputs, tmp_path / "one", workers=1, **options)
+    counts = build(inputs, tmp_path / "one", workers=1, **options).dataset.manifest.counts
+    assert counts["documents"] == 2 * len(WITHOUT_SEVENS) + 3
+    assert counts["removed_documents"] == 2 * (len(TEXTS) - len(WITHOUT_SEVENS)) + 3
     build(inputs, tmp_path / "three", workers=3, **options)
     build_parts(inputs, tmp_path / "parts", 2, **options)
     finish(tmp_path / "parts")
@@ -190,12 +193,6 @@ def test_the_command_takes_several_functions_in_order(tmp_path, vocab):
     assert bertdata.open(out).manifest.settings["map"] == functions
     about = json.loads(succeeds(main, "inspect", out, "--json").stdout)
     assert about["counts"]["removed_documents"] == len(TEXTS) - len(WITHOUT_SEVENS)
-
-
-def test_documents_that_are_left_out_of_many_small_files_are_counted(tmp_path, vocab):
-    paths = [rows(tmp_path / f"{number}.jsonl", ["stone 7", f"river {number}"]) for number in range(3)]
-    counts = build(paths, tmp_path / "out", tokenizer=vocab, map=["test_prepare:no_sevens"]).dataset.manifest.counts
-    assert (counts["documents"], counts["removed_documents"]) == (3, 3)
 
 
 def test_texts_are_compared_by_128_bits():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SPECIALS, built
 from families import fast
-from helpers import contents, flip, invoke, json_of, recorded, refused, refuses, succeeds, write
+from helpers import build, contents, flip, invoke, json_of, recorded, refused, refuses, succeeds, write
 from training import (
     QUIET,
     TINY,
@@ -32,7 +32,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.tokenize.load import load
-from bertdata.write import build
 from bertrain import card, checkpoint, state
 from bertrain.__main__ import main
 from bertrain.cli import read_options

@@ -19,21 +19,21 @@ from unittest.mock import Mock, patch
 
 import pytest
 from conftest import ROOT, make_text
-from helpers import invoke, published, refused, refuses, waited
+from helpers import build, invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
 from sources import build_parts, made, parquet, write
 
 from bertdata.cli import main
-from bertdata.sources import split as split_module
+from bertdata.options import Shares
+from bertdata.sources import plan as split_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import Task, split
+from bertdata.sources.plan import Task, split
 from bertdata.tokenize.load import load
-from bertdata.write import build, cluster, finish
-from bertdata.write.encoding import Recipe, TextEncoder
-from bertdata.write.state import unit_name
-from bertdata.write.units import Shares, UnitWriter
+from bertdata.write import cluster, finish
+from bertdata.write.encoding import TextEncoder
+from bertdata.write.units import UnitWriter
 
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
 HELD = """
@@ -103,7 +103,7 @@ def job(tmp_path, corpus, vocab, monkeypatch):
     """What a task gets of an unfinished build of several units, none of which is made, the task, and `ray.get`."""
     staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
     (staging / "attempts-1").mkdir(parents=True)
-    encoder = TextEncoder(load(vocab), Recipe(form=plan.form, shares=Shares(0.01, 0.0)), plan)
+    encoder = TextEncoder(load(vocab), Shares(), plan)
     get = Mock(side_effect=lambda reference: reference())
     monkeypatch.setattr("ray.get", get)
     return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Task(range(3), 0.0), get
@@ -132,31 +132,13 @@ def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     assert not list((staging / "attempts-1").iterdir())
 
 
-def test_a_unit_that_is_finished_survives_a_loss_of_power(job):
-    """The names of its files are on disk before that of its record."""
-    (sent, task, _), calls, real = job, [], os.replace
-    staging = sent[0]()[1].parent
-
-    def replace(source, target):
-        real(source, target)
-        if Path(target).parent == staging:
-            calls.append(Path(target).name)
-
-    with patch.object(os, "replace", replace), patch.object(cluster, "fsync_directory", calls.append):
-        cluster.make_task(sent, task, set())
-    names = {unit_name(unit) for unit in range(3)}
-    assert calls[-5] == calls[-1] == staging
-    assert {*calls[-4:-1]} == names
-    assert not names & {*calls[:-5]}
-
-
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
     [sent], task, _ = job
     encoder, attempts, *rest = sent()
 
     def with_input(**changes):
         plan = replace(encoder.plan, files=[replace(encoder.plan.files[0], **changes)])
-        return TextEncoder(encoder.tokenizer, encoder.recipe, plan), attempts, *rest
+        return TextEncoder(encoder.tokenizer, encoder.shares, plan), attempts, *rest
 
     other = write(tmp_path / "corpus.txt", corpus.read_bytes())
     os.utime(other, ns=(1, 1))

@@ -72,17 +72,6 @@ def test_no_test_holds_a_sentence_of_an_error():
                 assert not (names & ours and has_match), (path.name, call.lineno)
 
 
-def test_an_expression_is_shown_as_the_user_reads_it():
-    def shown(expression):
-        return pages._words(ast.parse(expression, mode="eval").body, {"NAME": "a.json"})
-
-    assert shown("f'{self.path} has {n} rows of {len(x)}'") == "⟨path⟩ has … rows of …"
-    assert shown("f'{NAME} of {where.NAME}'") == "a.json of a.json"
-    assert shown("f'{name}{advice if x else 1}' + ' end'") == "⟨name⟩⟨advice⟩ / 1 end"
-    assert shown("'one' if x else f'two {most_rows}'") == "one / two ⟨most rows⟩"
-    assert shown("' (more)' * few") == " (more)"
-
-
 def test_no_option_states_its_default_twice_or_as_an_empty_text():
     commands = pages.command_page()
     assert '[default: ""]' not in commands

@@ -9,19 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from urllib.parse import quote, unquote
 
 import pytest
-from helpers import Handler, refused, refuses, serving, stop_after, without_origins
+from helpers import Handler, build, refused, refuses, serving, use_server, without_origins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_parquet, write, zstd
 
 from bertdata.cli import main
-from bertdata.remote import reader, requests, stores, web
-from bertdata.remote.reader import RemoteFile
-from bertdata.write import build
+from bertdata.remote import access, stores, web
+from bertdata.remote.access import RemoteFile
 
 ROWS = [f"the stone {number} under the river" for number in range(150)]
 TEXT = "\n\n".join(ROWS).encode()
@@ -41,7 +40,7 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
     (tmp_path / name).write_bytes(PACKED[name])
     options = {"tokenizer": vocab, "shard_size": 2000}
     build(tmp_path / name, tmp_path / "local", **options)
-    with patch.multiple(reader, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
+    with patch.multiple(access, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
         build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
     assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
@@ -95,8 +94,7 @@ def test_keys_that_obstore_refuses_are_read_or_named(tmp_path, vocab, monkeypatc
     said = []
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", is_open)
     with serving(OddKeys) as address:
-        use_server(monkeypatch, address)
-        stores.store_at.cache_clear()
+        use_server(monkeypatch, f"http://{address}")
         dataset = build("s3://bucket/", tmp_path / "out", tokenizer=vocab, validation=0, say=said.append).dataset
         assert stores.file_at("s3://bucket//a.txt").size == 5
     assert dataset.num_documents == 6
@@ -117,7 +115,7 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
         return content[start:stop]
 
     file = RemoteFile("s3://u", len(content), "v", fetch)
-    with patch.multiple(reader, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
+    with patch.multiple(access, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
         plain = io.BytesIO(content)
         for place, length in reads:
             if place < 256:
@@ -140,78 +138,55 @@ class Faulty(Handler):
     asked: list[str] = []  # the paths of all requests
 
     def do_HEAD(self):
-        self._answer(200, len(self.content))
+        self.send(200, self.content)
 
     def do_GET(self):
         self.asked.append(self.path)
-        span = self.headers.get("Range")
-        start, stop = 0, len(self.content)
+        span, start, stop = self.headers.get("Range"), 0, len(self.content)
         if span and not self.content:
-            self._answer(416, 0, "bytes */0")
+            self.send(416, Content_Range="bytes */0")
             return
         if span:
-            start, stop = (int(part) for part in span.removeprefix("bytes=").split("-"))
-            stop = min(stop + 1, len(self.content))
+            start, last = map(int, span.removeprefix("bytes=").split("-"))
+            stop = min(last + 1, stop)
         fault = ""
         if stop - start > 1:  # not the question for the size
             fault = self.faults.get(Faulty.count, self.faults.get(-1, ""))
             Faulty.count += 1
-        if fault.isdigit():
-            self._answer(int(fault), 0)
-            return
-        if fault == "silent":
-            self.close_connection = True
-            if not self.released.wait(20):
-                self.gave_up.append(self.path)
-            return
-        if fault == "reset":
-            self._hang_up()
-            return
         if fault == "changed":
             Faulty.etag = '"2"'
-        if (given_etag := self.headers.get("If-Match")) and given_etag != self.etag:
-            self._answer(412, 0)
-            return
-        self._answer(206 if span else 200, stop - start, f"bytes {start}-{stop - 1}/{len(self.content)}")
-        piece = self.content[start:stop]
-        self.wfile.write(piece[: len(piece) // 2] if fault == "cut" else piece)
-        if fault == "cut":
-            self._hang_up()
+        if fault == "silent" and not self.released.wait(20):
+            self.gave_up.append(self.path)
+        if fault in ("silent", "reset"):
+            self.hang_up()
+        elif fault.isdigit():
+            self.send(int(fault))
+        elif self.headers.get("If-Match", self.etag) != self.etag:
+            self.send(412)
+        else:
+            piece, range_of = self.content[start:stop], f"bytes {start}-{stop - 1}/{len(self.content)}"
+            sent = piece[: len(piece) // 2] if fault == "cut" else piece
+            self.send(206 if span else 200, sent, Content_Length=str(len(piece)), Content_Range=range_of)
+            if fault == "cut":
+                self.hang_up()
 
-    def _hang_up(self):
+    def hang_up(self):
         self.close_connection = True
         self.wfile.flush()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, status, size, content_range=None):
-        self.send_response(status)
-        self.send_header("Content-Length", str(size))
-        self.send_header("ETag", self.etag)
-        self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")
-        if content_range:
-            self.send_header("Content-Range", content_range)
-        self.end_headers()
-
-
-def use_server(monkeypatch, address):
-    """Makes an address the store of s3:// URLs."""
-    for name, value in {
-        "ACCESS_KEY_ID": "a-key",
-        "SECRET_ACCESS_KEY": "a-secret",
-        "REGION": "us-east-1",
-        "ENDPOINT_URL": f"http://{address}",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    def send(self, status, content=b"", **headers):
+        self.answer(status, content, ETag=self.etag, Last_Modified="Sun, 22 Nov 2026 12:00:00 GMT", **headers)
 
 
 @pytest.fixture
 def faulty(monkeypatch, tmp_path):
     """Scheme → URL of a text, and a function that sets what goes wrong: number of a request → fault."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(reader, "FIRST_BYTES", 500)
-    monkeypatch.setattr(reader, "MOST_BYTES", 1000)
+    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(access, "FIRST_BYTES", 500)
+    monkeypatch.setattr(access, "MOST_BYTES", 1000)
 
     def fail(faults):
         Faulty.faults, Faulty.count, Faulty.etag = faults, 0, '"1"'
@@ -220,8 +195,7 @@ def faulty(monkeypatch, tmp_path):
     Faulty.released.clear()
     Faulty.gave_up.clear()
     with serving(Faulty) as address:
-        use_server(monkeypatch, address)
-        stores.store_at.cache_clear()
+        use_server(monkeypatch, f"http://{address}")
         yield {"http": f"http://{address}/dir/a.txt?token=secret", "s3": "s3://bucket/dir/a.txt"}, fail
         stores.store_at.cache_clear()
 
@@ -233,7 +207,7 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
     expected = without_origins(build(tmp_path / "a.txt", tmp_path / "local", tokenizer=vocab).dataset.path)
     for fault in ("500", "503", "429", "cut", "reset", "silent"):
         if fault == "silent":
-            monkeypatch.setattr(requests, "TIMEOUT_S", 0.2)
+            monkeypatch.setattr(access, "TIMEOUT_S", 0.2)
             stores.store_at.cache_clear()
         fail({0: fault} if fault == "silent" else {0: fault, 2: fault, 3: fault})
         build(urls[scheme], tmp_path / fault, tokenizer=vocab)
@@ -247,13 +221,13 @@ def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme
 def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vocab, scheme):
     urls, fail = faulty
     for fault, kind, tries in (
-        ("500", "server-failed", requests.TRIES),
+        ("500", "server-failed", access.TRIES),
         ("403", "access-denied", 1),
         ("404", "not-found", 1),
         ("400", "server-unsuitable", 1),
         ("401", "access-denied", 1),
-        ("cut", "server-failed", requests.TRIES),
-        ("reset", "server-failed", requests.TRIES),
+        ("cut", "server-failed", access.TRIES),
+        ("reset", "server-failed", access.TRIES),
         ("changed", "changed", 2),
     ):
         fail({-1: fault} if fault != "changed" else {1: fault})
@@ -299,11 +273,14 @@ def test_an_answer_is_not_larger_than_what_was_asked_for(tmp_path, vocab):
         for size in ("\xb2", "9" * 5000):
             with patch.object(Generous, "size", size), refuses("server-unsuitable"):
                 build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
+        sends_no_parts = patch.object(Generous, "do_GET", lambda request: request.answer(200, b"abc"))
+        with sends_no_parts, refuses("server-unsuitable"):
+            build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
 
 
 def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        use_server(monkeypatch, f"127.0.0.1:{silent.getsockname()[1]}")
+        use_server(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         command = [sys.executable, "-m", "bertdata", "pull", "s3://bucket/x", str(tmp_path / "x")]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             connection, _ = silent.accept()  # the request has begun
@@ -315,9 +292,9 @@ def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
 
 def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
     urls, _ = faulty
-
+    progress = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        build(urls["http"], tmp_path / "out", tokenizer=vocab, shard_size=2000, progress=stop_after(0))
+        build(urls["http"], tmp_path / "out", tokenizer=vocab, shard_size=2000, progress=progress)
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"secret" in path.read_bytes()]
@@ -325,16 +302,6 @@ def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert any(b"/dir/a.txt" in path.read_bytes() for path in files)  # in the list of inputs
     assert not [path for path in files if b"?token" in path.read_bytes()]
-
-
-def test_a_server_that_sends_no_parts_is_refused(tmp_path, vocab):
-    class Plain(Faulty):
-        def do_GET(self):
-            self._answer(200, 3)
-            self.wfile.write(b"abc")
-
-    with serving(Plain) as address, refuses("server-unsuitable"):
-        build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
 
 
 def test_what_is_not_there_is_one_sentence(bucket, tmp_path, vocab):
@@ -369,7 +336,7 @@ def test_no_credentials_are_one_sentence(files_of_aws, tmp_path, vocab, monkeypa
 
 def test_a_name_like_that_of_the_credentials_is_a_name():
     error = FileNotFoundError("Object at location data/api/token not found: HTTP error")
-    assert requests.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
+    assert access.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
 
 
 def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, vocab):

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import tokenizers.models
 from conftest import built, write_dataset
-from helpers import data_of, invoke, succeeds
+from helpers import build, data_of, invoke, succeeds
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES
@@ -51,6 +51,9 @@ def test_tokens_are_counted(made):
     assert [one["count"] for one in data["tokens"]["frequent"]] == counts[:100]
     assert data["tokens"]["ranks"][0] == [1, counts[0]]
     assert data["tokens"]["ranks"][-1] == [len(counts), counts[-1]]
+    frequent = {one["token"]: one["special"] for one in data["tokens"]["frequent"]}
+    assert (frequent["[UNK]"], frequent["the"]) == (True, False)
+    assert data["flow"]["text"][-1] == "kept as text: [MASK] 1 time"
 
 
 def test_samples_are_those_of_the_loader(made):
@@ -109,26 +112,21 @@ def test_steps_are_counted_for_the_samples_that_are_asked_for(made):
     assert any("An epoch has 1 step of 100000 rows" in line for line in one["warnings"])
 
 
-def test_a_path_that_is_not_utf8_has_a_page_without_other_paths(made, tmp_path):
+def test_the_command_writes_the_page_and_no_paths_but_that_of_the_dataset(made, tmp_path):
+    arguments = ["--html", tmp_path / "page.html", "--length", 32, "--global-batch-size", 8, "--world-size", 2]
+    assert succeeds(main, "inspect", made[0].path, *arguments).stdout == f"{tmp_path / 'page.html'}\n"
+    assert (tmp_path / "page.html").read_text() == made[1]
     path = tmp_path / os.fsdecode(b"shards\xff")
     shutil.copytree(made[0].path, path)
-    succeeds(main, "inspect", path, "--html", tmp_path / "page.html", "--length", "32")
+    succeeds(main, "inspect", path, *arguments)
     about = data_of((tmp_path / "page.html").read_text())["about"]
     assert about["path"].endswith("/shards?")
     assert about["tokenizer"].keys() == {"name", "kind", "vocab_size", "special_tokens"}
 
 
-def test_special_tokens_are_named_and_what_was_kept_as_text(made):
-    data = data_of(made[1])
-    frequent = {one["token"]: one["special"] for one in data["tokens"]["frequent"]}
-    assert frequent["[UNK]"]
-    assert not frequent["the"]
-    assert data["flow"]["text"][1:] == ["Kept as text: [MASK] once."]
-
-
 def test_warnings_are_about_what_is_there(made, tmp_path):
     lines = " ".join(data_of(made[1])["warnings"])
-    for said in ("left out: duplicates", "spells special tokens once", "are the unknown token", "says little"):
+    for said in ("left out: duplicates", "spells special tokens 1 time", "are the unknown token", "says little"):
         assert said in lines
     out = write_dataset(tmp_path / "shards", [([7, 8, 3] * 40_000, [3 * n for n in range(1, 40_001)], None)])
     said = invoke(main, "inspect", out, "--html", tmp_path / "page.html")
@@ -147,26 +145,7 @@ def test_a_dataset_without_rows_has_a_page_that_says_so(tmp_path):
     data = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))
     assert data["samples"] is None
     assert any("--special-tokens" in line for line in data["warnings"])
-    assert data["flow"]["text"] == ["Ids of 200 bytes were imported."]
-
-
-def test_the_command_writes_the_page(made, tmp_path):
-    dataset, html = made
-    path = tmp_path / "report.html"
-
-    command = ["inspect", dataset.path, "--html", path]
-    assert succeeds(main, *command, "--length", 32, "--global-batch-size", 8, "--world-size", 2).stdout == f"{path}\n"
-    assert path.read_text() == html
-
-
-def test_a_notebook_shows_the_splits(made):
-    dataset, _ = made
-    shown = dataset._repr_html_()
-    for name, split in dataset.splits.items():
-        assert f"<tr><td>{name}<td>1<td>{split.num_documents:,}<td>{split.num_tokens:,}" in shown
-    assert f"82 ids; {dataset.dataset_id[:16]}</caption>" in shown
-    about = f"{dataset.path}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens"
-    assert repr(dataset) == f"<Dataset {about}>"
+    assert "200 bytes of ids" in data["flow"]["text"][0]
 
 
 def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
@@ -174,7 +153,7 @@ def test_a_split_of_one_document_hides_no_pairs_of_the_others(tmp_path, vocab):
         documents = "\n\n".join(f"the stone {seed} {n}\nriver of light\na day" for n in range(30))
         (tmp_path / "a.txt").write_text(documents)
         options = {"tokenizer": vocab, "validation": 0.97, "sentences": "line", "overwrite": True}
-        dataset = bertdata.build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
+        dataset = build(tmp_path / "a.txt", tmp_path / "out", **options).dataset
         if "train" in dataset.splits and dataset.splits["train"].num_documents == 1:
             break
     options = {"length": 32, "global_batch_size": 4, "world_size": 1, "samples": "pairs"}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import training
-from helpers import flip, invoke, json_of, refuses, waited
+from helpers import build, flip, invoke, json_of, refuses, waited
 from training import (
     QUIET,
     SMALL,
@@ -40,7 +40,6 @@ from transformers import (
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.torch import tensors
-from bertdata.write import build
 from bertrain import checkpoint, speed, state
 from bertrain import evaluate as evaluation
 from bertrain import trainer as trainer_module

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from conftest import make_text
-from helpers import published, refused, refuses
+from helpers import build, published, refused, refuses
 from sources import stopped
 
 import bertdata
@@ -28,7 +28,7 @@ def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab,
     (tmp_path / "out" / ".build").symlink_to(other)
     for more in ([], ["--overwrite"]):
         arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
-        refused(main, *arguments, kind="wrong-file-type", option="out")
+        refused(main, *arguments, kind="out-exists", option="out")
     assert {path.read_text() for path in other.iterdir()} == {"mine"}
     assert len(list(other.iterdir())) == 3
 
@@ -56,7 +56,7 @@ def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
         path.symlink_to(kept)
     (tmp_path / "out" / ".build" / "duplicates.npy").unlink(missing_ok=True)
     with refuses("wrong-file-type"):
-        bertdata.build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
+        build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
     assert kept.read_text() == "mine"
 
 
@@ -78,7 +78,7 @@ def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
             else:
                 module.write_text(module.read_text().replace("return text", "return text.upper()"))
             with refuses("other-settings", "out", error=BuildError):
-                bertdata.build(tmp_path / "corpus.txt", tmp_path / "out", **options)
+                build(tmp_path / "corpus.txt", tmp_path / "out", **options)
 
 
 def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, monkeypatch):
@@ -103,14 +103,14 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
         if not ended.is_set():
             ended.set()
             os.rmdir(out / ".build")
-            bertdata.build(corpus, out, tokenizer=vocab, validation=0)
+            build(corpus, out, tokenizer=vocab, validation=0)
             before.update(published(out))
         return real(path, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "locked", locked)
         with refuses("out-exists", "out", error=BuildError):
-            bertdata.build(corpus, out, tokenizer=vocab, validation=0.5)
+            build(corpus, out, tokenizer=vocab, validation=0.5)
     assert bertdata.open(out).splits.keys() == {"train"}
     assert published(out) == before
     assert not (out / ".build").exists()

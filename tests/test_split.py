@@ -7,17 +7,17 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import contents, published, refuses
+from helpers import build, contents, published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import FEW, GROUP, as_parquet, build_parts, made, read, write
+from sources import FEW, GROUP, as_jsonl, as_parquet, build_parts, made, read, write
 
-from bertdata.sources import documents, formats
-from bertdata.sources.blocks import find_blocks
+from bertdata.sources import formats
+from bertdata.sources import text as text_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.split import UNITS_PER_SIZE, split
-from bertdata.write import build, finish
+from bertdata.sources.plan import UNITS_PER_SIZE, find_blocks, split
+from bertdata.write import finish
 
 WORDS = st.text("ab é\n", max_size=12)
 FILES = st.lists(
@@ -76,19 +76,17 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
 
 def test_a_table_is_read_together_whatever_its_name(folder):
     """Where a row begins is known only from the first row on: text in quotation marks may have lines."""
-    content = b'text\n"a\nb"\n' * 9
-    kinds = {"a.csv": None, "a.txt": "csv"}
-    paths = {name: write(folder / name, content) for name in kinds}
-    plans = [split([local(paths[name])], TextFormat(kind=kinds[name], shard_size=10)) for name in kinds]
+    paths = [write(folder / name, b'text\n"a\nb"\n' * 9) for name in ("a.csv", "a.txt")]
+    plans = [split([local(path)], TextFormat(kind="csv", shard_size=10)) for path in paths]
+    assert plans[0].stretches == split([local(paths[0])], TextFormat(shard_size=10)).stretches
     assert plans[0].stretches == plans[1].stretches
     assert len({plans[1].section(unit) for unit in plans[1].stretches[0].units}) == 1
 
 
 def test_a_task_of_empty_files_is_made_alone(folder):
     """As a task on a cluster is."""
-    rows = ({"text": word} for word in ("stone", "river"))
     names = [write(folder / name, b"") for name in ("a.txt", "b.txt")]
-    names.append(write(folder / "c.jsonl.gz", gzip.compress("\n".join(map(json.dumps, rows)).encode())))
+    names.append(write(folder / "c.jsonl.gz", gzip.compress(as_jsonl(["stone", "river"]))))
     plan = split([local(name) for name in names], TextFormat())
     blocks = []
     for task in plan.tasks(2):
@@ -128,11 +126,11 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     form = "file" if "document" in kind else "blank"
     options = {"tokenizer": vocab, "shard_size": size, "workers": 1, "documents": form}
     build(paths, tmp_path / "straight", **options)
-    shares, real = [], documents.opened
+    shares, real = [], text_module.opened
     for number in range(4):
         asked = []
         opened = lambda path, *more, asked=asked: asked.append(path.size) or real(path, *more)  # noqa: E731
-        with patch.object(documents, "opened", opened):
+        with patch.object(text_module, "opened", opened):
             build_parts(paths, tmp_path / "parts", 4, [number], **options)
         shares.append(sum(asked))
     assert sum(shares) == sum(path.stat().st_size for path in paths)
@@ -142,9 +140,7 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
 
 
 @pytest.mark.parametrize("change", [{"unit_rule": 1}, {"of_a_later_version": 1}])
-def test_an_unfinished_build_of_another_version_is_neither_continued_nor_finished_nor_lost(
-    tmp_path, corpus, vocab, change
-):
+def test_an_unfinished_build_of_another_version_is_kept_and_refused(tmp_path, corpus, vocab, change):
     options = {"tokenizer": vocab, "shard_size": 900}
     build(corpus, tmp_path / "out", part=(0, 1), **options)
     plan = tmp_path / "out" / ".build" / "plan.json"

@@ -16,7 +16,7 @@ import torch
 import training
 from families import SMALL as FAMILIES_HERE
 from families import model_of
-from helpers import assert_goes_on, assert_same, invoke, recorded, refused, refuses, succeeds
+from helpers import assert_goes_on, assert_same, build, invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
 from training import (
     QUIET,
@@ -453,8 +453,8 @@ def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches,
 
 
 def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, caches, tmp_path):
-    bertdata.build([corpus], tmp_path / "same", tokenizer=vocab)
-    bertdata.build([corpus], tmp_path / "other", vocab_size=60)
+    build([corpus], tmp_path / "same", tokenizer=vocab)
+    build([corpus], tmp_path / "other", vocab_size=60)
     known = {"kind": "other-stream", "option": "teacher_cache"}
     for name, named in (("same", "dataset_id was"), ("other", "tokenizer was")):
         refused_run(tmp_path / name, tmp_path / "run", teacher_cache=caches["few"], model=TINY, **known, says=named)

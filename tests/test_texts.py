@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import signal
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +21,9 @@ from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.tokenize import added
+from bertdata.tokenize import added, source
 from bertdata.tokenize.kernels.records import PADDING
+from bertdata.tokenize.source import Source
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertdata.tokenize.train import TRAINERS
 
@@ -75,6 +78,10 @@ def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_
     assert slow.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
     assert both[1].engine
     assert both[1].why_slow is None
+    content = json.loads(both[1].loaded.files[TOKENIZER]) | {"pre_tokenizer": {"type": "Whitespace"}}
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "↑t"}
+    (tmp_path / TOKENIZER).write_text(json.dumps(content))
+    assert "'T'" in bertdata.Tokenizer.load(tmp_path).why_slow
 
 
 def test_a_forked_process_has_threads_of_its_own(both):
@@ -90,6 +97,31 @@ def test_a_forked_process_has_threads_of_its_own(both):
 def test_a_tokenizer_can_be_pickled(both):
     again = pickle.loads(pickle.dumps(both[1]))
     assert again.encode_batch([TEXT])[0].tolist() == both[1].encode_batch([TEXT])[0].tolist()
+
+
+@pytest.mark.parametrize("damage", [None, "flipped", "shorter", "no directory"])
+def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tmp_path, cache, damage):
+    write_all(tmp_path, both[1].loaded.files)
+    texts = [TEXT, SPELLED] if damage else [make_text(40)]  # that no engine leaves to the library
+    expected = [ids.tolist() for ids in both[1].encode_batch(texts)]
+
+    def encoded():
+        return [ids.tolist() for ids in bertdata.Tokenizer.load(tmp_path).encode_batch(texts)]
+
+    with patch.dict(os.environ, BERTDATA_CACHE=str(tmp_path / TOKENIZER) if damage == "no directory" else str(cache)):
+        assert encoded() == expected
+        kept = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+        for path, content in kept.items():
+            half = len(content) // 2
+            changed = {"flipped": bytes([content[half] ^ 1]), "shorter": b""}.get(damage or "")
+            if changed is not None:
+                path.write_bytes(content[:half] + changed + content[half + 1 :] * (damage == "flipped"))
+        with patch.object(Source, "content", None) if damage is None else nullcontext():  # is not parsed again
+            assert encoded() == expected
+    assert {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == kept
+    with patch.object(source, "MOST_KEPT", 0):
+        Source(both[1].loaded.files[TOKENIZER]).keep("new", {"of": 1})
+    assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 BAD_TEXTS = {

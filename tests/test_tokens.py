@@ -6,10 +6,8 @@ import io
 import json
 import random
 import sys
-import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -20,7 +18,7 @@ import pytest
 import tokenizers
 from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import Handler, ids_of, joined, python, refuses, serving, word_list
+from helpers import Handler, build, ids_of, joined, python, refuses, serving, train_tokenizer, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -39,7 +37,7 @@ from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
 from bertdata.tokenize.train import train_wordpiece
-from bertdata.write import build, train_tokenizer, vocabulary
+from bertdata.write import vocabulary
 
 WORDS = [*word_list("tokens"), "x" * 101]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
@@ -86,23 +84,12 @@ def word_level(vocabulary, **options):
 # -------------------------------------------------------------------------------------------------------------- ids
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=5))
-@example(["[MASK] [CLS]", "", " \n", "a[SEP]b"])
-def test_ids_are_those_of_the_library(uncased, texts):
-    ours, library = uncased
-    found = encode(ours, texts)
-    expected = [library.encode(text, add_special_tokens=False).ids for text in texts]
-    assert ids_of(ours, texts) == expected
-    assert found.documents[0] == 0
-    assert found.special_ids_replaced == 0
-    assert not np.isin(found.ids, [0, 101, 103]).any()
-    assert np.array_equal(encode(ours, texts, sentences=True).ids, found.ids)
-
-
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 @example(["one\n\ntwo\r\nthree", "\n\na", "", "x\ny\n"])
-def test_a_sentence_begins_at_each_line_that_gives_ids(uncased, texts):
+@example(["[MASK] [CLS]", "", " \n", "a[SEP]b"])
+def test_ids_are_those_of_the_library_and_a_sentence_begins_at_each_line_that_gives_ids(uncased, texts):
     ours, library = uncased
+    assert ids_of(ours, texts) == [library.encode(text, add_special_tokens=False).ids for text in texts]
     starts, at = [], 0
     for text in texts:
         for line in text.split("\n"):
@@ -113,19 +100,8 @@ def test_a_sentence_begins_at_each_line_that_gives_ids(uncased, texts):
     found = encode(ours, texts, sentences=True)
     assert found.ids.size == at
     assert found.sentences.tolist() == starts
-
-
-def test_sentences_of_a_tokenizer_that_keeps_line_ends(byte_level):
-    ours = Tokenizer(byte_level)
-    texts = ["the river\nof bread. Again\nx", "one line"]
-    starts, at = [], 0
-    for text in texts:
-        for line in text.splitlines(keepends=True):
-            starts.append(at)
-            at += len(ids_of(ours, [line])[0])
-        at += 1  # the separator
-    found = encode(ours, texts, sentences=True)
-    assert (found.ids.size, found.sentences.tolist()) == (at, starts)
+    assert (found.documents[0], found.special_ids_replaced) == (0, 0)
+    assert np.array_equal(encode(ours, texts).ids, found.ids)
 
 
 def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
@@ -213,7 +189,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is
     ours = word_level([*SPECIALS, "hello"])
     for error, expected in ((type("PanicException", (BaseException,), {}), TokenizerError), (KeyboardInterrupt,) * 2):
         library = mock.Mock(encode_batch_fast=mock.Mock(side_effect=error("not a char boundary")))
-        monkeypatch.setattr(ours, "_tokenizer", library)
+        monkeypatch.setattr(ours.source, "library", library)
         monkeypatch.setattr(ours, "_encoder", mock.Mock(engine=None))
         with pytest.raises(expected):
             encode(ours, ["hello"])
@@ -222,26 +198,16 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is
 # -------------------------------------------------------------------------------------------------------- where from
 
 
-class Counting:
-    """A library that says which texts it got together."""
-
-    def __init__(self, library):
-        self.library, self.together = library, []
-
-    def encode_batch_fast(self, texts, **options):
-        self.together.append(sum(len(text.encode()) for text in texts))
-        return self.library.encode_batch_fast(texts, **options)
-
-
 @given(st.lists(st.integers(0, 40), max_size=12))
 def test_the_library_gets_few_bytes_at_a_time_and_gives_all_ids(sizes):
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    counting, texts = Counting(library), ["é" * (size // 3) + "a" * size for size in sizes]
+    watched, texts = mock.Mock(wraps=library), ["é" * (size // 3) + "a" * size for size in sizes]
     with mock.patch.object(engine, "_TOGETHER", 25):
-        found = engine.ids_by(counting, texts)
+        found = engine.ids_by(watched, texts)
     assert [ids.tolist() for ids in found] == [library.encode(text).ids for text in texts]
-    assert all(size <= 25 or size in [len(text.encode()) for text in texts] for size in counting.together)
+    together = [[len(text.encode()) for text in call.args[0]] for call in watched.encode_batch_fast.call_args_list]
+    assert all(sum(some) <= 25 or len(some) == 1 for some in together)
 
 
 @pytest.mark.parametrize("options", [{}, {"words": "builtins:list"}, {"sentences": "line"}])
@@ -292,39 +258,31 @@ def test_a_path_that_does_not_exist_is_not_looked_up(spec):
         load(spec)
 
 
-class _Hub(Handler):
-    """A hub, or a proxy in front of one, with a single model `some-model`."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    asked: ClassVar[list[str]] = []
-
-    def do_HEAD(self):
-        self.asked.append(self.path)
-        repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
-        has_file = repository == "some-model" and name in self.files
-        content = self.files[name] if has_file else b""
-        headers = {"X_Repo_Commit": "a" * 40, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        if not has_file:
-            headers["X_Error_Code"] = "EntryNotFound" if "/some-model" in self.path else "RepoNotFound"
-        self.answer(200 if has_file else 404, content, **headers)
-
-    do_GET = do_HEAD
-
-
 @pytest.fixture
-def hub(bert, monkeypatch):
-    """The address of a hub on a port of this machine, with the tokenizer of bert-base-uncased."""
-    monkeypatch.setattr(_Hub, "files", {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")})
-    monkeypatch.setattr(_Hub, "asked", [])
-    with serving(_Hub) as address:
-        yield f"http://{address}"
+def hub(bert):
+    """A hub, or a proxy in front of one, with bert-base-uncased as `some-model`: its address, and what it is asked."""
+    files, asked = {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")}, []
+
+    class Hub(Handler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
+            content = files.get(name, b"") if repository == "some-model" else b""
+            headers = {"X_Repo_Commit": "a" * 40, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+            if not content:
+                headers["X_Error_Code"] = "EntryNotFound" if "/some-model" in self.path else "RepoNotFound"
+            self.answer(200 if content else 404, content, **headers)
+
+        do_GET = do_HEAD
+
+    with serving(Hub) as address:
+        yield f"http://{address}", asked
 
 
 def from_hub(*names, **environment):
     """What loading by name gives in a process of its own without transformers: vocabulary size, or kind of error."""
     program = (
-        "import sys; sys.modules['transformers'] = None; from bertdata.tokenize.load import load\n"
-        "from bertdata.errors import TokenizerError\n"
+        "import sys; sys.modules['transformers'] = None; from bertdata.tokenize.load import load, TokenizerError\n"
         "for name in sys.argv[1:]:\n"
         "    try: print(load(name).special.vocab_size)\n"
         "    except TokenizerError as error: print(error.kind)"
@@ -333,17 +291,16 @@ def from_hub(*names, **environment):
     return python("-c", program, *names, environment=variables, timeout=20).split()
 
 
-def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
-    names = ["some-model", "no-such-model", "some-model"]
-    found = from_hub(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=hub)
+def test_a_hub_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
+    (address, asked), names = hub, ["some-model", "no-such-model", "some-model"]
+    found = from_hub(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=address)
     assert found == ["30522", "tokenizer-not-found", "30522"]
-    assert "no-such-model" in _Hub.asked[-1]  # and not some-model again: it is in the cache
-
-
-def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
-    proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
-    assert from_hub("some-model", HF_HOME=str(tmp_path), **proxied) == ["30522"]
-    assert all(path.startswith("http://hub.invalid/") for path in _Hub.asked)
+    assert "no-such-model" in asked[-1]  # and not some-model again: it is in the cache
+    asked.clear()
+    proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": address, "http_proxy": address}
+    assert from_hub("some-model", HF_HOME=str(tmp_path / "proxied"), **proxied) == ["30522"]
+    assert asked
+    assert all(path.startswith("http://hub.invalid/") for path in asked)
 
 
 def test_without_a_hub_the_answer_comes_at_once(tmp_path):
@@ -357,7 +314,7 @@ def test_without_a_hub_the_answer_comes_at_once(tmp_path):
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
     text, said = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n", []
     dataset = text_dataset(tmp_path, text, byte_level, say=said.append)
-    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
+    assert "[PAD], [CLS], [SEP], [MASK]" in said[-1]
     assert "--special-tokens" in said[-1]
     (tmp_path / "again.txt").write_text(text)
     of_a_part = []
@@ -435,15 +392,9 @@ def test_a_trained_vocabulary_is_ordered():
     assert "river" in learned
     (ids,) = ids_of(tokenizer, [make_text(30)])
     assert 1 not in ids  # every character of the text is known
-    assert tokenizer.special.roles() == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
-
-
-def test_training_normalizes_as_encoding_does():
-    """Accents and case are gone before letters are counted."""
-    tokenizer = train_wordpiece(["Éclair éclair ECLAIR"], 30)
-    letters = {tokenizer.spell(token_id).removeprefix("##") for token_id in range(5, tokenizer.special.vocab_size)}
-    assert "eclair" in letters
-    assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)
+    normalized = train_wordpiece(["Éclair éclair ECLAIR"], 30)  # before letters are counted
+    letters = {*"".join(normalized.spell(number) for number in range(5, normalized.special.vocab_size))}
+    assert letters == {*"#aceilr"}
 
 
 def test_a_trained_tokenizer_is_two_files_that_replace_nothing(tmp_path, corpus):
@@ -492,38 +443,27 @@ def test_a_sample_of_a_pipe_or_below_a_limit_is_the_beginning(tmp_path, monkeypa
     assert 5000 <= len(found) < 5200
 
 
-def require_spread(numbers):
-    """Lines of a sample are a tenth of all, and of each tenth of the text are about as many."""
-    assert 4250 <= len(numbers) <= 5500
-    counts = np.histogram(numbers, bins=10, range=(0, len(LINES)))[0]
-    assert counts.min() >= 350, counts
-
-
 @pytest.mark.usefixtures("small_sample")
-@pytest.mark.parametrize("ending", fast(["", ".gz", ".jsonl", ".parquet"], among=["", ".gz"]))
+@pytest.mark.parametrize("ending", fast(["", ".xz", ".jsonl", ".parquet", "100 .gz"], among=["", ".xz", "100 .gz"]))
 def test_a_sample_of_much_text_is_spread_over_it_and_the_rest_is_not_read(tmp_path, ending):
-    path = tmp_path / f"text{ending}"
-    if ending == ".parquet":
-        pq.write_table(pa.table({"text": LINES}), path)
-    else:
-        lines = [json.dumps({"text": line}) for line in LINES] if ending == ".jsonl" else LINES
-        path.write_bytes(PACK[ending.removeprefix(".jsonl")](content_of(lines)))
-    texts, num_read = sizes_read([path])
+    """A tenth of all lines; of each tenth of the text, and of each of many files, about as many."""
+    files = 100 if ending == "100 .gz" else 1
+    paths = [tmp_path / f"text{number or ''}{ending}" for number in range(files)]
+    for number, path in enumerate(paths):
+        lines = LINES[number * len(LINES) // files :][: len(LINES) // files]
+        if ending == ".parquet":
+            pq.write_table(pa.table({"text": lines}), path)
+        else:
+            rows = [json.dumps({"text": line}) for line in lines] if ending == ".jsonl" else lines
+            path.write_bytes(PACK[ending.removeprefix(".jsonl").removeprefix("100 ")](content_of(rows)))
+    texts, num_read = sizes_read(paths)
     numbers = [int(text[5:11]) for text in texts if text]
     assert numbers == sorted(numbers)
-    require_spread(numbers)
+    assert 4250 <= len(numbers) <= 5500
+    assert np.histogram(numbers, bins=10, range=(0, len(LINES)))[0].min() >= 350
     if ending in ("", ".jsonl"):
         assert num_read < 2_500_000
-        assert texts == sizes_read([path])[0]
-
-
-@pytest.mark.usefixtures("small_sample")
-def test_a_sample_takes_of_every_file_its_share(tmp_path):
-    paths = [tmp_path / f"{number:03}.txt.gz" for number in range(100)]
-    for number, path in enumerate(paths):
-        path.write_bytes(gzip.compress(content_of(LINES[500 * number :][:500])))
-    texts, _ = sizes_read(paths)
-    require_spread([int(text[5:11]) for text in texts if text])
+        assert texts == sizes_read(paths)[0]
 
 
 @pytest.mark.usefixtures("small_sample")

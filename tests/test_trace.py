@@ -14,14 +14,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import WORDS, make_text
-from helpers import flip, published, refused, refuses, succeeds, without_origins
+from helpers import build, flip, published, refused, refuses, succeeds, without_origins
 from sources import as_jsonl, as_parquet, zstd
 
 import bertdata
 from bertdata.format.origins import Origins, Record, origins_of
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load
-from bertdata.write import build
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
 
 SMALL = {"shard_size": 3000, "validation": 0.2}

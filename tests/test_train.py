@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import LETTERS, SPECIALS, make_text
-from helpers import ids_of, python, refused, refuses, stop_after, succeeds, write, write_all
+from helpers import ids_of, python, refused, refuses, succeeds, train_tokenizer, write, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
@@ -19,7 +19,6 @@ from bertdata.errors import BuildError
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import load
 from bertdata.tokenize.train import TRAINERS, _reproducible
-from bertdata.write import build, train_tokenizer
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TEXT = [
@@ -124,7 +123,7 @@ def test_the_characters_that_a_unigram_gets_back_have_the_scores_of_the_trainer_
 
 def test_one_name_is_an_input(tmp_path, corpus):
     given = [str(corpus), corpus, [corpus]]
-    first, *others = [bertdata.train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
+    first, *others = [train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
     assert all(each.loaded.files == first.loaded.files for each in others)
 
 
@@ -157,11 +156,6 @@ def test_characters_get_tokens_as_long_as_they_fit(tmp_path, kind, size, left_ou
     assert done.stderr.count("gives no more") == (left_out == 0)
 
 
-def test_a_text_that_gives_few_tokens_gives_a_smaller_vocabulary():
-    for kind in TOKENIZER_TYPES:
-        assert TRAINERS[kind](["some words"], 5000).special.vocab_size < 300
-
-
 @pytest.mark.parametrize(("kind", "size"), [((), 150), (("--type", "bpe", "--cased"), 300)])
 def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     trained = (*kind, "--vocab-size", size)
@@ -175,22 +169,6 @@ def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path, kind, size):
     done = succeeds(main, "build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", *kind)
     for option in ("--type", "--cased"):
         assert (f"note: {option} " in done.stderr) == (option in kind)
-
-
-def test_another_kind_of_vocabulary_is_wrong_usage(corpus, tmp_path):
-    refused(main, "build", corpus, "--out", tmp_path / "x", "--type", "char", kind="malformed", option="type")
-    with refuses("unknown", "type"):
-        build([corpus], tmp_path / "x", type="char")
-    with refuses("unknown", "type"):
-        train_tokenizer([corpus], tmp_path / "x", type="char")
-
-
-@pytest.mark.parametrize("change", [{"type": "bpe"}, {"cased": True}])
-def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path, change):
-    with pytest.raises(KeyboardInterrupt):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop_after(0))
-    with refuses("other-settings", "out", error=BuildError):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, **change)
 
 
 def test_the_command_trains_on_the_text_that_its_options_name(tmp_path):

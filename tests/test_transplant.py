@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import SPECIALS, byte_level_bpe
 from families import SMALL, VARIANTS
-from helpers import refused, succeeds, write, write_all
+from helpers import build, refused, succeeds, write, write_all
 from hypothesis import given
 from hypothesis import strategies as st
 from training import QUIET, last_checkpoint, train, weights_in
@@ -138,7 +138,7 @@ def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordin
     new = vocabulary(tmp_path / "new.txt", [*tokens, "water"])
     moved(tmp_path / "run", new, tmp_path / "moved")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "moved")) == len(SPECIALS + tokens) + 1
-    shards = bertdata.build([corpus], tmp_path / "shards", tokenizer=tmp_path / "moved", validation=0.2).dataset
+    shards = build([corpus], tmp_path / "shards", tokenizer=tmp_path / "moved", validation=0.2).dataset
     log = train(shards.path, tmp_path / "further", **QUIET, init=str(tmp_path / "moved"), steps=2)
     assert log[-1]["step"] == 2
     config = json.loads((last_checkpoint(tmp_path / "further") / "config.json").read_bytes())

@@ -11,7 +11,6 @@ from reference import keys, rows
 import bertdata
 from bertdata.read import order
 from bertdata.read.kernels import draws, pieces, windows
-from bertdata.read.kernels import rows as kernels
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
@@ -23,12 +22,9 @@ VECTORS = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())
 @pytest.mark.parametrize(
     ("words", "option", "given"),
     [
-        ((0, "augment-a"), "purpose_name", "augment-a"),
-        ((0, ""), "purpose_name", ""),
-        ((0, "é"), "purpose_name", "é"),
-        ((-1, "init"), "seed", -1),
+        *(((0, name), "purpose_name", name) for name in ("augment-a", "", "é")),
+        *(((seed, "init"), "seed", seed) for seed in (-1, 0.5)),
         ((0, "init", 2**64), "seed", 2**64),
-        ((0.5, "init"), "seed", 0.5),
     ],
 )
 def test_keys_that_would_be_equal_are_refused(words, option, given):
@@ -81,11 +77,7 @@ def test_mixes(vector):
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
-    starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
-    table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
-    frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
-    windows.window_rows(zero, zero + variant, zero, np.uint64(seed), tuple(table), tuple(frames), 0)
-    assert frames.spans["start"][0] == frames.spans["address"][0] == phase
+    assert windows.phase(np.uint64(seed), variant, num_tokens) == phase
 
 
 @pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
@@ -93,15 +85,11 @@ def test_masks(vector):
     row, special, continues = vector["row"], vector["special"], vector.get("continues", [])
     stored = vector.get("words", [])  # of each place: 1 where a word begins, else 0
     common = {name: vector[name] for name in ("seed", "variant", "sample_id", "mask_id", "vocab_size", "policy")}
-    masking = {name: vector[name] for name in vars(Masking()) if name in vector}
-    masking["rule"] = vector.get("rule", 1)
-    options = {"rounding": masking.get("rounding", "nearest"), "min_targets": masking.get("min_targets", 0)}
-    options |= {"max_targets": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
-    options |= {"continues": continues, "rule": masking["rule"]}
-    options |= {
-        "inside": [t for t, bit in enumerate(stored) if bit == 0],
-        "begins": [t for t, bit in enumerate(stored) if bit],
-    }
+    masking = {"rule": 1} | {name: vector[name] for name in vars(Masking()) if name in vector}
+    amounts = {"rounding": "nearest", "min_targets": 0, "max_targets": None, "rule": 1}
+    options = {name: masking.get(name, default) for name, default in amounts.items()}
+    inside, begins = ([t for t, bit in enumerate(stored) if bit == kind] for kind in (0, 1))
+    options |= {"p": masking.get("probability", 0.15), "continues": continues, "inside": inside, "begins": begins}
     if masking.get("random_from") == "vocabulary":
         options["pool"] = range(vector["vocab_size"])
     elif "tokens" in vector:
@@ -115,10 +103,9 @@ def test_masks(vector):
     of_ids = {"continuing_ids": np.isin(every_id, continues)}
     of_ids["replacing_ids"] = np.isin(every_id, vector.get("tokens", every_id))
     masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], **of_ids)
-    ids = np.array([row])
-    names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
-    inside = 1 - np.array([stored], np.uint8) if stored else None
-    found_positions, found_targets, weights = masker.apply(ids, np.array([len(row) - 2]), *names, inside)
+    ids, names = np.array([row]), (np.array([vector["variant"]]), np.array([vector["sample_id"]]))
+    flags = 1 - np.array([stored], np.uint8) if stored else None
+    found_positions, found_targets, weights = masker.apply(ids, np.array([len(row) - 2]), *names, flags)
     used = found_targets[0] != bertdata.IGNORE_INDEX
     masked_row = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
     assert masked_row == expected

@@ -22,8 +22,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 
 from bertdata.errors import TokenizerError
 from bertdata.tokenize.bytewords import LLAMA3_RULE
+from bertdata.tokenize.cutting import GPT2_RULE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
-from bertdata.tokenize.words import GPT2_RULE
 
 LISTS = json.loads((Path(__file__).parent.parent / "tests" / "word_lists.json").read_text(encoding="utf-8"))
 WORDS = LISTS["any_tokenizer"]

@@ -588,6 +588,7 @@ def make_inputs(folder: Path) -> None:
     folder.mkdir(parents=True)
 
     def write() -> None:
+        from bertdata.options import build_arguments
         from bertdata.write import build
 
         freeze.write_inputs(folder)
@@ -599,7 +600,7 @@ def make_inputs(folder: Path) -> None:
             "small": {"sentences": "line", "max_documents": 25, "validation": 0.0},
         }
         for name, options in kinds.items():
-            build(["english.txt"], name, tokenizer="vocab.txt", **options)
+            build(["english.txt"], name, **build_arguments({"tokenizer": "vocab.txt"} | options))
 
     def answer() -> None:
         from bertrain.lab.distillation import teacher

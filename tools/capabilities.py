@@ -55,8 +55,8 @@ IMPORTED = [
     "transformers.models.distilbert.modeling_distilbert",
 ]
 NOT_RUN = {
-    7: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none",
-    38: "names on the hub: test_tokens.py::test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none, and "
+    7: "names on the hub: test_tokens.py::test_a_hub_gives_a_tokenizer_or_says_that_it_has_none",
+    38: "names on the hub: test_tokens.py::test_a_hub_gives_a_tokenizer_or_says_that_it_has_none, and "
     "transformers, which loads models",
     46: "bits=4 where bitsandbytes is not installed: only its refusal, test_adapters.py::"
     "test_a_missing_library_is_one_sentence; docs/methods.md says what was tried",

@@ -23,6 +23,7 @@ from soak import write_text, write_vocab
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
+from bertdata.options import build_arguments
 from bertdata.write import build
 
 WAYS = ("windows", "documents", "packed", "pairs")
@@ -32,8 +33,8 @@ def small_dataset(scratch: Path) -> Path:
     """Three shards with all arrays there can be."""
     sys.path.insert(0, str(Path(__file__).parent))
     options = {"tokenizer": str(write_vocab(scratch / "vocab.txt")), "words": f"{Path(__file__).stem}:halves"}
-    text = write_text(scratch / "text", 1200)
-    return build([text], scratch / "shards", sentences="line", shard_size=700, validation=0.3, **options).dataset.path
+    options |= {"sentences": "line", "shard_size": 700, "validation": 0.3}
+    return build([write_text(scratch / "text", 1200)], scratch / "shards", **build_arguments(options)).dataset.path
 
 
 def halves(text: str) -> list[str]:

@@ -40,13 +40,12 @@ from soak import write_text, write_vocab
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.records import canonical
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.find import find_inputs
+from bertdata.options import IdsFormat, Shares
 from bertdata.sources.formats import TextFormat
-from bertdata.sources.split import split
+from bertdata.sources.inputs import find_inputs
+from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.load import load
-from bertdata.write.encoding import Recipe, TextEncoder
-from bertdata.write.units import Shares
+from bertdata.write.encoding import TextEncoder
 from bertrain.lab.distillation import answers
 
 TEXTS = ["the river", "stone, light and bread.\nunder the house", "", "naïve 水 \x00 \u2028 end", "wind " * 60]
@@ -123,7 +122,7 @@ def of_texts(scratch: Path) -> Iterator[tuple[str, Target]]:
         def use(path: Path = path) -> None:
             form = TextFormat(documents="blank", shard_size=64)
             plan = split(find_inputs([str(path)]).files, form)
-            encoder = TextEncoder(tokenizer, Recipe(form=form, shares=Shares(0.1, 0.0)), plan)
+            encoder = TextEncoder(tokenizer, Shares(validation=0.1), plan)
             for block in find_blocks(plan):
                 encoder.encode(block)
 
@@ -134,14 +133,15 @@ def of_ids(scratch: Path) -> Iterator[tuple[str, Target]]:
     """What `bertdata import` reads. Used: it is a dataset."""
     vocabulary, out = str(scratch / "vocab.txt"), scratch / "imported"
     text = write_text(scratch / "text.of-ids.txt", 600)
-    bertdata.build([text], scratch / "small", tokenizer=vocabulary, validation=0.0)
+    bertdata.build([text], scratch / "small", tokenizer=vocabulary, shares=Shares(validation=0.0))
     write_ids(scratch / "tokens", 30)
     (scratch / "ids.bin").write_bytes(np.arange(5, 40, dtype=np.uint16).tobytes())
 
-    def use(given: Path, **options: Any) -> Callable[[], None]:
+    def use(given: Path, **of_format: Any) -> Callable[[], None]:
         def imported() -> None:
             shutil.rmtree(out, ignore_errors=True)
-            dataset = bertdata.import_ids([given], out, tokenizer=vocabulary, validation=0.0, **options)
+            groups = {"ids": IdsFormat.taken(dict(of_format)), "shares": Shares(validation=0.0)}
+            dataset = bertdata.import_ids([given], out, tokenizer=vocabulary, **groups)
             assert dataset.num_tokens > 0
 
         return imported

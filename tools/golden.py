@@ -18,6 +18,7 @@ from pathlib import Path
 from bertdata import Dataset, Loader
 from bertdata.format import manifest
 from bertdata.format.origins import Origins
+from bertdata.options import build_arguments
 from bertdata.write import build
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -81,7 +82,7 @@ def write(out: Path, *, most_listed: int) -> None:
         manifest.MOST_LISTED = most_listed
         settings = {"sentences": "line", "validation": 0.3, "shard_size": 300}
         with contextlib.chdir(scratch):
-            dataset = build(["text"], out, tokenizer=str(vocabulary), **settings).dataset
+            dataset = build(["text"], out, **build_arguments({"tokenizer": str(vocabulary)} | settings)).dataset
     rows = json.dumps(described(dataset), indent=1)
     out.with_suffix(".json").write_text(rows + "\n", encoding="utf-8")
     print(f"{out}: {dataset.num_documents} documents, {sum(file.stat().st_size for file in out.iterdir()):,} bytes")

@@ -50,61 +50,62 @@ bertdata/files.py
 
 states build: sync of the names of records
 bertdata/files.py
--    fsync_directory(path.parent)
+-        os.replace(self._path(last), self.directory / last)
+-        fsync_directory(self.directory)
++        os.replace(self._path(last), self.directory / last)
 
 states build: sync of an array
 bertdata/format/arrays.py
 -os.fsync(self._file.fileno())
 +pass
 
-states build: sync before the manifest
-bertdata/write/publish.py
--    fsync_directory(directory)
--    manifest.write
-+    manifest.write
+states build: sync before the last name of a stage
+bertdata/files.py
+-        if names:
++        if not names:
 
 states overwrite: sync of the old manifest's new name
 bertdata/write/publish.py
--        fsync_directory(directory)
--    for table
-+    for table
+-            fsync_directory(directory)
+-        for table
++        for table
 
 states export: sync of an exported file
 bertdata/write/exporting.py
--os.fsync(file.fileno())
+-sync(file)
 +pass
 
 states export: sync of temporary names of an export
 bertdata/write/exporting.py
--                fsync_directory(directory)
-+                pass
+-        fsync_directory(directory)  # the next
++        #
 
-states export: sync after an export
-bertdata/write/exporting.py
--        raise
--    fsync_directory(directory)
-+        raise
+states export: the last name of a stage comes first
+bertdata/files.py
+-*names, last = self._files
++last, *names = self._files
 
 states pull: sync of a pulled file
-bertdata/transfer/pulling.py
--        os.fsync(copy.fileno())
+bertdata/remote/copies.py
+-        stage.publish()
++        path.with_name(path.name + TEMPORARY).replace(path)
++        fsync_directory(path.parent)
 
 states pull: sync of a pull's lock
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -            fsync_directory(target)  #
 +            #
 
-states pull-plain: sync before a pulled manifest
-bertdata/transfer/pulling.py
--        write_file(target / RECORD, content)
--    fsync_directory(target)
-+        write_file(target / RECORD, content)
+states pull-plain: sync of the name of a pulled file
+bertdata/remote/copies.py
+-        stage.publish()
++        __import__("bertdata.files").files.sync(copy)
++        path.with_name(path.name + TEMPORARY).replace(path)
 
-states teacher: sync of a unit of answers
+states teacher: the record of a unit of answers comes first
 bertrain/lab/distillation/answers.py
--    fsync_directory(directory)
--    record =
-+    record =
+-        stage.write(f"{unit}.json", sealed_record(record))
++        write_record(directory / f"{unit}.json", record)
 
 states merge: sync of a checkpoint's files
 bertrain/checkpoint.py
@@ -127,8 +128,8 @@ bertrain/lab/tables.py
 
 states build: temporary name of a record
 bertdata/files.py
--path.with_name(path.name + TEMPORARY)
-+path
+-(name + TEMPORARY)
++name
 
 states merge: a checkpoint appears at once
 bertrain/checkpoint.py
@@ -137,16 +138,17 @@ bertrain/checkpoint.py
 
 states build: the manifest last
 bertdata/write/publish.py
--    prepare_directory(directory, origins)
-+    manifest.write(directory)
-+    prepare_directory(directory, origins)
+-        prepare_directory(directory, origins)
++        stage.publish()
++        stage.publish = lambda: None
++        prepare_directory(directory, origins)
 
 states overwrite: the old manifest until the new one is there
 bertdata/write/publish.py
--    manifest.write(directory)
+-        stage.publish()
 -    (directory / REPLACED).unlink(missing_ok=True)
-+    (directory / REPLACED).unlink(missing_ok=True)
-+    manifest.write(directory)
++        (directory / REPLACED).unlink(missing_ok=True)
++        stage.publish()
 
 states teacher: the plan of answers goes last
 bertrain/lab/distillation/answers.py
@@ -170,13 +172,12 @@ bertdata/cli.py
 
 calls build: an error of a write ends the command
 bertdata/files.py
--file.write(content)
--                file.flush()
+-self.open(name).write(content)
 +with suppress(OSError):
-+                    os.write(file.fileno(), content)
++            os.write(self.open(name).fileno(), content)
 
 states pull: the lock of a pull
-bertdata/transfer/pulling.py
+bertdata/remote/copies.py
 -with locked(target / LOCK, f"{target} is being filled", "wait for it"):
 +if True:
 

@@ -24,8 +24,9 @@ from bertdata.errors import KINDS, install
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("bertdata", "bertrain")
 BESIDE = {"BadRow"}  # no subclass of BertdataError: it becomes part of an InputError
-REPEATED = {"str(error)", "warnings[0]", "error.kind"}  # of another error, which is listed where it is made
-NO_KIND = {"BadRow": "bad-row", "fail": "malformed"}  # calls that name no kind
+REPEATED = {"str(error)", "warnings[0]", "error.kind", "kind"}  # of another error, which is listed where it is made
+FUNCTIONS = {"fail": "UsageError", "require": "UsageError", "refused": "InputError"}  # what they raise or return
+NO_KIND = {"BadRow": "bad-row", "fail": "malformed", "require": "out-of-range"}  # calls that name no kind
 
 ERRORS = """# Errors
 
@@ -83,7 +84,7 @@ def error_classes(modules: dict[str, ast.Module]) -> set[str]:
 def errors() -> list[Error]:
     """Every error that the source makes, in the order of files and lines; the first line of the call is its line."""
     modules = sources()
-    names, constants = error_classes(modules) | {"fail"}, _constants(modules)
+    names, constants = error_classes(modules) | {*FUNCTIONS}, _constants(modules)
     listed = {}
     for file, tree in modules.items():
         before = _assigned_before(tree)
@@ -95,10 +96,13 @@ def errors() -> list[Error]:
             texts = {**constants, **of_self, **_assigned(scope, constants)} if calls else {}
             for call in calls:
                 name = _last(call.func)
-                if {ast.unparse(part) for part in call.args[:2]} & REPEATED:
+                is_method = name == "require" and len(call.args) < 4
+                if is_method or {ast.unparse(part) for part in call.args[:2]} & REPEATED:
                     continue
                 parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
-                message = "; ".join(_words(part, texts) for part in parts)
+                words = [_words(part, texts) for part in (call.args if name in ("require", "refused") else parts)]
+                message = f"{words[1]} is …; give {words[3]}" if name == "require" else "; ".join(words)
+                message = f"{words[0]}{words[2]}" if name == "refused" else message
                 for kind in _kinds(name, call):
                     listed[file, call.lineno, call.col_offset, kind] = Error(kind, message, name, file, call.lineno)
     return [listed[position] for position in sorted(listed)]
@@ -120,9 +124,9 @@ def _assigned_before(tree: ast.AST) -> dict[ast.AST, ast.expr]:
 
 def _kinds(name: str, call: ast.Call) -> list[str]:
     """Return the kinds that a call states, several in a conditional expression; [""] if it states none."""
-    if name in NO_KIND:
+    if name in NO_KIND and not call.args[4:]:
         return [NO_KIND[name]]
-    stated = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "kind")]
+    stated = [*call.args[1:2], *call.args[4:5], *(keyword.value for keyword in call.keywords if keyword.arg == "kind")]
     return sorted({getattr(node, "value", "") for each in stated for node in ast.walk(each)} & {*KINDS}) or [""]
 
 
@@ -131,15 +135,12 @@ def error_page() -> str:
     sections = [ERRORS]
     for kind, meaning in KINDS.items():
         of_kind = [error for error in errors() if error.kind == kind]
-        names = sorted({"UsageError" if error.name == "fail" else error.name for error in of_kind} - BESIDE)
-        lines = sorted({error.message for error in of_kind}, key=_sorted_by)
-        classes = " or ".join(f"`{name}`" for name in names)
-        sections.append(f"## {kind}\n\n{meaning} {classes}\n\n" + "".join(f"- {_shown(line)}\n" for line in lines))
+        names = {FUNCTIONS.get(error.name, error.name) for error in of_kind} - BESIDE
+        by_words = {(re.sub(r"⟨.*?⟩|…|[^\w\s]", "", error.message).strip().lower(), error.message) for error in of_kind}
+        classes = " or ".join(f"`{name}`" for name in sorted(names))
+        lines = "".join(f"- {_shown(line)}\n" for _, line in sorted(by_words))
+        sections.append(f"## {kind}\n\n{meaning} {classes}\n\n{lines}")
     return "\n".join(sections)
-
-
-def _sorted_by(message: str) -> tuple[str, str]:
-    return re.sub(r"⟨.*?⟩|…|[^\w\s]", "", message).strip().lower(), message
 
 
 def _shown(message: str) -> str:

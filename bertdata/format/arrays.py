@@ -9,15 +9,15 @@ import os
 import resource
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
-from bertdata.files import TEMPORARY, open_plain
+from bertdata.errors import DatasetError, damaged, unreadable
+from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
@@ -29,6 +29,11 @@ def npy_header(dtype: str, length: int) -> bytes:
     """The 128 bytes before the data, for any length below 10**60."""
     fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
+
+
+def file_bytes(dtype: str, length: int, **more: object) -> int:
+    """Return the size of an array file. more: what else is known of it."""
+    return HEADER_BYTES + np.dtype(dtype).itemsize * length
 
 
 def array_name(shard: str, array: str) -> str:
@@ -65,11 +70,11 @@ def _digest(file: Any) -> tuple[str, list[int]]:
 
 
 class ArrayWriter:
-    """Writes one array file under a temporary name; `commit` gives it its own name."""
+    """Writes an array file of a `Stage`."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        self.path, self.dtype, self.length = path, dtype, 0
-        self._file = open_plain(path.with_name(path.name + TEMPORARY), "w+b")
+    def __init__(self, stage: Stage, name: str, dtype: str) -> None:
+        """name: of the file."""
+        self.dtype, self.length, self._file = dtype, 0, stage.open(name)
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
@@ -77,8 +82,8 @@ class ArrayWriter:
         self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += values.size
 
-    def commit(self) -> dict[str, Any]:
-        """Finishes the file, and returns its entry in the commit record."""
+    def finish(self) -> dict[str, Any]:
+        """Write the header, sync and close the file, and return its entry in the commit record."""
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, self.length))
         self._file.flush()
@@ -91,14 +96,7 @@ class ArrayWriter:
                 sha256, crc32 = _digest(self._file)
                 synced.result()
         self._file.close()
-        os.replace(self._file.name, self.path)
         return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
-
-    def discard(self) -> None:
-        """Removes the temporary file of an array that will not be finished."""
-        with suppress(OSError):  # closing flushes the buffer, which a full disk refuses again
-            self._file.close()
-        Path(self._file.name).unlink(missing_ok=True)
 
 
 def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
@@ -107,16 +105,14 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
     Raises DatasetError if the file cannot be opened, or if its size or header is not that of `length` numbers of
     `dtype`.
     """
-    expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
+    expected = file_bytes(dtype, length)
     try:
         with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
-                sentence = f"{path} has {size:,} bytes and should have {expected:,}; copy or make it again"
-                raise DatasetError(sentence, "damaged", given=size)
+                raise damaged(path, f"it has {size:,} bytes and should have {expected:,}")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                sentence = f"{path} has no header of {length} numbers of {dtype} at its start; copy or make it again"
-                raise DatasetError(sentence, "damaged")
+                raise damaged(path, f"it does not begin with the header of {length} numbers of {dtype}")
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except OSError as error:
@@ -125,11 +121,10 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
                 sentence = f"{path} cannot be mapped into memory on this file system; copy the dataset to another one"
                 raise DatasetError(sentence, "unsupported", given=path) from None
     except FileNotFoundError:
-        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
+        raise damaged(path, "it is missing") from None
     except OSError as error:
         if error.errno != errno.EMFILE:
-            sentence = f"{path} cannot be opened: {error.strerror}; run the same again when it can be opened"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+            raise unreadable(path, error) from None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

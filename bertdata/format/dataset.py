@@ -6,7 +6,6 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, counted, damaged
-from bertdata.files import open_plain
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
-from bertdata.format.records import MAX_RECORD_BYTES
-from bertdata.format.shard import open_one, open_shard
-from bertdata.format.table import ShardTable
+from bertdata.format.records import read_content
+from bertdata.format.shards import open_one, open_shard
 from bertdata.types import SpecialTokens
 
 PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
@@ -52,17 +49,6 @@ class Dataset:
     def __repr__(self) -> str:
         size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')}"
         return f"<Dataset {self.path}: {size}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each split, and the tokenizer."""
-        rows = (
-            f"<tr><td>{name}<td>{len(split.shards):,}<td>{split.num_documents:,}<td>{split.num_tokens:,}"
-            for name, split in self.splits.items()
-        )
-        name = f", {self.manifest.tokenizer_name}" if self.manifest.tokenizer_name else ""
-        caption = escape(f"{self.path}: {self.special_tokens.vocab_size:,} ids{name}; {self.dataset_id[:16]}")
-        heads = "<tr><th>split<th>shards<th>documents<th>tokens"
-        return f"<table><caption>{caption}</caption>{heads}{''.join(rows)}</table>"
 
     @property
     def manifest(self) -> Manifest:
@@ -99,16 +85,10 @@ class Dataset:
         Raises UsageError if the dataset does not store it.
         """
         try:
-            if self.opens_at_once:
-                return self._arrays[shard, name]
             split = shard.partition("-")[0]
-            shards = self.splits[split].shards
-            assert isinstance(shards, ShardTable)  # noqa: S101  (they are not open)
-            return self._array(split, shards.number_of(shard), name)
+            return self._array(split, self.splits[split].shards.number_of(shard), name)
         except (KeyError, ValueError):
-            sentence = (
-                f"{self.path} stores no {name} of {shard}; give the names of a shard and of an array that it stores"
-            )
+            sentence = f"{self.path} stores no {name} of {shard}; give names of a shard and of an array that it stores"
             raise UsageError(sentence, "unknown", option="name", given=name) from None
 
     @property
@@ -117,12 +97,11 @@ class Dataset:
         return not self.manifest.tables
 
     def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
-        arrays, fault = self._arrays, None
+        arrays, key, fault = self._arrays, (split, number, name), None
+        if self.opens_at_once or key in arrays:
+            return arrays[key]
         try:
-            shard = self.splits[split].shards[number]
-            if self.opens_at_once or (shard.name, name) in arrays:
-                return arrays[shard.name, name]
-            array = open_one(self._directory, shard, name)
+            array = open_one(self._directory, self.splits[split].shards[number], name)
         except DatasetError as error:
             fault = error
         if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
@@ -130,8 +109,7 @@ class Dataset:
             raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
             raise fault
-        kept = {key: of_shard for key, of_shard in arrays.items() if key[0] == shard.name}
-        self._arrays = kept | {(shard.name, name): array}
+        self._arrays = {each: open_array for each, open_array in arrays.items() if each[:2] == key[:2]} | {key: array}
         return array
 
     def document(self, index: int) -> NDArray[Any]:
@@ -141,23 +119,14 @@ class Dataset:
         """
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
-        index %= len(self)
-        for name, split in self.splits.items():  # noqa: B007
-            if index < split.num_documents:
-                break
-            index -= split.num_documents
-        number = int(np.searchsorted(split.first_documents, index, side="right")) - 1
-        num_tokens = int(split.first_tokens[number + 1] - split.first_tokens[number])
-        offsets = self._array(name, number, "documents")
-        local = index - int(split.first_documents[number])
+        name, number, local = self.manifest.shard_of(index % len(self))
+        offsets, tokens = self._array(name, number, "documents"), self._array(name, number, "tokens")
         start, stop = int(offsets[local]), int(offsets[local + 1])
-        if not start < stop <= num_tokens:
-            shard = split.shards[number].name
-            path = array_path(self.path, shard, "documents")
-            sentence = f"{path} is damaged: document {local} runs from {start} to {stop}; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
+        if not start < stop <= tokens.size:
+            path = array_path(self.path, self.splits[name].shards[number].name, "documents")
+            raise damaged(path, f"document {local} runs from {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
-        return self._array(name, number, "tokens")[start : stop - has_separator]
+        return tokens[start : stop - has_separator]
 
     def __len__(self) -> int:
         return self.num_documents
@@ -192,22 +161,16 @@ class Dataset:
         Raises DatasetError if it cannot be read, or is not the file of this dataset.
         """
         path = self._directory / name
-        try:
-            with open_plain(path, "rb") as file:
-                content: bytes = file.read(MAX_RECORD_BYTES + 1)  # a longer one has another digest
-        except OSError as error:
-            sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+        content = read_content(path)  # a longer one has another digest
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
-            sentence = f"{path} is not the file that {MANIFEST} names; if a build replaced it, open the dataset again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(path, f"it is not the file that {MANIFEST} names")
         return content
 
 
-def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]:
-    """The manifest, the arrays that it names by (shard, array), and its stamp: never the files of two builds.
+def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any], Any]:
+    """Return the manifest, its arrays by (split, number of the shard, array), and its stamp: never files of two builds.
 
-    Of a dataset with many shards no array is opened.
+    No array of a dataset with many shards is opened.
 
     A build that replaces a dataset removes the manifest before it touches another file (docs/format.md). So arrays that
     were opened while the same manifest stayed in place belong to it. If it did not stay, this waits for the new one.
@@ -217,10 +180,11 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         before = stamp(directory / MANIFEST)
         try:
             manifest = read_manifest(directory)
-            listed = [] if manifest.tables else manifest.splits.values()
-            shards = [shard for split in listed for shard in split.shards]
             arrays = {
-                (shard.name, name): array for shard in shards for name, array in open_shard(directory, shard).items()
+                (split, number, name): array
+                for split, each in ({} if manifest.tables else manifest.splits).items()
+                for number, shard in enumerate(each.shards)
+                for name, array in open_shard(directory, shard).items()
             }
             fault = None
         except DatasetError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, NoDatasetError
+from bertdata.errors import DatasetError, NoDatasetError, damaged
+from bertdata.files import Stage
 from bertdata.format.arrays import open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, write_record
-from bertdata.format.table import (
+from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, sealed_record
+from bertdata.format.shards import (
     ARRAY_DTYPES,
     SPLITS,
     OpenTable,
     Shard,
-    ShardTable,
+    Shards,
     fits_tables,
+    from_list,
     read_tables,
     write_tables,
 )
@@ -37,31 +39,25 @@ REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new 
 MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
-_DTYPES = r"[<|](b1|[iu][1248]|f[248]|c8)"  # of arrays of unknown names
 _TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
 _TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name → number; the others are numbers
 
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of train, validation or test, in order. It has at least one."""
+    """Train, validation or test, with at least one shard."""
 
-    shards: Sequence[Shard]
+    shards: Shards
 
     @cached_property
     def first_documents(self) -> NDArray[np.int64]:
         """int64 [num_shards + 1]: the number of the first document of each shard, then of all documents."""
-        return self._sums(1, "num_documents")
+        return np.append(0, np.cumsum(self.shards.numbers[:, 1]))
 
     @cached_property
     def first_tokens(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the same for tokens, separators included."""
-        return self._sums(2, "num_tokens")
-
-    def _sums(self, column: int, name: str) -> NDArray[np.int64]:
-        if isinstance(self.shards, ShardTable):
-            return np.append(0, np.cumsum(self.shards.numbers[:, column]))
-        return np.append(0, np.cumsum([getattr(shard, name) for shard in self.shards], dtype=np.int64))
+        """int64 [num_shards + 1]: the number of the first token of each shard, then of all, separators included."""
+        return np.append(0, np.cumsum(self.shards.numbers[:, 2]))
 
     @property
     def num_documents(self) -> int:
@@ -73,14 +69,12 @@ class Split:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether pairs of segments can be made of it: sentences are stored, and there are two documents."""
+        """Whether pairs of segments can be made: sentences are stored, and there are two documents."""
         return self.stores("sentences") and self.num_documents > 1
 
     def stores(self, array: str) -> bool:
-        """Whether every shard has an array of this name."""
-        if isinstance(self.shards, ShardTable):
-            return array in self.shards.arrays
-        return all(array in shard.arrays for shard in self.shards)
+        """Return whether every shard has an array of this name."""
+        return self.shards.stores(array)
 
 
 @dataclass(frozen=True)
@@ -126,16 +120,25 @@ class Manifest:
         """Those of all splits."""
         return (shard for split in self.splits.values() for shard in split.shards)
 
+    def shard_of(self, document: int) -> tuple[str, int, int]:
+        """Return the split, the number of the shard and the number in the shard of a document. document: of all."""
+        for name, split in self.splits.items():  # noqa: B007
+            if document < split.num_documents:
+                break
+            document -= split.num_documents
+        number = int(np.searchsorted(split.first_documents, document, side="right")) - 1
+        return name, number, document - int(split.first_documents[number])
+
     @property
     def is_imported(self) -> bool:
         """Whether others made the ids, so that special ids may be inside documents."""
         return "imported" in self.settings
 
-    def write(self, directory: Path) -> None:
-        """Writes manifest.json, which publishes the dataset."""
+    def write(self, stage: Stage) -> None:
+        """Write manifest.json, whose name publishes the dataset, as the last file of a stage."""
         special = self.special_tokens
-        num_shards = sum(len(split.shards) for split in self.splits.values())
-        has_many = num_shards > MOST_LISTED and fits_tables(self.shards)
+        shards = {name: split.shards for name, split in self.splits.items()}
+        has_many = sum(map(len, shards.values())) > MOST_LISTED and fits_tables(shards.values())
         record = {
             "format": "bertdata",
             "format_version": MANY_SHARDS_VERSION if has_many else FORMAT_VERSION,
@@ -151,13 +154,12 @@ class Manifest:
             "counts": dict(self.counts),
         }
         if has_many:
-            record |= write_tables(directory, {name: split.shards for name, split in self.splits.items()})
+            record |= write_tables(stage, shards)
         else:
-            listed = {name: [dict(vars(shard)) for shard in split.shards] for name, split in self.splits.items()}
-            record["splits"] = listed
+            record["splits"] = {name: [vars(shard) for shard in each] for name, each in shards.items()}
         if self.tokenizer_name is not None:
             record["tokenizer_name"] = self.tokenizer_name
-        write_record(directory / MANIFEST, record)
+        stage.write(MANIFEST, sealed_record(record))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -190,19 +192,13 @@ def not_a_dataset(path: object) -> DatasetError:
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
     """As `read_manifest`, from the bytes of a file. name: what an error calls it."""
-    return _checked(parse_record(content, name, versions=VERSIONS), name, open_table)
-
-
-def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Manifest:
+    record = parse_record(content, name, versions=VERSIONS)
     try:
         manifest = _parse(record, open_table)
-        dataset_id = manifest.dataset_id
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        sentence = f"{path} is damaged: {type(error).__name__} {error}; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=path) from None
-    if dataset_id != record.get("dataset_id"):
-        sentence = f"{path} is damaged: its contents do not match its dataset_id; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=path)
+        if manifest.dataset_id != record["dataset_id"]:
+            raise ValueError("its dataset_id is not that of its contents")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise damaged(name, f"{type(error).__name__} {error}") from None
     return manifest
 
 
@@ -229,28 +225,19 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
     tokenizer_name = record.get("tokenizer_name")
     if not isinstance(tokenizer_name, str | None):
         raise ValueError(f"tokenizer_name {tokenizer_name!r}")
-    has_many, splits = record["format_version"] == MANY_SHARDS_VERSION, dict[str, Split]()
-    for name, entries in record["splits"].items():
-        if name not in SPLITS or not entries:
-            raise ValueError(f"split {name!r}")
-        if has_many:
-            continue
-        splits[name] = Split(tuple(Shard(**entry) for entry in entries))
-        for shard in splits[name].shards:
-            _check_shard(shard, name, record["token_dtype"])
-        units = [int(shard.name.removeprefix(f"{name}-")) for shard in splits[name].shards]
-        if units != sorted(set(units)):
-            raise ValueError(f"shard numbers of {name} do not ascend")
-    if has_many:
-        splits = {name: Split(table) for name, table in read_tables(record, open_table).items()}
-    if list(splits) != [name for name in SPLITS if name in splits] or not splits:
+    has_many, listed = record["format_version"] == MANY_SHARDS_VERSION, record["splits"]
+    if list(listed) != [name for name in SPLITS if name in listed] or not listed:
         raise ValueError("splits")
+    if has_many:
+        shards = read_tables(record, open_table)
+    else:
+        shards = {name: from_list(name, entries, record["token_dtype"]) for name, entries in listed.items()}
     _check_facts(record["settings"], record["counts"])
     keys = ("tokenizer", "settings", "counts")
     return Manifest(
         record["token_dtype"],
         special,
-        splits=splits,
+        splits={name: Split(each) for name, each in shards.items()},
         **{key: record[key] for key in keys},
         tokenizer_name=tokenizer_name,
         tables=dict(record["tables"]) if has_many else {},
@@ -266,26 +253,3 @@ def _check_facts(settings: dict[str, Any], counts: dict[str, Any]) -> None:
         raise ValueError("settings")
     if any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError("counts")
-
-
-def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
-    if not re.fullmatch(rf"{split}-[0-9]{{5,}}", shard.name):
-        raise ValueError(f"shard name {shard.name!r}")
-    for array, entry in shard.arrays.items():  # also those of unknown names, which verify reads
-        named = re.fullmatch(r"[a-z0-9_-]+", array) and re.fullmatch(_DTYPES, entry["dtype"])
-        if not named or type(entry["length"]) is not int:
-            raise ValueError(f"array {array!r} of shard {shard.name}")
-    if ("sentences" in shard.arrays) != (shard.num_sentences is not None):
-        raise ValueError(f"sentences of shard {shard.name}")
-    lengths = {"tokens": shard.num_tokens, "documents": shard.num_documents + 1}
-    if shard.num_sentences is not None:
-        lengths["sentences"] = shard.num_sentences + 1
-    if "words" in shard.arrays:
-        lengths["words"] = -(-shard.num_tokens // 8)
-    if "empty" in shard.arrays:
-        lengths["empty"] = shard.arrays["empty"]["length"]
-    for array, length in lengths.items():
-        entry = shard.arrays[array]
-        dtypes = (token_dtype,) if array == "tokens" else ARRAY_DTYPES[array]
-        if type(length) is not int or length < 1 or entry["length"] != length or entry["dtype"] not in dtypes:
-            raise ValueError(f"array {array} of shard {shard.name}")

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, damaged
-from bertdata.files import make_directory, open_plain, write_file
-from bertdata.format.arrays import HEADER_BYTES, open_array
+from bertdata.files import make_directory, write_file
+from bertdata.format.arrays import file_bytes, open_array
 from bertdata.format.manifest import Manifest
-from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+from bertdata.format.records import FORMAT_VERSION, read_content, read_record, write_record
 
 ORIGINS = "origins"  # the directory
 RECORD, INPUTS = f"{ORIGINS}/origins.json", f"{ORIGINS}/inputs.jsonl"
@@ -43,7 +43,7 @@ def origins_of(inputs: NDArray[np.int64], places: NDArray[np.int64], num_inputs:
     return inputs.astype(np.uint64) << np.uint64(place_bits(num_inputs)) | places.astype(np.uint64)
 
 
-def array_name(shard: str) -> str:
+def origins_name(shard: str) -> str:
     """The file of a shard, such as origins/train-00000.npy."""
     return f"{ORIGINS}/{shard}.npy"
 
@@ -104,21 +104,19 @@ class Record:
         if record.get("dataset_id") != manifest.dataset_id:
             return None
         try:
-            made = cls(*(record[key] for key in ("input_format", "text_key", "place_bits", "inputs", "shards")))
-            shards = {shard.name for shard in manifest.shards}
+            made = cls(*(record[each.name] for each in fields(cls)))
             number, size, sha256 = (made.inputs[key] for key in ("number", "bytes", "sha256"))
             sound = (
-                made.shards.keys() == shards
+                made.shards.keys() == {shard.name for shard in manifest.shards}
                 and all(type(value) is int and value >= 0 for value in (number, size, made.place_bits))
                 and made.place_bits == place_bits(number)
                 and all(isinstance(each, str) for each in (made.text_key, sha256, *made.shards.values()))
             )
-        except (KeyError, TypeError, AttributeError):
-            sound = False
-        if not sound:
-            sentence = f"{name} is damaged: it is not a record of the origins of this dataset; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=name)
-        return made
+            if not sound:
+                raise ValueError
+            return made
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise damaged(name, "it is not a record of the origins of this dataset") from None
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Record | None:
@@ -131,33 +129,25 @@ class Record:
 
     def files(self, manifest: Manifest) -> dict[str, tuple[str, int]]:
         """Name → SHA-256 and bytes of every file but the record."""
-        files = {INPUTS: (self.inputs["sha256"], self.inputs["bytes"])}
-        for shard in manifest.shards:
-            size = HEADER_BYTES + np.dtype(DTYPE).itemsize * shard.num_documents
-            files[array_name(shard.name)] = self.shards[shard.name], size
-        return files
+        arrays = {
+            origins_name(shard.name): (self.shards[shard.name], file_bytes(DTYPE, shard.num_documents))
+            for shard in manifest.shards
+        }
+        return {INPUTS: (self.inputs["sha256"], self.inputs["bytes"])} | arrays
 
     def named_inputs(self, directory: Path) -> list[NamedInput]:
         """The inputs in order. Raises DatasetError if the list is not the one that the record names."""
         path = directory / INPUTS
-        try:
-            with open_plain(path, "rb") as file:
-                content = file.read(min(self.inputs["bytes"], os.fstat(file.fileno()).st_size) + 1)
-        except OSError as error:
-            sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-            raise DatasetError(sentence, "unreadable", given=path) from None
+        content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
-            sentence = f"{path} is damaged: it is not the file that {RECORD} names; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
+            raise damaged(path, f"it is not the file that {RECORD} names")
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
-            is_sound = not any(b"\0" in os.fsencode(each.name) for each in inputs)  # else no file can have the name
+            if len(inputs) != self.inputs["number"] or any(b"\0" in os.fsencode(each.name) for each in inputs):
+                raise ValueError
+            return inputs
         except (ValueError, TypeError, RecursionError):
-            is_sound = False
-        if not is_sound or len(inputs) != self.inputs["number"]:
-            sentence = f"{path} is damaged: its lines are not a name, a size and a version each; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=path)
-        return inputs
+            raise damaged(path, "its lines are not a name, a size and a version each") from None
 
 
 class Origins:
@@ -178,14 +168,10 @@ class Origins:
 
     def input_and_place(self, document: int) -> tuple[str, int]:
         """Return the name of a document's input and its place there. document: of all, as in Dataset.document."""
-        for split in self._manifest.splits.values():  # noqa: B007
-            if document < split.num_documents:
-                break
-            document -= split.num_documents
-        number = int(np.searchsorted(split.first_documents, document, side="right")) - 1
-        shard = split.shards[number]
-        array = open_array(self._directory / array_name(shard.name), DTYPE, shard.num_documents)
-        source, place = divmod(int(array[document - int(split.first_documents[number])]), 1 << self.record.place_bits)
+        split, number, index = self._manifest.shard_of(document)
+        shard = self._manifest.splits[split].shards[number]
+        array = open_array(self._directory / origins_name(shard.name), DTYPE, shard.num_documents)
+        source, place = divmod(int(array[index]), 1 << self.record.place_bits)
         if source >= len(self.inputs):
             raise damaged(self._directory)
         return self.inputs[source].name, place

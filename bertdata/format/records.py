@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import open_plain, write_file
 
 FORMAT_VERSION = 1  # of all records; a manifest of many shards has another one
@@ -21,8 +22,13 @@ def canonical(record: Any) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
-def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) -> None:
-    """Writes a JSON object with its checksum, completely or not at all. indent None: in one line, which is faster."""
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON object with its checksum, completely or not at all."""
+    write_file(path, sealed_record(record))
+
+
+def sealed_record(record: dict[str, Any], *, indent: int | None = 1) -> bytes:
+    """Return a JSON object with its checksum, as a file. indent None: in one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     content = io.BytesIO()
     text = io.TextIOWrapper(content, encoding="ascii", newline="")
@@ -32,7 +38,7 @@ def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) 
         json.dump(sealed, text, indent=indent)  # by pieces: all of them take more memory than the text
     text.write("\n")
     text.flush()
-    write_file(path, content.getvalue())
+    return content.getvalue()
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
@@ -43,33 +49,29 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
     return parse_record(read_content(path), path, versions=versions)
 
 
-def read_content(path: Path) -> bytes:
-    """Return the bytes of a record. Raises DatasetError if the file is missing or cannot be read."""
+def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
+    """Return the bytes of a file, at most `most` and one. Raises DatasetError if it is missing or cannot be read."""
     try:
         with open_plain(path, "rb") as file:
-            return file.read(MAX_RECORD_BYTES + 1)
+            return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except FileNotFoundError:
-        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
+        raise damaged(path, "it is missing") from None
     except OSError as error:
-        sentence = f"{path} cannot be read: {error.strerror}; run the same again when it can be read"
-        raise DatasetError(sentence, "unreadable", given=path) from None
+        raise unreadable(path, error) from None
 
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """As `read_record`, from the bytes of a file. name: what an error calls it."""
     if len(content) > MAX_RECORD_BYTES:
-        sentence = f"{name} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=name)
+        raise damaged(name, f"it has more than {MAX_RECORD_BYTES:,} bytes")
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            sentence = f"{name} is damaged: its contents do not match its checksum; copy or make it again"
-            raise DatasetError(sentence, "damaged", given=name)
+            raise damaged(name, "its contents do not match its checksum")
         version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sentence = f"{name} is damaged: it is not a JSON object with a checksum; copy or make it again"
-        raise DatasetError(sentence, "damaged", given=name) from None
+        raise damaged(name, "it is not a JSON object with a checksum") from None
     if version not in versions:
         known = " and ".join(map(str, versions))
         sentence = f"{name} has format version {version!r}, and this library reads {known}; upgrade bertdata"

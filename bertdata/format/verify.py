@@ -14,69 +14,62 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.format import origins
-from bertdata.format.arrays import BLOCK_BYTES, HEADER_BYTES, array_path, digest, open_array
+from bertdata.format.arrays import BLOCK_BYTES, array_path, digest, file_bytes, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
-from bertdata.format.shard import open_shard
+from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, SpecialTokens
 
 _PIECE = 1 << 20  # numbers that are checked at a time
 
 
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Returns every fault, a sentence each that names the file and the offset; an empty list for a sound dataset.
+    """Return every fault, a sentence each that names the file and the offset; an empty list for a sound dataset.
 
     progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest cannot be
     read.
     """
     directory = Path(path)
     manifest = read_manifest(directory)
-    faults = []
-    for name, expected in manifest.tokenizer.items():
-        file = directory / name
-        try:
-            if digest(file)[0] != expected:
-                faults.append(f"{file}: its SHA-256 is not the one in the manifest; it was changed")
-        except FileNotFoundError:
-            faults.append(f"{file} is missing")
-        except (OSError, DatasetError) as error:
-            faults.append(str(error))
-    if not faults:
-        try:
-            require_own_tokens(directory, manifest)
-        except DatasetError as error:
-            faults.append(str(error))
-    for name, expected in manifest.tables.items():
-        try:
-            is_sound = digest(directory / name)[0] == expected
-        except (OSError, DatasetError) as error:
-            return [*faults, f"{directory / name} cannot be read: {error}"]
-        if not is_sound:
-            return [*faults, f"{directory / name} is damaged: its SHA-256 is not the one in the manifest"]
+    faults = _digest_faults(directory, manifest.tokenizer) or _errors(require_own_tokens, directory, manifest)
+    if table_faults := _digest_faults(directory, manifest.tables):
+        return faults + table_faults
     if manifest.computed_id() != manifest.dataset_id:
         faults.append(f"{directory}: its dataset_id is not that of its arrays")
-    shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
-    paths = [array_path(directory, shard.name, array) for _, shard in shards for array in shard.arrays]
-    total = sum(file.stat().st_size for file in paths if file.exists())
-    done = 0
-    for split, shard in shards:
+    done, total = 0, sum(file_bytes(**entry) for shard in manifest.shards for entry in shard.arrays.values())
+    for shard in manifest.shards:
         crc32_of: dict[str, list[int]] = {}
-        try:
-            crc32_of = _recorded_crc32(directory, split, shard)
-        except DatasetError as error:
-            faults.append(str(error))
+        faults += _errors(lambda: crc32_of.update(_recorded_crc32(directory, shard)))  # noqa: B023
         shard_faults: list[str] = []
         for array, entry in shard.arrays.items():
-            file = array_path(directory, shard.name, array)
-            shard_faults += array_faults(file, entry, crc32_of.get(array))
-            done += file.stat().st_size if file.exists() else 0
+            shard_faults += array_faults(array_path(directory, shard.name, array), entry, crc32_of.get(array))
+            done += file_bytes(**entry)
             progress(done, total)
         if not shard_faults:  # else the contents would only say again that the files are damaged
             shard_faults += _content_faults(directory, shard, manifest)
         faults += shard_faults
     return faults + list(_origin_faults(directory, manifest))
+
+
+def _errors(check: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return the message of the error that a check raises, if it raises one."""
+    try:
+        check(*arguments)
+    except (DatasetError, OSError) as error:
+        return [str(error)]
+    return []
+
+
+def _digest_faults(directory: Path, digests: Mapping[str, str]) -> list[str]:
+    """Compare files with their SHA-256, by name."""
+
+    def require(path: Path, sha256: str) -> None:
+        if digest(path)[0] != sha256:
+            raise damaged(path, "its SHA-256 is not the one in the manifest")
+
+    return [fault for name, sha256 in digests.items() for fault in _errors(require, directory / name, sha256)]
 
 
 def require_own_tokens(directory: Path, manifest: Manifest) -> None:
@@ -98,42 +91,31 @@ def require_own_tokens(directory: Path, manifest: Manifest) -> None:
         ids = {vocabulary[each["content"]] for each in added if each["special"]} | set(roles.values())
         found = SpecialTokens(vocab_size=max(vocabulary.values()) + 1, special_ids=tuple(sorted(ids)), **roles)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        sentence = f"{files[0]} is not a tokenizer ({type(error).__name__}: {error}); build the dataset again"
-        raise DatasetError(sentence, "damaged", given=files[0]) from None
+        raise damaged(files[0], f"it is not a tokenizer ({type(error).__name__}: {error})") from None
     if replace(found, separator=special.separator) != special:
-        sentence = (
-            f"{directory / MANIFEST} is damaged: its vocab_size or its special ids are not those of "
-            f"{files[0].name}; copy or make both again"
-        )
-        raise DatasetError(sentence, "damaged", given=directory / MANIFEST)
+        raise damaged(directory / MANIFEST, f"its vocab_size or its special ids are not those of {files[0].name}")
 
 
-def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
+def _recorded_crc32(directory: Path, shard: Shard) -> dict[str, list[int]]:
     """The CRC-32 of each block of each array, by array, from a commit record that agrees with the manifest."""
     path = directory / f"{shard.name}.json"
     record = read_record(path)
     try:
-        if record["split"] != split:
-            sentence = f"{path} and the manifest disagree about the split; copy or make both again"
-            raise DatasetError(sentence, "damaged", given=record["split"])
+        if record["split"] != shard.name.rpartition("-")[0]:
+            raise damaged(path, "its split is not that of the manifest")
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                sentence = f"{path} and the manifest disagree about array {array}; copy or make both again"
-                raise DatasetError(sentence, "damaged", given=array)
+                raise damaged(path, f"its array {array} is not that of the manifest")
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
-        sentence = f"{path} is damaged: it is not the record of this shard; copy or make it again"
-        raise DatasetError(sentence, "damaged") from None
+        raise damaged(path, "it is not the record of this shard") from None
 
 
 def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:
     """Compares a file with its SHA-256 and, if the commit record gave them, with the CRC-32 of its blocks."""
     try:
         sha256, crc32 = digest(file)
-    except OSError as error:
-        yield f"{file} cannot be read: {error.strerror}"
-        return
-    except DatasetError as error:
+    except (DatasetError, OSError) as error:
         yield str(error)
         return
     if sha256 == entry["sha256"]:
@@ -141,7 +123,7 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
             yield f"{file} is sound, but the CRC-32 in its commit record are not those of the file"
         return
     size = file.stat().st_size
-    expected = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+    expected = file_bytes(**entry)
     if size != expected:
         yield f"{file} has {size:,} bytes and should have {expected:,}"
     blocks = [number for number, (a, b) in enumerate(zip(crc32, recorded or [], strict=False)) if a != b]
@@ -256,7 +238,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         yield str(error)
         return
     for shard in manifest.shards:
-        file = directory / origins.array_name(shard.name)
+        file = directory / origins.origins_name(shard.name)
         entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
         faults = list(array_faults(file, entry, None))
         yield from faults

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from bertdata.errors import DatasetError, TokenizerError, counted, damaged
-from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format.arrays import file_bytes
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.tokenize.forms import flat
@@ -30,7 +30,7 @@ _SHARES = {
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """All facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
+    """Return all facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
 
     samples, length, global_batch_size, world_size: for the numbers of samples, of steps, and of the rows of a step on
     the rank that has most. Samples that need an index make it.
@@ -49,7 +49,7 @@ def facts(
             **shares,
         }
     size = sum(
-        HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
+        file_bytes(**entry)
         for split in dataset.splits.values()
         for shard in split.shards
         for entry in shard.arrays.values()
@@ -167,7 +167,6 @@ def _engine(tokenizer: dict[str, Any]) -> str:
 def text(about: dict[str, Any]) -> str:
     """The facts as text for a terminal, 100 columns wide."""
     tokenizer, steps, spread = about["tokenizer"], about["steps_for"], about["tokens_per_document"]
-    counts = defaultdict(int, about["counts"])  # other programs write fewer
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
     ranks = f": at most {steps['rows_of_a_rank']} on one of {steps['world_size']} ranks" * (steps["world_size"] > 1)
     lines = [
@@ -203,47 +202,42 @@ def text(about: dict[str, Any]) -> str:
     for entry in spread["histogram"]:
         bar = "█" * math.ceil(_BAR * entry["documents"] / largest)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
-    is_imported = "imported" in about["settings"]
-    return "\n".join([*lines, "", *(_imported(about["settings"], counts) if is_imported else _built(counts))])
+    events = (f"  {name:<13}{sentence}" for name, sentence in text_events(about))
+    return "\n".join([*lines, "", *events])
 
 
-def _built(counts: dict[str, Any]) -> list[str]:
-    """What was read of the text of a build, and what became of it."""
-    literals = ", ".join(f"{token} {count:,} times" for token, count in counts.get("special_literals", {}).items())
-    skipped, removed, duplicates = (
-        counts[name] for name in ("skipped_rows", "removed_documents", "duplicate_documents")
-    )
-    num_read = counts["documents"] + counts["dropped_documents"]
-    words = ", ".join(f"{number:,} in {split}" for split, number in counts.get("words", {}).items())
-    return [
-        f"  text read    {counts['text_bytes']:,} bytes in {counted(num_read, 'document')}",
-        *([f"  words        {words}, by white space"] if words else []),
-        f"  dropped      {counted(counts['dropped_documents'], 'document')} without a token, "
-        f"{counted(skipped, 'bad row')}",
-        *([f"  removed      {counted(removed, 'document')} by --map"] if removed else []),
-        *([f"  duplicates   {counted(duplicates, 'document')} whose text came before, left out"] if duplicates else []),
-        f"  replaced     {counted(counts['replaced_characters'], 'invalid sequence')} (by U+FFFD), "
-        f"{counted(counts['special_ids_replaced'], 'special id')} (by the unknown id)",
-        f"  kept as text {literals or 'no special token was spelled in the text'}",
-    ]
+_EVENTS = (  # name, count of the manifest, noun, what happened
+    ("dropped", "dropped_documents", "document", "without a token"),
+    ("dropped", "empty_sentences", "sentence", "without an id"),
+    ("dropped", "skipped_rows", "bad row", "that cannot be used"),
+    ("removed", "removed_documents", "document", "by --map"),
+    ("duplicates", "duplicate_documents", "document", "whose text came before, left out"),
+    ("replaced", "replaced_characters", "invalid sequence", "by U+FFFD"),
+    ("replaced", "special_ids_replaced", "special id", "by the unknown id"),
+)
 
 
-def _imported(settings: dict[str, Any], counts: dict[str, Any]) -> list[str]:
-    """What was read and found in ids that others made."""
-    num_read = counts["documents"] + counts["dropped_documents"]
-    return [
-        f"  imported     {settings['imported']}: {counts['ids_bytes']:,} bytes of ids in "
-        f"{counted(num_read, 'document')}",
-        f"  dropped      {counted(counts['dropped_documents'], 'document')} and "
-        f"{counted(counts['empty_sentences'], 'sentence')} without an id",
-        f"  inside       {special_ids_inside(counts) or 'no special token is inside a document'}",
-    ]
+def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a build or an import read, and what it skipped, replaced or kept: a name and a sentence each."""
+    counts, source = about["counts"], about["settings"].get("imported")  # other programs write fewer counts
+    num_read = counted(about["documents"] + counts.get("dropped_documents", 0), "document")
+    if source:
+        yield "imported", f"{source}: {counts.get('ids_bytes', 0):,} bytes of ids in {num_read}"
+    else:
+        yield "text read", f"{counts.get('text_bytes', 0):,} bytes in {num_read}"
+    if words := counts.get("words"):
+        yield "words", f"{', '.join(f'{number:,} in {split}' for split, number in words.items())}, by white space"
+    for name, key, noun, what in _EVENTS:
+        if number := counts.get(key):
+            yield name, f"{counted(number, noun)} {what}"
+    for name, key in (("kept as text", "special_literals"), ("inside", "special_ids_inside")):
+        if tokens := counts.get(key):
+            yield name, times(tokens)
 
 
-def special_ids_inside(counts: Mapping[str, Any]) -> str:
-    """Which special tokens are inside documents of an imported dataset, and how often; "" for none."""
-    inside = counts.get("special_ids_inside", {})
-    return ", ".join(f"{token} {count:,} times" for token, count in inside.items())
+def times(tokens: Mapping[str, int]) -> str:
+    """Return tokens and how often each occurs."""
+    return ", ".join(f"{token} {counted(count, 'time')}" for token, count in tokens.items())
 
 
 def as_json(about: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ Everything that the page shows is in its JSON; report.html has its sections, pag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
@@ -73,7 +72,7 @@ def report(
 def _flow(about: dict[str, Any]) -> dict[str, Any]:
     """Documents: how many were read, what became of each of them, and the splits that have the others.
 
-    text: sentences about what was skipped or replaced inside.
+    text: what was read, skipped, replaced or kept.
     """
     counts = about["counts"]
     left_out = {
@@ -86,29 +85,8 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
         "read": sum(splits.values()) + sum(left_out.values()),
         "left_out": left_out,
         "splits": splits,
-        "text": list(_replaced(counts)),
+        "text": [f"{name}: {sentence}" for name, sentence in facts.text_events(about)],
     }
-
-
-def _replaced(counts: dict[str, Any]) -> Iterator[str]:
-    """What a build skipped, replaced or kept in the texts, in sentences."""
-    if size := counts.get("text_bytes", 0):
-        yield f"The text has {size:,} bytes."
-    if size := counts.get("ids_bytes", 0):
-        yield f"Ids of {size:,} bytes were imported."
-    if skipped := counts.get("skipped_rows", 0):
-        yield f"The build skipped {counted(skipped, 'row')} that cannot be used."
-    if replaced := counts.get("replaced_characters", 0):
-        yield f"{replaced:,} invalid sequences were replaced by U+FFFD."
-    if replaced := counts.get("special_ids_replaced", 0):
-        yield f"{replaced:,} special ids were replaced by the unknown id."
-    for what, name in (("Kept as text", "special_literals"), ("Inside documents", "special_ids_inside")):
-        if found := counts.get(name):
-            yield f"{what}: {', '.join(f'{token} {_times(count)}' for token, count in found.items())}."
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
 
 
 def _token_counts(dataset: Dataset) -> NDArray[np.int64]:
@@ -179,7 +157,7 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
-    """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
+    """Return rows of some positions, epochs and seeds, and what each masking policy does to them.
 
     spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).
     Of long rows, the first 512 places.
@@ -187,33 +165,30 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
     has_masks = dataset.special_tokens.mask is not None
     split = next(name for name, each in dataset.splits.items() if samples != "pairs" or each.has_pairs)
     rows: list[Any] = []
+    tokens = set[int]()
     for seed in range(_SEEDS):
         common: dict[str, Any] = {"split": split, "length": length, "seed": seed, "samples": samples}
         plain = Loader(dataset, masking=None, **common)
         masked = {
             policy: Loader(dataset, masking=Masking(policy=policy), **common) for policy in MASKING_POLICIES * has_masks
         }
-        count = min(_SAMPLES, plain.num_samples)
         rows.append([])
         for epoch in range(_EPOCHS):
-            positions = epoch * plain.num_samples + np.arange(count)
-            batch = plain.read(positions)
+            positions = epoch * plain.num_samples + np.arange(min(_SAMPLES, plain.num_samples))
+            batch, rows_of_epoch = plain.read(positions), []
             hidden = {policy: loader.read(positions) for policy, loader in masked.items()}
-            filled = [length] * count if batch.attention_mask is None else batch.attention_mask.sum(1).tolist()
-            rows[seed].append(
-                [
-                    {
-                        "ids": batch.input_ids[row, : min(filled[row], _PLACES)].tolist(),
-                        "masks": {
-                            policy: [[place, int(seen.input_ids[row, place])] for place in _chosen(seen.labels[row])]
-                            for policy, seen in hidden.items()
-                        },
-                    }
-                    for row in range(count)
-                ]
-            )
+            chosen = {policy: seen.labels[:, :_PLACES] >= 0 for policy, seen in hidden.items()}
+            filled = np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+            for row, size in enumerate(filled[:, :_PLACES].sum(1).tolist()):
+                ids, masks = batch.input_ids[row, :size].tolist(), {}
+                for policy, seen in hidden.items():
+                    places = np.flatnonzero(chosen[policy][row])
+                    masks[policy] = np.stack([places, seen.input_ids[row, places]], 1).tolist()
+                    tokens.update(seen.input_ids[row, places].tolist())
+                tokens.update(ids)
+                rows_of_epoch.append({"ids": ids, "masks": masks})
+            rows[seed].append(rows_of_epoch)
     token_of = spelled(tokenizer)
-    ids = {token for row in _each(rows) for token in (*row["ids"], *(x for m in row["masks"].values() for _, x in m))}
     return {
         "split": split,
         "kind": samples,
@@ -222,62 +197,48 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
         "mask": dataset.special_tokens.mask,
         "special": list(dataset.special_tokens.special_ids),
         "policies": list(MASKING_POLICIES) if has_masks else [],
-        "spellings": {token: token_of(token)[:_WORD] for token in sorted(ids)},
+        "spellings": {token: token_of(token)[:_WORD] for token in sorted(tokens)},
         "rows": rows,
     }
 
 
-def _chosen(labels: NDArray[np.int64]) -> list[int]:
-    return np.flatnonzero(labels[:_PLACES] >= 0).tolist()
-
-
-def _each(rows: list[Any]) -> Iterator[dict[str, Any]]:
-    return (row for seed in rows for epoch in seed for row in epoch)
-
-
 def _warnings(data: dict[str, Any]) -> list[str]:
-    """What a user should know before training, each in one sentence."""
+    """Return what a user should know before training, each in one sentence."""
     about, tokens, unknown, flow = data["about"], data["tokens"], data["unknown"], data["flow"]
-    steps, counts, found = about["steps_for"], about["counts"], []
-    if data["samples"] is None:
-        found.append(
-            "The tokenizer has no [CLS] or no [SEP], so a model cannot be trained on rows of this dataset; "
-            "make it again with --special-tokens, which adds them."
-        )
-    if unknown > 0.001 * tokens["counted"]:
-        found.append(
-            f"{unknown / tokens['counted']:.2%} of the tokens counted are the unknown token; a tokenizer "
-            "that fits the text loses less."
-        )
-    if tokens["used"] < 0.5 * tokens["vocab_size"]:
-        found.append(
-            f"Only {tokens['used']:,} of {tokens['vocab_size']:,} ids occur in the {tokens['counted']:,} tokens "
-            "counted; a smaller vocabulary makes a smaller model."
-        )
-    if "validation" not in about["splits"]:
-        found.append("There is no validation split, so a run is not evaluated; build with --validation 0.01.")
-    elif about["splits"]["validation"]["documents"] < 20:
-        found.append(
-            f"The validation split has {counted(about['splits']['validation']['documents'], 'document')}, so its loss "
-            "says little."
-        )
-    if counts.get("replaced_characters"):
-        found.append(
-            f"{counts['replaced_characters']:,} invalid sequences were replaced; if the text is not UTF-8, give its "
-            "--encoding."
-        )
-    for name, number in flow["left_out"].items():
-        if number > 0.1 * flow["read"]:
-            found.append(f"{number / flow['read']:.0%} of the documents were left out: {name}.")
-    if skipped := counts.get("skipped_rows", 0):
-        found.append(f"The build skipped {counted(skipped, 'row')} that cannot be used.")
-    spelled = sum(counts.get("special_literals", {}).values())
-    if spelled:
-        found.append(f"The text spells special tokens {_times(spelled)}; they were kept as ordinary text.")
-    train = about["splits"].get("train")
-    if train and (num_steps := math.ceil(train["steps_per_epoch"])) < _FEW_STEPS:
-        found.append(
-            f"An epoch has {counted(num_steps, 'step')} of {steps['global_batch_size']} rows, "
-            "so a long run reads the text many times."
-        )
-    return found
+    splits, counts = about["splits"], about["counts"]
+    counted_tokens, num_steps = tokens["counted"], math.ceil(splits.get("train", {}).get("steps_per_epoch", _FEW_STEPS))
+    held_out = splits.get("validation", {}).get("documents", 0)
+    replaced, skipped = counts.get("replaced_characters", 0), counts.get("skipped_rows", 0)
+    literals = sum(counts.get("special_literals", {}).values())
+    warnings = [
+        (
+            data["samples"] is None,
+            "The tokenizer has no [CLS] or no [SEP], so a model cannot be trained on rows of this dataset; make it "
+            "again with --special-tokens, which adds them.",
+        ),
+        (
+            unknown > 0.001 * counted_tokens,
+            f"{unknown / counted_tokens:.2%} of the tokens counted are the unknown token; a tokenizer that fits the "
+            "text loses less.",
+        ),
+        (
+            tokens["used"] < 0.5 * tokens["vocab_size"],
+            f"Only {tokens['used']:,} of {tokens['vocab_size']:,} ids occur in the {counted_tokens:,} tokens counted; "
+            "a smaller vocabulary makes a smaller model.",
+        ),
+        (held_out == 0, "There is no validation split, so a run is not evaluated; build with --validation 0.01."),
+        (0 < held_out < 20, f"The validation split has {counted(held_out, 'document')}, so its loss says little."),
+        (replaced, f"{replaced:,} invalid sequences were replaced; if the text is not UTF-8, give its --encoding."),
+        (skipped, f"The build skipped {counted(skipped, 'row')} that cannot be used."),
+        (literals, f"The text spells special tokens {counted(literals, 'time')}; they were kept as ordinary text."),
+        (
+            num_steps < _FEW_STEPS,
+            f"An epoch has {counted(num_steps, 'step')} of {about['steps_for']['global_batch_size']} rows, so a long "
+            "run reads the text many times.",
+        ),
+    ]
+    warnings += [
+        (number > 0.1 * flow["read"], f"{number / flow['read']:.0%} of the documents were left out: {name}.")
+        for name, number in flow["left_out"].items()
+    ]
+    return [sentence for holds, sentence in warnings if holds]

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bertdata.choices import MaskingPolicy
-from bertdata.errors import UsageError
+from bertdata.errors import require
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.types import IGNORE_INDEX, Masking
 
 
-def shown(
-    dataset: Dataset,
-    *,
-    samples: str,
-    split: str,
-    first: int,
-    count: int,
-    length: int,
-    seed: int,
-    policy: MaskingPolicy | None,
-) -> str:
-    """Samples by position, decoded. With a masking policy each is a table of input, target and what the mask did.
+def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | None, **options: Any) -> str:
+    """Return samples as text. With a masking policy each is a table of input, target and what the mask did.
 
-    first, count: positions of the first epoch. policy: one of choices.MASKING_POLICIES; None: rows are not masked.
-    Raises UsageError for a split or a position that does not exist.
+    sample: position of the first one, in the first epoch. policy: None: rows are not masked. options: samples, split,
+    length and seed of the Loader. Raises UsageError for a split or a position that does not exist.
     """
     from bertdata.tokenize.spelling import spelled
     from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
@@ -33,15 +25,14 @@ def shown(
     tokenizer = LoadedTokenizer(dataset.tokenizer_file(TOKENIZER).decode(errors="replace"))
     token_of = spelled(tokenizer)
     masking = Masking(policy=policy) if policy else None
-    loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
-    if not 0 <= first < loader.num_samples:
-        sentence = f"--sample is {first}; give a position from 0 to {loader.num_samples - 1}"
-        raise UsageError(sentence, "out-of-range", option="sample", given=first)
+    loader = Loader(dataset, masking=masking, **options)
+    require(0 <= sample < loader.num_samples, "sample", sample, f"a position from 0 to {loader.num_samples - 1}")
     blocks = []
-    for position in range(first, min(first + count, loader.num_samples)):
+    for position in range(sample, min(sample + count, loader.num_samples)):
         batch = loader.read(np.array([position]))
         ids = batch.input_ids[0]
         ids = ids if batch.attention_mask is None else ids[batch.attention_mask[0] == 1]
+        split, seed = options["split"], options["seed"]
         lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} places, seed {seed}"]
         if batch.next_sentence_label is not None:
             follows = "is from another document" if batch.next_sentence_label[0] else "follows the first"

@@ -1,16 +1,13 @@
 """Sampling indexes, computed once and cached on disk as memory-mapped arrays.
 
-The name of an index in the cache directory is a hash of everything that decides its contents, so two processes that
-make the same index write the same bytes. An index appears when it is complete. Its arrays are compared with their
-SHA-256 when it is opened, about 1.5 GB/s. The directory can be deleted at any time; what is needed is made again.
+The name of an index is a hash of everything that decides its contents, so two processes that make the same index write
+the same bytes. Its record is written last. An array that is newer than the record was changed or copied, and is
+compared with its SHA-256. The directory can be deleted at any time; what is needed is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,18 +15,18 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, DatasetError, damaged
-from bertdata.files import cache_directory, fsync_directory, make_directory
-from bertdata.format.arrays import ArrayWriter, array_path, digest, open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
+from bertdata.files import Stage, cache_directory, make_directory
+from bertdata.format.arrays import ArrayWriter, array_name, array_path, digest, open_array
+from bertdata.format.records import FORMAT_VERSION, canonical, read_record, sealed_record
 from bertdata.read.stream import TokenStream
 
 INDEX_VERSION = 3  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
-"""append(name, values): adds values to the end of an array of the index."""
+"""append(name, values) adds values to the end of an array of the index."""
 
 
 def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
-    """What decides the contents of every index of a split; a kind of samples adds what else it depends on."""
+    """Return what decides the contents of every index of a split. A kind of samples may add to it."""
     return {
         "version": INDEX_VERSION,
         "dataset_id": stream.dataset.dataset_id,
@@ -42,10 +39,10 @@ def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
 def open_index(
     identity: dict[str, Any], dtypes: dict[str, str], make: Callable[[Append], dict[str, Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Returns the arrays of an index by name, read-only memory maps, and facts about them. Makes it if there is none.
+    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make a missing index.
 
-    identity: JSON-able; everything that decides the contents. dtypes: of the arrays, by name. make: calls append for
-    the values of each array in order, and returns the facts. Raises BuildError if the index cannot be written.
+    identity: all that decides the contents, as JSON. dtypes: array → dtype. make: calls append for the values of each
+    array in order, and returns the facts. Raises BuildError if the index cannot be written.
     """
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:
@@ -54,41 +51,27 @@ def open_index(
         pass
     try:
         make_directory(directory)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
-        try:
-            writers = {array: ArrayWriter(array_path(temporary, name, array), dtype) for array, dtype in dtypes.items()}
-            try:
-                facts = make(lambda array, values: writers[array].append(values))
-                entries = {array: writer.commit() for array, writer in writers.items()}
-            except BaseException:
-                for writer in writers.values():
-                    writer.discard()
-                raise
-            for array in dtypes:
-                os.replace(array_path(temporary, name, array), array_path(directory, name, array))
-            fsync_directory(directory)
+        with Stage(directory, apart=directory) as stage:
+            writers = {array: ArrayWriter(stage, array_name(name, array), dtype) for array, dtype in dtypes.items()}
+            facts = make(lambda array, values: writers[array].append(values))
+            entries = {array: writer.finish() for array, writer in writers.items()}
             record = {"format_version": FORMAT_VERSION, "identity": identity, "facts": facts}
             record |= {key: {array: entry[key] for array, entry in entries.items()} for key in ("length", "sha256")}
-            write_record(temporary / f"{name}.json", record)
-            os.replace(temporary / f"{name}.json", directory / f"{name}.json")
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            stage.write(f"{name}.json", sealed_record(record))
+            stage.publish()
     except OSError as error:
-        sentence = (
-            f"the sampling index cannot be written to {directory}: {error.strerror or error}; "
-            "set BERTDATA_CACHE to a directory with room"
-        )
+        reason = error.strerror or error
+        sentence = f"the sampling index cannot be written to {directory}: {reason}; set BERTDATA_CACHE"
         raise BuildError(sentence, "unwritable", given=directory) from None
     return _read(directory, name, dtypes)
 
 
 def _read(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    record = read_record(directory / f"{name}.json")
-    arrays = {
-        array: open_array(array_path(directory, name, array), dtype, record["length"][array])
-        for array, dtype in dtypes.items()
-    }
-    for array, sha256 in record["sha256"].items():
-        if digest(path := array_path(directory, name, array))[0] != sha256:
+    record_path, arrays = directory / f"{name}.json", dict[str, NDArray[Any]]()
+    record, written = read_record(record_path), record_path.stat().st_mtime_ns
+    for array, dtype in dtypes.items():
+        path = array_path(directory, name, array)
+        arrays[array] = open_array(path, dtype, record["length"][array])
+        if path.stat().st_mtime_ns > written and digest(path)[0] != record["sha256"][array]:
             raise damaged(path)
     return arrays, record["facts"]

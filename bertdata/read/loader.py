@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import StateError, UsageError, require_integer, require_known, require_positive, require_share
+from bertdata.errors import (
+    StateError,
+    require,
+    require_integer,
+    require_known,
+    require_positive,
+    require_share,
+)
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
@@ -31,16 +38,12 @@ STATE_VERSION = 1
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
-    """The datasets that were given, with their weights. Raises UsageError for anything else."""
+    """Return the given datasets with their weights. Raises UsageError for anything else."""
     pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards) if isinstance(shards, Iterable) else ()
-    are_pairs = (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs)
-    if pairs and all(are_pairs):
-        return pairs
-    sentence = (
-        "what was given to read is no dataset; give one from bertdata.open(path), or several with their weights, such "
-        "as [(a, 0.7), (b, 0.3)]"
-    )
-    raise UsageError(sentence, "not-a-dataset", option="shards", given=shards)
+    are_pairs = [isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs]
+    expected = "a dataset from bertdata.open(path), or several with weights, such as [(a, 0.7), (b, 0.3)]"
+    require(pairs and all(are_pairs), "shards", shards, expected, "not-a-dataset")
+    return pairs
 
 
 class Loader:
@@ -66,10 +69,13 @@ class Loader:
     starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
         from there, in its own order.
 
+    .position: samples that all ranks together have read. .num_samples: N, the samples of an epoch over all ranks and
+    sources. .sources: the datasets in the order in which they were given; each has .num_samples. .weights: theirs, as
+    the smallest whole numbers in the same ratio.
+
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards), after parsing tokenizer.json; the first loader
-    of documents, packed or pairs makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata. Each later
-    one reads all of the index, and checks its SHA-256.
+    of documents, packed or pairs makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata.
 
     Raises UsageError for arguments that do not fit each other or the dataset, DatasetError for damage.
     """
@@ -105,85 +111,52 @@ class Loader:
         pairs = _pairs_of(shards)
         self._require_for_mix(len(pairs))
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
-        datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
+        datasets, self.weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         require_alike(datasets)
-        self.position = 0  # samples that all ranks together have been given
+        self.position = 0
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
-        self._sources = [self._source(dataset, words) for dataset in datasets]
-        require_room([source.samples.stream for source in self._sources])
-        self._sizes = np.array([source.num_samples for source in self._sources])
-        self._mix = Mix(self._weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
-        self._special = datasets[0].special_tokens  # of all sources
+        options = dict[str, Any](split=split, length=self.length, short_seq_prob=self.short_seq_prob, words=words)
+        options |= {"seed": self.seed, "block": self._block, "variants": self.variants}
+        self.sources = tuple(Source(dataset, samples, **options) for dataset in datasets)
+        require_room([source.samples.stream for source in self.sources])
+        self._sizes = np.array([source.num_samples for source in self.sources])
+        self.num_samples = int(self._sizes.sum())
+        self._mix = Mix(self.weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
         self._masker = self._new_masker()
 
     def _new_masker(self) -> Masker | None:
         if self.masking is None:
             return None
-        options = tables(self.sources[0].dataset, self.masking)
-        return Masker(self.masking, self._special, length=self.length, seed=self.seed, **options)
-
-    def _source(self, dataset: Dataset, words: bool) -> Source:
-        return Source(
-            dataset,
-            samples=self.samples,
-            split=self.split,
-            length=self.length,
-            seed=self.seed,
-            short_seq_prob=self.short_seq_prob,
-            words=words,
-            block=self._block,
-            variants=self.variants,
-        )
+        dataset = self.sources[0].dataset
+        options = tables(dataset, self.masking)
+        return Masker(self.masking, dataset.special_tokens, length=self.length, seed=self.seed, **options)
 
     def _require_possible(self) -> None:
         """Raises UsageError for values that no dataset can be read with."""
-        if not 0 <= self.seed < 1 << 64:
-            sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
-            raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
-        if not 1 <= self.global_batch_size <= MOST_ROWS:
-            sentence = f"global_batch_size is {self.global_batch_size}; give 1 to {MOST_ROWS:,} rows"
-            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
-        if not 0 <= self.rank < self.world_size:
-            sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
-            raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
+        require(0 <= self.seed < 1 << 64, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+        require_positive("global_batch_size", self.global_batch_size, most=MOST_ROWS)
+        require(0 <= self.rank < self.world_size, "rank", self.rank, f"0 to {self.world_size - 1}, below world_size")
         require_known("shuffle", self.shuffle, SHUFFLES)
         require_known("samples", self.samples, SAMPLE_KINDS)
-        if not isinstance(self.masking, Masking | None):
-            sentence = f"masking is {self.masking!r}; give a Masking, such as Masking(policy='span'), or None"
-            raise UsageError(sentence, "malformed", option="masking", given=self.masking)
+        expected = "a Masking, such as Masking(policy='span'), or None"
+        require(isinstance(self.masking, Masking | None), "masking", self.masking, expected, "malformed")
 
     def _require_for_mix(self, num_datasets: int) -> None:
         """Raises UsageError for what does not go with a mix, or only with one."""
-        if num_datasets > 1 and self.variants is not None:
-            sentence = f"variants does not go with a mix of {num_datasets} datasets; give one dataset"
-            raise UsageError(sentence, "conflict", option="variants")
-        if self.starts and (len(self.starts) != num_datasets or num_datasets == 1 or min(self.starts) < 0):
-            sentence = f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets"
-            raise UsageError(sentence, "out-of-range", option="starts", given=self.starts)
+        require(num_datasets == 1 or self.variants is None, "variants", self.variants, "None for a mix", "conflict")
+        has_starts = len(self.starts) == num_datasets > 1 and min(self.starts) >= 0
+        expected = "a number of samples from 0 for each of several datasets"
+        require(not self.starts or has_starts, "starts", list(self.starts), expected)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        derived = ("num_samples", "sources", "weights")
+        return {name: value for name, value in vars(self).items() if name[0] != "_" and name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position")
         self.__init__(**state)  # type: ignore[misc]  # on an object that is new
         self.position = position
-
-    @property
-    def num_samples(self) -> int:
-        """N: samples of an epoch, over all ranks; of a mix, the samples of all sources."""
-        return int(self._sizes.sum())
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The datasets that the stream is read from, in the order in which they were given; each has .num_samples."""
-        return tuple(self._sources)
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """The weights of the sources, as the smallest whole numbers in the same ratio."""
-        return self._weights
 
     def counts(self, position: int | None = None) -> list[int]:
         """How many samples of each source come before a position, the present one if it is None, with its start.
@@ -203,8 +176,8 @@ class Loader:
 
         Of a mix they are means by weight.
         """
-        facts, total = [source.samples.facts for source in self._sources], sum(self._weights)
-        shares = [weight / total for weight in self._weights]
+        facts, total = [source.samples.facts for source in self.sources], sum(self.weights)
+        shares = [weight / total for weight in self.weights]
         return {name: sum(share * of[name] for share, of in zip(shares, facts, strict=True)) for name in facts[0]}
 
     @property
@@ -213,7 +186,7 @@ class Loader:
         return self._masker.num_slots if self._masker else 0
 
     def __repr__(self) -> str:
-        paths = ", ".join(str(source.dataset.path) for source in self._sources)
+        paths = ", ".join(str(source.dataset.path) for source in self.sources)
         rows = f"{self.samples} of {self.length} tokens, {self.global_batch_size} rows a batch"
         return f"<Loader of {paths}: split {self.split}, {rows}, position {self.position}>"
 
@@ -245,7 +218,7 @@ class Loader:
             return None
         first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
         if self._block and first < last:
-            for source, count in zip(self._sources, self.counts(last), strict=True):
+            for source, count in zip(self.sources, self.counts(last), strict=True):
                 source.read_ahead(max(0, count - 1))
         return self.read(np.arange(first, last))
 
@@ -254,25 +227,23 @@ class Loader:
 
         Raises UsageError for positions below 0.
         """
-        positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
+        rows = self._rows_at(positions)
         if self._masker:
             masked_positions, targets, weights = self._masker.apply(
-                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
+                rows.ids, rows.text_places, rows.epochs, rows.sample_ids, rows.inside_word
             )
         else:
-            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
+            masked_positions = targets = np.empty((rows.ids.shape[0], 0), np.int64)
             weights = None
         return Batch(
             input_ids=rows.ids,
             masked_positions=masked_positions,
             targets=targets,
-            sample_ids=sample_ids,
+            sample_ids=rows.sample_ids,
             attention_mask=rows.attention_mask,
-            token_type_ids=rows.token_type_ids,
-            next_sentence_label=rows.next_sentence_label,
-            position_ids=rows.position_ids,
             weights=weights,
-            sources=sources,
+            sources=rows.sources,
+            **rows.columns,
         )
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
@@ -282,24 +253,21 @@ class Loader:
         to end), and how many tokens of that row begin there. Separators of documents count only for windows. In a mix
         the stream is that of the row's source.
         """
-        spans = self._rows_at(positions)[-1].spans
-        assert spans is not None  # noqa: S101  (of the samples of this library)
+        spans = self._rows_at(positions).spans
         return np.stack([spans["row"], spans["start"], spans["length"]], 1)
 
-    def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
-        """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
+    def _rows_at(self, positions: np.ndarray) -> Rows:
+        """Return the rows at any positions before they are masked."""
         positions = np.asarray(positions)
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
-            sentence = f"positions are {positions.dtype} {list(positions.shape)}; give integers [B]"
-            raise UsageError(sentence, "malformed", option="positions")
+            require(False, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
         positions = positions.astype(np.int64, copy=False)
-        if (first := np.min(positions, initial=0)) < 0:
-            sentence = f"position {first} comes before the first sample; give numbers from 0"
-            raise UsageError(sentence, "out-of-range", option="positions", given=int(first))
+        first = positions.min(initial=0)
+        require(first >= 0, "positions", first, "numbers from 0")
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)
-        epochs, sample_ids = order.sample_ids(
+        ids = order.sample_ids(
             places.positions,
             num_samples=self._sizes,
             seed=self.seed,
@@ -307,14 +275,13 @@ class Loader:
             which=places.which,
             bounds=places.bounds,
         )
-        which = zip(self._sources, places.rows(), strict=True)
-        rows = rows_of([(source.samples, Wanted(mine, epochs, sample_ids)) for source, mine in which])
-        return positions, places.sources, epochs, sample_ids, rows
+        parts = zip(self.sources, places.rows(), strict=True)
+        return rows_of([(source.samples, Wanted(which, *ids)) for source, which in parts], places.sources)
 
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""
-        ids = [source.dataset.dataset_id for source in self._sources]
-        mix = [list(pair) for pair in zip(ids, self._weights, strict=True)]
+        ids = [source.dataset.dataset_id for source in self.sources]
+        mix = [list(pair) for pair in zip(ids, self.weights, strict=True)]
         variants = {} if self.variants is None else {"variants": self.variants}
         return variants | {
             "version": STATE_VERSION,

@@ -50,10 +50,7 @@ class Masker:
         replacing_ids bool [V]: ids that random_from="tokens" allows, if they are not special. None: all.
         """
         if special.mask is None:
-            sentence = (
-                "the tokenizer of the dataset has no [MASK], so nothing can be masked; make the dataset again with "
-                "--special-tokens, which adds the special tokens that are missing"
-            )
+            sentence = "the tokenizer of the dataset has no [MASK]; make the dataset again with --special-tokens"
             raise UsageError(sentence, "tokenizer-lacks-token", option="masking")
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)
@@ -66,14 +63,12 @@ class Masker:
         elif masking.random_from == "tokens" and replacing_ids is not None:
             replaces = ordinary & replacing_ids
         if not (ordinary.any() and replaces.any()):
-            raise UsageError(
-                "the vocabulary has only special tokens, so there is nothing to mask or to draw; give another dataset",
-                "unsupported",
-                option="masking",
-            )
+            sentence = "the vocabulary has only special tokens, so nothing can be masked; give another dataset"
+            raise UsageError(sentence, "unsupported", option="masking")
         kinds = ordinary * kernels.MASKABLE
         if continuing_ids is not None:
             kinds |= continuing_ids * kernels.CONTINUES
+        special_ids = np.flatnonzero(~ordinary) if special.special_ids else [special.vocab_size]
         self._is_weighted = masking.policy == "uniform"
         hidden = 1.0 if self._is_weighted else masking.mask_fraction
         hidden_or_random = 1.0 if self._is_weighted else masking.mask_fraction + masking.random_fraction
@@ -89,7 +84,8 @@ class Masker:
             mask_below=_of_2_32(hidden),
             random_below=_of_2_32(hidden_or_random),
             pool=np.flatnonzero(replaces),
-            every_place=np.arange(length),
+            first_special=np.uint64(special_ids[0]),
+            special_range=np.uint64(special_ids[-1] - special_ids[0]),
         )
         self._rules = tuple(rules)  # for the kernel
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require
 from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import order as kernels
 
@@ -87,7 +87,7 @@ def _every_row(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Weights as the smallest whole numbers that are in the same ratio: 0.7 and 0.3 → 7 and 3.
+    """Return weights as the smallest whole numbers in the same ratio: 0.7 and 0.3 → 7 and 3.
 
     A float stands for the decimal that Python prints for it. Raises UsageError for what is no number above 0.
     """
@@ -97,56 +97,33 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
             exact.append(Fraction(str(weight)))
         except (ValueError, ZeroDivisionError):
             exact.append(Fraction(0))
-        if exact[-1] <= 0:
-            sentence = f"the weight of a dataset is {weight}; give a number above 0, such as 0.7"
-            raise UsageError(sentence, "out-of-range", option="shards", given=weight)
+        require(exact[-1] > 0, "shards", weight, "each dataset a weight above 0, such as 0.7")
     common = lcm(*(fraction.denominator for fraction in exact))
     numbers = [int(fraction * common) for fraction in exact]
     numbers = [number // gcd(*numbers) for number in numbers]
     if sum(numbers) > MAX_SUM:
-        sentence = (
-            f"the weights {', '.join(map(str, weights))} have too many digits; give decimals such as 0.25, or whole "
-            f"numbers in the same ratio with a sum of at most {MAX_SUM:,}"
-        )
+        sentence = f"the weights {', '.join(map(str, weights))} have too many digits; give decimals such as 0.25"
         raise UsageError(sentence, "malformed", option="shards", given=weights)
     return tuple(numbers)
 
 
 def require_alike(datasets: Sequence[Dataset]) -> None:
-    """Raises UsageError unless datasets can fill rows of one batch: other text, the same tokenizer."""
+    """Raise UsageError unless datasets can fill rows of one batch: different text, the same tokenizer."""
     for one, other in combinations(datasets, 2):
         if one.dataset_id == other.dataset_id:
-            sentence = (
-                f"{one.path} and {other.path} are the same dataset, {one.dataset_id}; give it once, with the sum of "
-                "the weights"
-            )
+            sentence = f"{one.path} and {other.path} are the same dataset; give it once, with the sum of the weights"
             raise UsageError(sentence, "conflict", option="shards", given=other.path)
     first = datasets[0]
     for other in datasets[1:]:
-        digests = [str(item.manifest.tokenizer.get("tokenizer.json"))[:16] for item in (first, other)]
-        if digests[0] != digests[1] and not _have_same_tokenizer(first, other):
-            sentence = (
-                f"{first.path} and {other.path} have different tokenizers (tokenizer.json {' and '.join(digests)}), so "
-                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}"
-            )
-            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
-        if _ids_of(first) != _ids_of(other):
-            sentence = (
-                f"{first.path} and {other.path} have one tokenizer but different special tokens or separators of "
-                "documents, so their rows cannot share a batch; make one of them again as the other was made, both by "
-                "bertdata build or both by bertdata import"
-            )
-            raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)
+        from bertdata.tokenize.tokenizer import give_same_ids
 
-
-def _have_same_tokenizer(first: Dataset, other: Dataset) -> bool:
-    """Whether the files of two tokenizers only spell the same otherwise."""
-    from bertdata.tokenize.tokenizer import give_same_ids
-
-    contents = [item.tokenizer_file("tokenizer.json") for item in (first, other)]
-    return give_same_ids(*contents)
-
-
-def _ids_of(dataset: Dataset) -> tuple[object, ...]:
-    """The ids that have a meaning of their own, and the dtype of all."""
-    return dataset.special_tokens, dataset.manifest.token_dtype
+        digests = {item.manifest.tokenizer.get("tokenizer.json") for item in (first, other)}
+        files = (item.tokenizer_file("tokenizer.json") for item in (first, other))
+        if len(digests) > 1 and not give_same_ids(*files):
+            difference = "tokenizers"
+        elif first.special_tokens != other.special_tokens or first.manifest.token_dtype != other.manifest.token_dtype:
+            difference = "special tokens or separators"
+        else:
+            continue
+        sentence = f"{first.path} and {other.path} have different {difference}; make both with the same tokenizer"
+        raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)

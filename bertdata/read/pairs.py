@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError, damaged
+from bertdata.errors import UsageError, damaged, require
 from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pairs as kernels
 from bertdata.read.kernels.rows import SPAN, Frames
@@ -40,20 +40,12 @@ class Pairs:
     def __init__(self, stream: TokenStream, *, seed: int, short_seq_prob: float) -> None:
         dataset, split = stream.dataset, stream.split
         if not dataset.splits[split].stores("sentences"):
-            sentence = (
-                f"{dataset.path} does not store where sentences begin, and pairs are made of sentences; build it again "
-                "with --sentences line"
-            )
+            sentence = f"{dataset.path} stores no sentences, which pairs need; build it again with --sentences line"
             raise UsageError(sentence, "not-stored", option="samples", given="pairs")
         if dataset.splits[split].num_documents < 2:
-            sentence = (
-                f"split {split} of {dataset.path} has one document; pairs need at least two, because half of them "
-                "join segments of two documents"
-            )
+            sentence = f"split {split} of {dataset.path} has one document, and pairs need two; give a larger dataset"
             raise UsageError(sentence, "empty", option="split", given=split)
-        if stream.length < 5:
-            sentence = f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment"
-            raise UsageError(sentence, "out-of-range", option="length", given=stream.length)
+        require(stream.length >= 5, "length", stream.length, "at least 5: [CLS], two [SEP] and a token of each segment")
         self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
         identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
         arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)

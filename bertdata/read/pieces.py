@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError, damaged
+from bertdata.errors import damaged, require
 from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pieces as kernels
 from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
@@ -42,9 +42,8 @@ class Pieces:
     """
 
     def __init__(self, stream: TokenStream, *, packed: bool) -> None:
-        if stream.length > MAX_LENGTH:
-            sentence = f"length is {stream.length}; give at most {MAX_LENGTH}, the longest row of documents or packed"
-            raise UsageError(sentence, "too-long", option="length", given=stream.length)
+        expected = f"at most {MAX_LENGTH}, the longest row of documents or packed"
+        require(stream.length <= MAX_LENGTH, "length", stream.length, expected, "too-long")
         self.stream, self._packed = stream, packed
         if packed:
             identity = index_identity(stream, "packed") | {"packed_together": PACKED_TOGETHER}

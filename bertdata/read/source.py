@@ -1,44 +1,53 @@
-"""One dataset of a stream: its samples, and what is read ahead of it from the disk."""
+"""One dataset of a stream: its samples, and what is read ahead from the disk."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
-from bertdata.read.samples import open_samples
+from bertdata.read.pairs import Pairs
+from bertdata.read.pieces import Pieces
+from bertdata.read.stream import Samples, TokenStream
+from bertdata.read.windows import Windows
 
 
 class Source:
     """A dataset that a Loader reads.
 
-    .dataset. .samples: how its split is cut into samples. .num_samples: N, those of an epoch.
+    .dataset. .samples: the samples of its split, one of four kinds. .num_samples: N, the samples of an epoch.
+
+    windows    The documents end to end with their separators, cut every T - 2 tokens. Each epoch begins to cut at
+               another place. Nothing is lost, and at most one row of an epoch is padded.
+    documents  A document, or a piece of T - 2 tokens of one: never two in a row.
+    packed     Several such pieces in a row, each between its own [CLS] and [SEP], chosen by best fit.
+    pairs      Two segments of sentences; half of the time they are not from the same document.
+
+    The last three need to know where documents begin: they use an index that is made once (index.py).
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        samples: str,
-        split: str,
-        length: int,
-        seed: int,
-        short_seq_prob: float,
-        words: bool,
-        block: int | None,
-        variants: int | None,
+        self, dataset: Dataset, kind: str, *, seed: int, block: int | None, variants: int | None, **options: Any
     ) -> None:
-        """words: as open_samples has it. block: as order.sample_ids has it. The others are arguments of Loader."""
-        self.dataset, self._seed, self._variants = dataset, seed, variants
-        self.samples = open_samples(
-            dataset, samples, split=split, length=length, seed=seed, short_seq_prob=short_seq_prob, words=words
-        )
+        """kind: of choices.SAMPLE_KINDS. block: as order.sample_ids has it. options: split, length, words,
+        short_seq_prob.
+
+        Raises UsageError if the dataset does not have what this kind needs.
+        """
+        self.dataset, self._seed, self._variants, self._block = dataset, seed, variants, block
+        short_seq_prob = options.pop("short_seq_prob")
+        stream = TokenStream(dataset, at_random=block is None, **options)
+        if kind == "windows":
+            self.samples: Samples = Windows(stream, seed=seed)
+        elif kind == "pairs":
+            self.samples = Pairs(stream, seed=seed, short_seq_prob=short_seq_prob)
+        else:
+            self.samples = Pieces(stream, packed=kind == "packed")
         self.num_samples = self.samples.num_samples
-        self._block = block
         self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
-        if block is None:
-            self.samples.stream.read_at_random()
 
     def read_ahead(self, position: int) -> None:
-        """When a group of blocks is entered, asks the disk for it and for the next one, unless it was asked before."""
+        """Request a group of blocks and the next one from the disk when the first of its samples is read."""
         if self._block is None:
             return
         n, block = self.num_samples, self._block

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError, damaged
+from bertdata.errors import DatasetError, UsageError, damaged, require
 from bertdata.format.arrays import npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read.kernels import rows as kernels
@@ -24,7 +24,7 @@ MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, the
 _DOCUMENTS_AT_ONCE = 1 << 16
 _OTHER_MAPS = 4096  # of libraries and of other splits
 Columns = dict[str, NDArray[np.int64]]
-"""The members of Rows that only one kind of samples has, by name."""
+"""The members of Batch that only one kind of samples has, by name."""
 
 
 class Rows(NamedTuple):
@@ -36,10 +36,11 @@ class Rows(NamedTuple):
     inside_word: NDArray[np.uint8] | None
     """[B, T]: 0 where a token begins a word, 1 where it continues one, 2 where that is not stored; None: not stored for
     any row, or not asked."""
-    position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
-    token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
-    next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
-    spans: NDArray[Any] | None = None  # kernels.SPAN [n]: which tokens of the stream the rows are made of
+    columns: Columns  # position_ids [B, T] of packed rows, token_type_ids [B, T] and next_sentence_label [B] of pairs
+    spans: NDArray[Any]  # kernels.SPAN [n]: which tokens of the stream the rows are made of
+    epochs: NDArray[np.int64]  # [B]
+    sample_ids: NDArray[np.int64]  # [B]
+    sources: NDArray[np.int64] | None  # [B], as in Batch
 
 
 class Wanted(NamedTuple):
@@ -62,7 +63,7 @@ class Samples(Protocol):
         """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
 
     def columns(self, num_rows: int) -> Columns:
-        """The members of Rows that only this kind of samples has, not initialized."""
+        """Return the members of Batch that only this kind of samples has, not initialized."""
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         """Lays out rows of a batch, whose arrays are frames and columns, and adds their spans to the first `num_spans`.
@@ -86,26 +87,20 @@ class TokenStream:
     tokenizer lacks [CLS] or [SEP].
     """
 
-    def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
-        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
+    def __init__(
+        self, dataset: Dataset, *, split: str, length: int, words: bool = False, at_random: bool = False
+    ) -> None:
+        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin. at_random:
+        of tokens larger than half of the memory, the system reads only the pages that are used.
+        """
         if split not in [*dataset.splits]:
-            sentence = (
-                f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
-                "a split without documents, so build with --validation 0 to put all into train"
-            )
+            sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
             raise UsageError(sentence, "no-split", option="split", given=split)
-        if not 3 <= length <= MAX_LENGTH:
-            sentence = f"length is {length}; give 3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
-            raise UsageError(sentence, "out-of-range", option="length", given=length)
+        expected = f"3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
+        require(3 <= length <= MAX_LENGTH, "length", length, expected)
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
-            missing = " and ".join(
-                name for name, token in (("[CLS]", special.cls), ("[SEP]", special.sep)) if token is None
-            )
-            sentence = (
-                f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
-                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
-            )
+            sentence = f"the tokenizer of {dataset.path} has no [CLS] or no [SEP]; build with --special-tokens"
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.split, self.length = dataset, split, length
         self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
@@ -122,14 +117,15 @@ class TokenStream:
         self._words: list[Any] = []
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
-        self._is_random = False
+        half_of_memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        self._is_random = at_random and int(self.starts[-1]) * self.zero.itemsize > half_of_memory
         self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
         """How many files reading opens by and by."""
         if dataset.opens_at_once:
             self._open(range(count))
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Opens shards that are not open yet."""
+        """Open shards that are not open yet."""
         for number in numbers:
             if number in self._tokens:
                 continue
@@ -143,7 +139,7 @@ class TokenStream:
             self._tokens[number] = tokens
 
     def open_shards_of(self, spans: NDArray[Any]) -> None:
-        """Opens the shards that spans lie in. A kernel gave spans of other shards addresses that begin at 0."""
+        """Open the shards of spans. The addresses that a kernel wrote for shards that were closed begin at 0."""
         if len(self._tokens) == len(self.shards):
             return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
@@ -152,7 +148,7 @@ class TokenStream:
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
+        """Yield the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
 
         What is made of them is kept for every copy of the dataset. So this raises DatasetError if the dataset_id is not
         that of the arrays, or if the offsets of documents or sentences are not those that it stands for.
@@ -171,15 +167,8 @@ class TokenStream:
             for first in range(0, shard.num_documents, _DOCUMENTS_AT_ONCE):
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
 
-    def read_at_random(self) -> None:
-        """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
-        num_bytes = int(self.starts[-1]) * self.zero.itemsize
-        self._is_random = num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-        for tokens in self._tokens.values() if self._is_random else ():
-            pages_of(tokens).madvise(mmap.MADV_RANDOM)
-
     def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
-        """Asks the system to read ranges of the stream from the disk, and does not wait."""
+        """Request ranges of the stream from the disk, and do not wait."""
         for start, stop in ranges:
             # A damaged index may point out of the stream. It is refused when its rows are read.
             start, stop = max(0, start), min(stop, int(self.starts[-1]))
@@ -198,7 +187,7 @@ class TokenStream:
 
 
 def require_room(streams: Sequence[TokenStream]) -> None:
-    """Raises DatasetError if a process cannot hold the files of streams open and mapped, before it finds out."""
+    """Raise DatasetError if the system does not let a process open and map all files of streams."""
     num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
     if not num_arrays:
         return
@@ -207,16 +196,13 @@ def require_room(streams: Sequence[TokenStream]) -> None:
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
         most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
     if num_arrays > most:
-        sentence = (
-            f"{path}{' and what is mixed with it' * (len(streams) > 1)}: reading the split opens up to {num_arrays:,} "
-            f"files, and this system allows a process {most:,}; raise ulimit -Hn and vm.max_map_count, or build with a "
-            "larger --shard-size"
-        )
+        advice = "raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size"
+        sentence = f"{path} has {num_arrays:,} files to open, and this system allows {most:,}; {advice}"
         raise DatasetError(sentence, "too-many-files", option="shards", given=path)
 
 
-def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
-    """The rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
+def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] | None = None) -> Rows:
+    """Return the rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
 
     Raises DatasetError for a damaged index, and for an id outside the vocabulary.
     """
@@ -241,14 +227,13 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
     if padding:
         attention_mask = np.empty_like(ids)
         kernels.attend(text_places, attention_mask)
-    return Rows(ids, text_places, attention_mask, inside_word, **columns, spans=spans[:num_spans])
+    _, epochs, sample_ids = parts[0][1]  # the last two are the same in all parts
+    rest = columns, spans[:num_spans], epochs, sample_ids, sources
+    return Rows(ids, text_places, attention_mask, inside_word, *rest)
 
 
 def require_sound(count: int) -> None:
-    """Raises DatasetError if a count that comes from an index is negative."""
+    """Raise DatasetError if a count that comes from an index is negative."""
     if count < 0:
-        raise DatasetError(
-            "the sampling index is damaged; delete its directory, which is $BERTDATA_CACHE or else ~/.cache/bertdata, "
-            "and it will be made again",
-            "damaged",
-        )
+        sentence = "a sampling index is damaged; delete it in $BERTDATA_CACHE, by default ~/.cache/bertdata"
+        raise DatasetError(sentence, "damaged")

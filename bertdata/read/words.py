@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import damaged
 from bertdata.format.dataset import Dataset
 from bertdata.types import Masking
 
@@ -86,10 +86,8 @@ def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:
         if tokens:
             found["replacing_ids"] = replacing(content, size)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise DatasetError(
-            f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build it again",
-            "damaged",
-        ) from None
+        why = f"it is not a tokenizer ({type(error).__name__}: {error})"
+        raise damaged(dataset.path / _TOKENIZER, why) from None
     if len(_tables) == 4:
         _tables.clear()
     _tables[key] = found

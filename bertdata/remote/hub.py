@@ -11,8 +11,7 @@ from typing import Any
 
 from bertdata.errors import RemoteError, UsageError, install
 from bertdata.remote import web
-from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import patiently
+from bertdata.remote.access import RemoteFile, patiently
 
 
 def repository_of(url: str) -> tuple[str, str, str | None]:

@@ -15,9 +15,8 @@ from urllib.request import urlopen
 from xml.etree import ElementTree
 
 from bertdata.errors import RemoteError, install
-from bertdata.remote import requests, web
-from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import absent, as_remote_error, expected, patiently
+from bertdata.remote import access, web
+from bertdata.remote.access import RemoteFile, absent, as_remote_error, expected, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
 _VALID = timedelta(hours=1)  # for how long a signed URL is used
@@ -66,7 +65,7 @@ def _listed_by_urllib(root: str, prefix: str) -> Iterator[dict[str, Any]]:
 
 def _page(root: str, query: dict[str, Any]) -> ElementTree.Element:
     rest = f"?{urlencode(query, quote_via=quote)}&"
-    return patiently(root, lambda: ElementTree.XML(urlopen(_signed(root, rest), timeout=requests.TIMEOUT_S).read()))
+    return patiently(root, lambda: ElementTree.XML(urlopen(_signed(root, rest), timeout=access.TIMEOUT_S).read()))
 
 
 def _signed(root: str, rest: str) -> str:
@@ -117,11 +116,8 @@ def _obstore() -> Any:
     except ImportError:
         raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed") from None
     if _first_process() != os.getpid():
-        raise RemoteError(
-            "an object store was used before this process was forked, and obstore would wait for ever in it; open the "
-            "dataset before, or start processes by spawn",
-            "unsupported",
-        )
+        sentence = "an object store was used before this process was forked; open the dataset before, or spawn"
+        raise RemoteError(sentence, "unsupported")
     return obstore
 
 
@@ -156,7 +152,7 @@ def store_at(root: str, **config: str) -> Any:
     _obstore()
     from obstore.store import from_url
 
-    silence, total = timedelta(seconds=requests.TIMEOUT_S), timedelta(hours=1)
+    silence, total = timedelta(seconds=access.TIMEOUT_S), timedelta(hours=1)
     options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
     options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": total}
     if root.startswith("s3:"):

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from bertdata.errors import RemoteError
-from bertdata.remote import requests
-from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import changed, patiently
+from bertdata.remote import access
+from bertdata.remote.access import RemoteFile, changed, patiently
 from bertdata.urls import without_secrets
 
 
@@ -69,6 +68,6 @@ def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None 
         request.add_header("Range", f"bytes={start}-{stop - 1}")
         for name, value in secret.items():
             request.add_unredirected_header(name, value)
-        return urllib.request.urlopen(request, timeout=requests.TIMEOUT_S)  # noqa: S310
+        return urllib.request.urlopen(request, timeout=access.TIMEOUT_S)  # noqa: S310
     except UnicodeError:  # no host has such a name: this one, or that of a redirect
         raise http.client.InvalidURL(host) from None

@@ -1,222 +1,181 @@
-"""An input of plain text, JSON lines or FASTA → its documents. tables.py does the same for tables.
-
-docs/format.md says what a line, a document and a unit are.
-"""
+"""Some documents of an input in memory, and how their text becomes valid UTF-8."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import BertdataError, InputError
-from bertdata.sources import formats
-from bertdata.sources.buffer import MARK, Buffer
-from bertdata.sources.formats import TextFormat, require_text
-from bertdata.sources.inputs import Input
-from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import RECORD, cut, cut_fasta
-from bertdata.sources.streams import UTF_8, InputStream, opened
-from bertdata.sources.texts import Chunk, Documents, valid_utf8
+from bertdata.sources.kernels import PADDING
 
-_HEAD = 256  # bytes in which JSON begins
-_MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
-_LONGEST_READ = 1 << 24  # bytes that are read at a time where a document is longer than a block
+_REPLACEMENT = "\ufffd".encode()
+
+
+class BadRow(Exception):
+    """A row has no text where it should have one. str() is the reason; `advice` says what the user can do."""
+
+    def __init__(self, reason: str, advice: str = "fix the row") -> None:
+        super().__init__(reason)
+        self.advice = advice
+
+
+def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
+    """The bytes as valid UTF-8, how many sequences were replaced for that, and where the first one was, or -1."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        fixed = raw.decode("utf-8", "replace").encode()
+        return fixed, fixed.count(_REPLACEMENT) - raw.count(_REPLACEMENT), error.start
+    return raw, 0, -1
+
+
+def padded(size: int) -> NDArray[np.uint8]:
+    """Memory for so many bytes of text, and PADDING zeros after them."""
+    text = np.empty(size + PADDING, np.uint8)
+    text[size:] = 0
+    return text
+
+
+def joined(parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """A copy of texts, one after the other, with PADDING."""
+    text = padded(sum(part.size for part in parts))
+    np.concatenate(parts, out=text[: text.size - PADDING])  # without the interpreter's lock
+    return text
+
+
+class Skipped(NamedTuple):
+    """A row without a text that can be used."""
+
+    input: int  # number of the input; 0 where one input is read by itself
+    place: int  # offset or row in the input
+    why: BadRow
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """One input of plain text, JSON lines or FASTA."""
+class Documents:
+    """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1].
 
-    file: Input
-    kind: str  # "text", "jsonl" or "fasta"
-    form: TextFormat
+    Beside them is what lies before or between them and is left out.
+    """
 
-    def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
-        """The text of the units that are wanted, some at a time.
-
-        base: offset of this input in a range of inputs that is cut into units.
-        """
-        with opened(self.file, self.form.encoding) as stream:
-            for first, stop in self._ranges(stream, base, is_wanted):
-                for some in self._starting_in(stream, first, stop):
-                    yield from self._chunks_of(some, stream, base, is_wanted)
-                    del some  # before more is read
-
-    def _ranges(
-        self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
-    ) -> Iterator[tuple[int, int | None]]:
-        """Where to look for documents of units that are wanted: each is a range of bytes. None: no limit."""
-        if not stream.is_seekable or self.is_one_document:
-            yield 0, None
-            return
-        size = self.form.shard_size
-        units = range(base // size, -(-(base + (self.file.size or 0)) // size))
-        for is_read, run in groupby(units, is_wanted):
-            if is_read:
-                wanted = list(run)
-                yield max(0, wanted[0] * size - base), (wanted[-1] + 1) * size - base
+    text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least PADDING bytes
+    offsets: NDArray[np.int64]  # [n + 1]
+    starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
+    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences and lone surrogates became U+FFFD
+    invalid: NDArray[np.int64]  # [n] offset or row of the first invalid byte in the input; -1: there is none
+    inputs: NDArray[np.int64]  # [n] number of the input that each is from; 0 where one is read by itself
+    surrogates: NDArray[np.int64]  # [n] how many of `replaced` were lone surrogates, which only JSON can spell
+    bad: Sequence[Skipped] = ()
+    num_removed: int = 0  # documents that --map left out
+    num_duplicates: int = 0  # documents left out because their text came before
 
     @property
-    def is_one_document(self) -> bool:
-        """Whether all of a file of plain text is one document, which no line ends."""
-        return self.kind == "text" and self.form.documents == "file"
+    def num_bytes(self) -> int:
+        """Bytes of the documents with the newline after each."""
+        return int(self.offsets[-1])
 
-    def _all(self, stream: InputStream) -> Iterator[Documents]:
-        """All of the input as one document, if it is not blank."""
-        buffer = bytearray()
-        chunk = np.empty(formats.BLOCK_BYTES, np.uint8)
-        while length := self._read(stream, chunk, is_first=not buffer):
-            buffer += chunk[:length].data
-            self._require_short(len(buffer), 0)
-        raw = bytes(buffer)
-        if raw.removeprefix(MARK).strip(b" \t\r\n"):
-            yield _whole(raw)
+    @property
+    def first_replaced(self) -> tuple[int, int] | None:
+        """Number of the input, and offset or row in it, of the first invalid byte sequence."""
+        return self._first(self.invalid >= 0, self.invalid)
 
-    def _decoded(self, found: Documents) -> Documents:
-        """Documents as they are in the text → valid UTF-8; of JSON lines, the texts in them."""
-        return texts_of(found, self.form.text_key) if self.kind == "jsonl" else found.repaired()
+    @property
+    def first_surrogate(self) -> tuple[int, int] | None:
+        """Number of the input, and offset or row in it, of the first document with a lone surrogate."""
+        return self._first(self.surrogates > 0, self.starts)
 
-    def place(self, start: int) -> str:
-        """'file, line n' of a byte of this input. Reads the file up to this byte again.
+    def _first(self, is_such: NDArray[np.bool_], places: NDArray[np.int64]) -> tuple[int, int] | None:
+        number = int(is_such.argmax()) if is_such.any() else None
+        return None if number is None else (int(self.inputs[number]), int(places[number]))
 
-        'file, byte n' of a pipe, and of a file that cannot be read any more.
-        """
-        if self.file.is_stream:
-            return f"{self.file}, byte {start}"
-        number, left = 1, start
+    def part(self, first: int, stop: int) -> Documents:
+        """The documents first to stop - 1. Takes no copy if these are all."""
+        if (first, stop) == (0, self.starts.size):
+            return self
+        offsets = self.offsets[first : stop + 1]
+        return self._chosen(slice(first, stop), [self.text[offsets[0] : offsets[-1]]], offsets - offsets[0])
+
+    def without(self, gone: NDArray[np.bool_]) -> Documents:
+        """The same without some documents. gone: bool [n]."""
+        return self.chosen(np.flatnonzero(~gone)) if gone.any() else self
+
+    def chosen(self, kept: NDArray[np.int64]) -> Documents:
+        """The documents with these numbers, ascending."""
+        bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
+        texts = [self.text[:0], *(self.text[start:stop] for start, stop in bounds)]
+        return self._chosen(kept, texts, np.append(0, np.cumsum(np.diff(self.offsets)[kept])))
+
+    def _chosen(self, chosen: Any, texts: Sequence[NDArray[np.uint8]], offsets: NDArray[np.int64]) -> Documents:
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return replace(self, text=joined(texts), offsets=offsets, **columns)
+
+    def repaired(self) -> Documents:
+        """The same with U+FFFD for invalid bytes, counted in `replaced`."""
+        bad = (self.invalid >= 0).nonzero()[0].tolist()
+        if not bad:
+            return self
+        done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
+        pieces: list[NDArray[np.uint8]] = []
+        for number in bad:
+            start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
+            fixed, replaced[number], _ = valid_utf8(self.text[start:stop].tobytes())
+            pieces += [self.text[done:start], np.frombuffer(fixed, np.uint8)]
+            done, lengths[number] = stop, len(fixed) + 1
+        text = joined([*pieces, self.text[done : self.num_bytes]])
+        return replace(self, text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Documents]) -> Documents:
+        """All documents of these parts. Takes no copy of one part alone, the usual case."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls.of([], [], [], [])
+        columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return cls(
+            text=joined([part.text[: part.num_bytes] for part in parts]),
+            offsets=np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts]))),
+            bad=[each for part in parts for each in part.bad],
+            num_removed=sum(part.num_removed for part in parts),
+            **columns,
+        )
+
+    @classmethod
+    def of(cls, texts: list[bytes], *columns: list[int]) -> Documents:
+        """Documents of these texts. columns: `starts`, `replaced`, `invalid` and, if there are some, `surrogates`."""
+        offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
+        text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
+        zeros = [0] * len(texts)
+        starts, replaced, invalid, surrogates = (*columns, zeros)[:4]
+        return cls(text, offsets, *np.array([starts, replaced, invalid, zeros, surrogates], np.int64))
+
+    @classmethod
+    def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
+        """Documents of a pyarrow.LargeBinaryArray without nulls, valid or not. starts: int64 [n]."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        ended = compute.binary_join_element_wise(column, pa.scalar(b"", column.type), pa.scalar(b"\n", column.type))
+        offsets, data, none = offsets_of(ended), ended.buffers()[2], np.zeros(len(column), np.int64)
+        text, invalid = joined([np.frombuffer(data or b"", np.uint8)[: offsets[-1]]]), none - 1
         try:
-            with opened(self.file, self.form.encoding) as stream:
-                while left > 0 and (piece := stream.read(min(formats.BLOCK_BYTES, left))):
-                    number += piece.count(b"\n")
-                    left -= len(piece)
-        except BertdataError:
-            return f"{self.file}, byte {start}"
-        return f"{self.file}, line {number}"
-
-    def invalid_place(self, place: int) -> str:
-        """'file, byte n' of an invalid byte; in another encoding its line."""
-        return f"{self.file}, byte {place}" if self.form.encoding == UTF_8 else self.place(place)
-
-    def _read(self, stream: InputStream, buffer: NDArray[np.uint8], *, is_first: bool) -> int:
-        """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
-        length: int = stream.file.readinto(buffer.data)
-        if is_first:
-            first = buffer[: min(length, formats.JUDGED_BYTES)].tobytes()
-            require_text(self.file, first, self.form.encoding)
-            self._require_no_array(first[:_HEAD].removeprefix(MARK))
-            if first.count(b"\r") - first.count(b"\r\n") > first.count(b"\n"):
-                self.form.warnings.add(f"{self.file}: lines end with CR alone, so they are one line; end them with LF")
-        return length
-
-    def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
-        """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
-        if self.is_one_document:
-            yield from self._all(stream)
-            return
-        is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
-        read = partial(self._read, stream)
-        with Buffer(self._before(stream, first)) as buffer:
-            is_at_head = buffer.begin == 0  # of FASTA: whether no record has begun
-            is_inside = not is_at_head  # of an earlier document, whose text is not needed
-            is_cut = False  # whether the start of this document has left
-            while not buffer.is_end:
-                # A document that is not complete is looked at again with at least as many bytes more. At the start of
-                # a file all of a block is read, because its first bytes are judged.
-                block = formats.BLOCK_BYTES
-                wanted = block if stop is None or buffer.begin == 0 else min(block, stop - buffer.begin + _MARGIN)
-                buffer.extend(max(wanted, min(len(buffer), _LONGEST_READ)), read)
-                if is_inside and len(buffer) > block and not buffer.has_line_end():
-                    buffer.skip()
-                    is_cut = True
-                    if stop is not None and buffer.begin >= stop:
-                        return
-                    continue
-                kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
-                complete, used, start = buffer.cut(kernel, how)
-                if is_fasta and is_at_head and start >= 0:
-                    self._require_record(start, buffer.bytes[start - buffer.begin])
-                    is_at_head = False
-                if complete.starts.size:
-                    complete = complete.part(int(is_cut), complete.starts.size)
-                    is_inside = is_cut = False
-                last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
-                chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
-                buffer.drop(used)
-                del complete  # a long document goes before more is read
-                if chosen.starts.size:
-                    yield chosen
-                del chosen
-                self._require_short(len(buffer), buffer.begin)
-                if stop is not None and buffer.begin >= stop:
-                    return
-                if stop is not None and buffer.begin < first and buffer.has_line_end(stop - buffer.begin):
-                    return  # a document that started before `first` ends after `stop`
-
-    def _require_no_array(self, head: bytes) -> None:
-        if self.kind == "jsonl" and head.lstrip().startswith(b"["):
-            sentence = f"{self.file} is a JSON array; write each of its rows on its own line, as jq -c '.[]' does"
-            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
-
-    def _require_record(self, start: int, byte: int) -> None:
-        """byte: the first that is no white space, at `start`."""
-        if byte != RECORD:
-            sentence = (
-                f"{self.place(start)} is before the first record, and a record of FASTA begins with a line like >name; "
-                "correct the file, or give --format text if it is prose"
-            )
-            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
-
-    def _require_short(self, size: int, start: int) -> None:
-        longest = formats.LONGEST_ROW if self.kind == "jsonl" else formats.LONGEST_DOCUMENT
-        if size > longest:
-            sentence = (
-                f"{self.file}: the document at byte {start} is longer than {longest >> 20:,} MiB; choose what "
-                "ends a document with --documents, or split the document"
-            )
-            raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
-
-    def _chunks_of(
-        self, some: Documents, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
-    ) -> Iterator[Chunk]:
-        """What belongs to each unit that is wanted."""
-        units = (base + some.starts) // self.form.shard_size
-        cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
-        for first, stop in pairwise(cuts):
-            unit = int(units[first])
-            if self.file.items:
-                self.file.items.add(unit, some.text[some.offsets[first] : some.offsets[stop]])
-            if is_wanted(unit):
-                part = some.part(first, stop)
-                yield Chunk(unit, part.num_bytes, stream.bytes_read, partial(self._decoded, part))
-
-    def _before(self, stream: InputStream, offset: int) -> int:
-        """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where.
-
-        It is byte 0, too, where only a byte order mark can be before it.
-        """
-        stop = offset
-        while stop > 0:
-            start = max(0, stop - min(formats.BLOCK_BYTES, _MARGIN))
-            stream.file.seek(start)
-            length = len(stream.read(stop - start).rstrip(b" \t\r\n"))
-            if length:
-                stop = start + length
-                break
-            stop = start
-        before = stop - 1 if stop > len(MARK) else 0
-        if offset > 0:
-            stream.file.seek(before)
-        return before
+            ended.cast(pa.large_string())
+        except pa.ArrowInvalid:  # which does not say where
+            bounds = pairwise(offsets.tolist())
+            is_invalid = [valid_utf8(text[start:stop].tobytes())[2] >= 0 for start, stop in bounds]
+            invalid = np.where(is_invalid, starts, -1)
+        return cls(text, offsets, starts, none, invalid, none, none)
 
 
-def _whole(raw: bytes) -> Documents:
-    """A file that is one document."""
-    text = raw.removeprefix(MARK)
-    if raw.endswith(b"\n"):
-        text = text.removesuffix(b"\n").removesuffix(b"\r")
-    return Documents.of([text.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])
+_COLUMNS = ("starts", "replaced", "invalid", "inputs", "surrogates")
+"""Members of Documents with a number for each document."""
+
+
+def offsets_of(column: Any) -> NDArray[np.int64]:
+    """Where the values of a pyarrow.LargeBinaryArray begin and end in its data: int64 [n + 1]."""
+    buffer = column.buffers()[1] or bytes(8)
+    offsets = np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    offsets.setflags(write=False)
+    return offsets

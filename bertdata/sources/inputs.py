@@ -1,23 +1,30 @@
-"""One input: a file of this machine, a stream that can be read only once, or a file under a URL."""
+"""The names a user gives → inputs: files, streams that can be read only once, and files under URLs."""
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from bertdata.errors import InputError
+from bertdata.choices import INPUT_FORMATS
+from bertdata.errors import InputError, UsageError, counted, refused
+from bertdata.urls import is_remote, is_url, is_url_of_any_kind
 
 if TYPE_CHECKING:
-    from bertdata.remote.reader import RemoteFile
-    from bertdata.sources.items import Items
+    from bertdata.remote.access import RemoteFile
 
 STANDARD_INPUT = "-"
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes
 _REQUESTS = 16  # at the same time
 HEAD_BYTES = 16  # at the start of a file, which tell its compression
 COMPRESSION_OF = {".gz": "gzip", ".gzip": "gzip", ".bgz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
@@ -26,16 +33,11 @@ _MAGIC = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))|(?P<xz>\xfd7zXZ\0)|"
     rb"(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"  # a frame, or one that is to be skipped
 )
-_ENDINGS = {
-    "text": (".txt", ".text"),
-    "jsonl": (".jsonl", ".ndjson", ".json"),
-    "csv": (".csv",),
-    "tsv": (".tsv",),
-    "parquet": (".parquet",),
-    "arrow": (".arrow", ".feather"),
-    "fasta": (".fasta", ".fa", ".fna", ".faa"),
-}
-KIND_OF = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
+KIND_OF = {ending: kind for kind, endings in INPUT_FORMATS.items() for ending in endings}
+_HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
+_DOTS = "with a dot as a part of the key, for which no request can be made"
+_LINK = "linked to a directory or to nothing"
+_SHOWN = 3  # names of files that a message lists
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Input:
     size: int | None  # bytes; None: a stream
     version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
     remote: RemoteFile | None = field(default=None, repr=False, compare=False)
-    items: Items | None = field(default=None, repr=False, compare=False)  # of an iterable
+    items: Any = field(default=None, repr=False, compare=False)  # of an iterable, its iterables.Items
     magic: str = field(default="", repr=False, compare=False)  # the compression that its first bytes tell
 
     def __str__(self) -> str:
@@ -97,10 +99,9 @@ def local(path: str | Path) -> Input:
             raise InputError(sentence, "wrong-file-type", given=name)
         with open(name, "rb", buffering=0) as file:
             magic = magic_of(file.read(HEAD_BYTES))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}; check the name", "not-found", given=name) from None
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}", "unreadable", given=name) from None
+        kind = "not-found" if isinstance(error, FileNotFoundError | NotADirectoryError) else "unreadable"
+        raise InputError(f"{name} cannot be read: {error.strerror}; check the name", kind, given=name) from None
     return Input(name, status.st_size, status.st_mtime_ns, magic=magic)
 
 
@@ -134,3 +135,219 @@ def magic_of(first: bytes) -> str:
 
 def compression_of(name: str) -> str:
     return COMPRESSION_OF.get(PurePosixPath(name).suffix.lower(), "")
+
+
+# ----------------------------------------------------------------------------------- what the names of a user stand for
+
+
+@dataclass
+class Inputs:
+    """The files to read, in order, and the files of directories and patterns that are not read."""
+
+    files: list[Input] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # reason → names of files
+    is_searched: bool = False  # whether an input was a directory or a pattern
+
+    def notes(self) -> list[str]:
+        """Return lines that tell what was found in directories and patterns; none if every file was named."""
+        if not self.is_searched:
+            return []
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in Counter(file.kind for file in self.files).items())
+        size = _readable(sum(file.size or 0 for file in self.files))
+        where = "" if all(file.remote for file in self.files) else " on disk"
+        lines = [f"reading {counted(len(self.files), 'file')}: {counts}; {size}{where}"]
+        if self.left_out:
+            total = sum(map(len, self.left_out.values()))
+            in_order = sorted(self.left_out.items(), key=lambda item: item[0] == _HIDDEN)
+            reasons = "; ".join(f"{len(names):,} {why} ({_some(names)})" for why, names in in_order)
+            advice = "; --include PATTERN reads files with other endings" if _UNKNOWN in self.left_out else ""
+            lines.append(f"note: left out {counted(total, 'file')}: {reasons}{advice}")
+        return lines
+
+
+def find_inputs(
+    named: Sequence[str | Path], *, include: Sequence[str] = (), exclude: Sequence[str] = (), any_ending: bool = False
+) -> Inputs:
+    """Return the files that names stand for, in order.
+
+    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
+    is always read. A directory stands for the files below it that have a known file extension or none, a pattern for
+    all files that match it; both in the order of their names, and without files whose name, or that of a directory
+    below, begins with "." or "_". (A pattern that spells such a name finds it.) A directory that save_to_disk of the
+    library datasets wrote stands for its Arrow files, in its own order.
+
+    include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
+    below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its extension
+    is, and none of `exclude`. any_ending: read files of directories whatever their extension is.
+
+    Raises UsageError without a name, and for a URL that cannot be read, InputError for a name that gives no file, for a
+    file that cannot be read, and if all files are empty, and RemoteError where a server gives no answer.
+    """
+    if not named:
+        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
+        raise UsageError(sentence, "missing", option="inputs")
+    search = _Search(include, exclude, any_ending, Inputs())
+    under_urls = {name: _under(name) for name in map(str, named) if is_remote(name)}
+    inputs = search.inputs
+    inputs.is_searched = any("" not in files for files in under_urls.values())
+    inputs.is_searched |= any(_is_searched(name) for name in map(str, named) if name not in under_urls)
+    if (include or exclude) and not inputs.is_searched:
+        sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
+        raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
+    for name in map(str, named):
+        if name in under_urls:
+            inputs.files += search.of_url(name, under_urls[name])
+        else:
+            inputs.files += map(local, search.here(name))
+    pipes = [file.name for file in inputs.files if file.is_stream]
+    if twice := next((name for name in pipes if pipes.count(name) > 1), None):
+        what = "standard input (-)" if twice == STANDARD_INPUT else f"the pipe {twice}"
+        sentence = f"{what} is named twice, but it can be read only once; name it once"
+        raise UsageError(sentence, "read-once", option="inputs")
+    if all(file.size == 0 for file in inputs.files):
+        shown = ", ".join(file.name for file in inputs.files)
+        sentence = f"{shown}: empty file, so there is no document to build from; give a file with text in it"
+        raise InputError(sentence, "empty", option="inputs")
+    return inputs
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What is read of the files that a directory or a pattern stands for."""
+
+    include: Sequence[str]
+    exclude: Sequence[str]
+    any_ending: bool
+    inputs: Inputs
+
+    def here(self, name: str) -> list[str]:
+        """Return the files of this machine that a name stands for. Raises InputError if there is none."""
+        _require_path(name)
+        path = Path(name)
+        if not _is_searched(name):
+            is_named_so = path == Path(STANDARD_INPUT) and name != STANDARD_INPUT  # ./- is a file
+            return [str(path.absolute() if is_named_so else path)]
+        if path.is_dir():
+            root, links = path, list[str]()
+            if all((path / each).is_file() for each in (STATE, INFO)) or (
+                not self.include and (path / SPLITS).is_file()
+            ):
+                files = files_of_saved(path)
+            else:
+                inside = sorted(path.rglob("*"))
+                files = [file for file in inside if file.is_file()]
+                links = [str(each) for each in inside if each.is_symlink() and not each.is_file()]
+                links = [each for each in links if not _is_hidden(Path(each).relative_to(path))]
+            self._leave_out(_LINK, links)
+            if not files:
+                only = f"; its links are not followed ({_some(links)})" if links else ""
+                raise refused(name, "empty", f" is a directory without files{only}; name files, or a directory of them")
+        else:
+            root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
+            if not files:
+                raise refused(name, "no-match", " matches no file; check the pattern")
+        below = {str(file): file.relative_to(root) for file in files}
+        return self._chosen(name, below, is_directory=path.is_dir())
+
+    def of_url(self, url: str, found: dict[str, RemoteFile]) -> list[Input]:
+        """Return the files that a URL stands for. found: path below a directory → file, or "" → the one file."""
+        dots = [path for path in found if not {".", ".."}.isdisjoint(path.split("/"))]
+        self._leave_out(_DOTS, [found.pop(path).name for path in dots])
+        remote = {file.name: file for file in found.values()}
+        names = list(remote)
+        if "" not in found:
+            if not self.include and (found.keys() >= {STATE, INFO} or SPLITS in found):
+                raise refused(url, "unsupported", " is of save_to_disk; copy it here, or select files with --include")
+            paths = {file.name: PurePath(path) for path, file in found.items()}
+            names = self._chosen(url, paths, is_directory=not glob.has_magic(url))
+        return [of_remote(remote[each]) for each in names]
+
+    def _chosen(self, name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
+        """Return the files that are read, of those that a name stands for. Raises InputError if there is none.
+
+        paths: name of a file → path below the directory.
+        """
+        reasons = {file: self._why_not(path, is_directory=is_directory) for file, path in paths.items()}
+        chosen = [file for file, why in reasons.items() if not why]
+        if not chosen:
+            number, files = counted(len(paths), "file"), _some(list(paths))
+            raise refused(name, "no-match", f" has {number}, none to read ({files}); select some with --include '*'")
+        for file, why in reasons.items():
+            self._leave_out(why, [file] if why else [])
+        return chosen
+
+    def _why_not(self, path: PurePath, *, is_directory: bool) -> str:
+        """Return why a file is not read, given its path below the directory; "" if it is read."""
+        if is_directory and _is_hidden(path):
+            return _HIDDEN
+        if _matches(path, self.exclude) or (self.include and not _matches(path, self.include)):
+            return _EXCLUDED
+        is_known = self.include or self.any_ending or ending_of(path.name) in ("", *KIND_OF)
+        return "" if is_known or not is_directory else _UNKNOWN
+
+    def _leave_out(self, why: str, names: list[str]) -> None:
+        if names:
+            self.inputs.left_out.setdefault(why, []).extend(names)
+
+
+def _under(url: str) -> dict[str, RemoteFile]:
+    from bertdata.remote.find import find  # takes 0.1 s
+
+    return find(url)
+
+
+def _require_path(name: str) -> None:
+    """Raises UsageError if an input has no name, or is a URL of a kind that cannot be read and not that of a file."""
+    if not name:
+        raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
+    if is_url_of_any_kind(name):
+        scheme = name.partition(":")[0]
+        sentence = f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
+        if is_url(f"{scheme}://"):
+            sentence = f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path"
+        raise UsageError(sentence, "bad-url", option="inputs")
+
+
+def files_of_saved(directory: Path) -> list[Path]:
+    """Return the files that save_to_disk wrote, in their order. Raises InputError if these are several datasets."""
+    if (directory / SPLITS).is_file():
+        below = ", ".join(sorted(str(state.parent) for state in directory.glob(f"*/{STATE}")))
+        raise refused(directory, "wrong-file-type", f" has several datasets of save_to_disk; name one of them: {below}")
+    try:
+        state = json.loads((directory / STATE).read_bytes())
+        names = [entry["filename"] for entry in state["_data_files"]]
+        if not all(name == Path(name).name and "\0" not in name for name in names):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise refused(directory, "not-of-format", f": its {STATE} names no data files; save it again") from None
+    if state.get("_indices_data_files"):
+        raise refused(directory, "unsupported", " has an index of rows; call flatten_indices() and save_to_disk again")
+    return [directory / name for name in names]
+
+
+def _is_searched(name: str) -> bool:
+    """Return whether a name is a directory or a pattern."""
+    return Path(name).is_dir() if os.path.lexists(name) else glob.has_magic(name)
+
+
+def _is_hidden(path: PurePath) -> bool:
+    return any(part[0] in "._" for part in path.parts)
+
+
+def _matches(path: PurePath, patterns: Sequence[str]) -> bool:
+    """Return whether a path matches one of some patterns; a leading `**/` matches no directory too."""
+    return any(fnmatchcase(path.as_posix(), each) for p in patterns for each in (p, p.removeprefix("**/")))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+
+
+def _readable(size: float) -> str:
+    """Return a number of bytes as people read it: 1.2 GB."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"

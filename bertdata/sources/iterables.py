@@ -1,4 +1,4 @@
-"""A Python iterable of texts, or of ids, as an input: each item is a document.
+"""A Python iterable of texts, or of ids, as an input: each item is a document, and a thread reads them.
 
 Texts are read as the lines of the JSON-lines file that has them, and ids as rows of lists. So a build or an import of
 an iterable gives the same dataset as one of such a file.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import queue
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import InputError
-from bertdata.sources import idfile
-from bertdata.sources.idfile import Ids, IdsFile, item_of
+from bertdata.errors import InputError, UsageError
+from bertdata.sources import ids as ids_module
+from bertdata.sources.ids import Ids, IdsFile, place_of_item
 from bertdata.sources.inputs import Input
-from bertdata.sources.items import Items
 from bertdata.sources.streams import CHUNK
 
 NAME = "the iterable"
@@ -64,10 +69,7 @@ def _require_utf8(number: int, text: str | bytes) -> None:
         text.decode() if isinstance(text, bytes) else text.encode()
     except UnicodeError:
         problem = "is not valid UTF-8" if isinstance(text, bytes) else "has a lone surrogate"
-        sentence = (
-            f"item {number} of the iterable {problem}; correct it, or build without strict to replace and count "
-            "what is invalid"
-        )
+        sentence = f"item {number} of the iterable {problem}; correct it, or build without strict"
         raise InputError(sentence, "not-text", option="inputs", given=number) from None
 
 
@@ -79,7 +81,7 @@ def open_arrays(arrays: Any) -> IdsFile:
         for number, item in numbered:
             some.append(_ids_of(item, number))
             size += 1 + some[-1].size
-            if size >= idfile.BLOCK_IDS:
+            if size >= ids_module.BLOCK_IDS:
                 yield _joined(file, some, first)
                 some, size, first = [], 0, number
         if some:
@@ -93,7 +95,7 @@ def open_arrays(arrays: Any) -> IdsFile:
 def _joined(file: Input, some: list[NDArray[Any]], first: int) -> Ids:
     """Return documents as one. first: how many come before them."""
     offsets = np.append(0, np.cumsum([ids.size for ids in some], dtype=np.int64))
-    return Ids(np.concatenate(some), offsets, None, item_of(file, "item", first, offsets), 0)
+    return Ids(np.concatenate(some), offsets, None, partial(place_of_item, file, "item", first, offsets), 0)
 
 
 def _ids_of(item: Any, number: int) -> NDArray[Any]:
@@ -114,3 +116,77 @@ def _wrong_item(number: int, item: Any, expected: str) -> InputError:
     advice = "give names of files as a list" if isinstance(item, os.PathLike) else "correct it"
     sentence = f"item {number} of the iterable is of type {type(item).__name__}, and must be {expected}; {advice}"
     return InputError(sentence, "bad-row", option="inputs", given=number)
+
+
+class Items:
+    """A Python iterable that is read once, by a thread of its own. So Ctrl-C need not wait for an item.
+
+    It keeps a checksum of what was read for each unit. The record of a finished unit stores it, and a later call
+    compares it with what it reads.
+    """
+
+    def __init__(self, items: Any, pieces_of: Callable[[Iterator[tuple[int, Any]]], Iterator[Any]]) -> None:
+        """pieces_of: (number, item) of all items → pieces. Raises UsageError if `items` cannot be iterated over."""
+        if not (hasattr(items, "__iter__") or hasattr(items, "__getitem__")):
+            sentence = f"inputs is of type {type(items).__name__}; give names of files, or an iterable of documents"
+            raise UsageError(sentence, "malformed", option="inputs", given=items)
+        self.checksums = dict[int, int]()  # of the units that were read
+        self._items, self._pieces_of, self._is_stopped = items, pieces_of, False
+        self._ready = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+        self._room = threading.Semaphore(1)
+        self._unit, self._finished = -1, deque[tuple[int, int]]()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the pieces. What the iterable raises passes unchanged."""
+        threading.Thread(target=self._read, daemon=True, name="read-iterable").start()
+        while True:
+            piece, error = self._ready.get()
+            if self._is_stopped:  # so the piece may not be the last, though nothing follows
+                raise CancelledError
+            if error:
+                raise error
+            if piece is None:
+                return
+            self._room.release()
+            yield piece
+
+    def _read(self) -> None:
+        try:
+            for piece in self._pieces_of(self._until_stopped()):
+                self._ready.put((piece, None))
+                self._room.acquire()
+            self._ready.put((None, None))
+        except BaseException as error:  # noqa: BLE001  (raised again by the thread that takes the pieces)
+            vars(error)["is_of_iterable"] = True  # files.naming leaves it as it is
+            self._ready.put((None, error))
+
+    def _until_stopped(self) -> Iterator[tuple[int, Any]]:
+        for numbered in enumerate(self._items, 1):
+            if self._is_stopped:
+                return
+            yield numbered
+
+    def stop(self) -> None:
+        """Nobody needs more pieces: whoever waits for one gets CancelledError, and the reader ends after its item."""
+        self._is_stopped = True
+        self._ready.put((None, None))
+        self._room.release()
+
+    def expect(self, finished: Mapping[int, int]) -> None:
+        """Compare what will be read with the checksums of finished units."""
+        self._finished = deque(sorted(finished.items()))
+
+    def add(self, unit: int, *contents: Any) -> None:
+        """Add contents of a unit to its checksum. Units come in order. Raises InputError as `end_unit`."""
+        if unit != self._unit and self._unit >= 0:
+            self.end_unit()
+        self._unit = unit
+        for content in contents:
+            self.checksums[unit] = zlib.crc32(content, self.checksums.get(unit, 0))
+
+    def end_unit(self, *, is_last: bool = False) -> None:
+        """Raises InputError if a finished unit was made from other items than those that were read."""
+        expected = self._finished.popleft() if self._finished else None
+        if (expected and expected != (self._unit, self.checksums.get(self._unit))) or (is_last and self._finished):
+            sentence = "the items are not those of the interrupted call; repeat them, or give overwrite=True"
+            raise InputError(sentence, "other-settings", option="inputs")

@@ -11,8 +11,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from bertdata.sources.documents import BadRow, Documents, Skipped, valid_utf8
 from bertdata.sources.kernels import may_be_special
-from bertdata.sources.texts import BadRow, Documents, Skipped, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST = 1 << 25  # bytes of a line for Python's json, whose objects take up to 24 times as much
@@ -23,7 +23,7 @@ def texts_of(lines: Documents, key: str) -> Documents:
     if documents := _at_once(lines, key):
         return documents
     texts, bad = list[bytes](), list[Skipped]()
-    starts, counts, invalid, surrogates = (list[int]() for _ in range(4))
+    numbers = list[tuple[int, int, int, int]]()  # of each text: start, replaced, invalid, surrogates
     offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
@@ -41,11 +41,8 @@ def texts_of(lines: Documents, key: str) -> Documents:
             bad.append(Skipped(0, start, error))
             continue
         texts.append(text)
-        starts.append(start)
-        counts.append(num_bad + num_surrogates)
-        invalid.append(start + bad_at if num_bad else -1)
-        surrogates.append(num_surrogates)
-    return replace(Documents.of(texts, starts, counts, invalid, surrogates), bad=bad)
+        numbers.append((start, num_bad + num_surrogates, start + bad_at if num_bad else -1, num_surrogates))
+    return replace(Documents.of(texts, *([each[k] for each in numbers] for k in range(4))), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

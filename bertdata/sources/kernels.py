@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import int64, types, uint16, uint64
+from numba import int64, types, uint64
 from numba.extending import intrinsic
 
-from bertdata.bits import bits64, is_byte, load64, pointer_to, trailing_zeros
-from bertdata.jit import jit, part
+from bertdata.bits import is_byte, load64, pointer_to, trailing_zeros
+from bertdata.jit import jit
 
 PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
@@ -48,28 +48,6 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, words)
 
     return types.UniTuple(types.uint64, 2)(source, types.int64, target, types.int64), generate
-
-
-@intrinsic
-def _special64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where it is NUL, or begins -N or In. Reads 65 bytes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        after = builder.add(args[1], ir.Constant(args[1].type, 1))
-        following = pointer_to(context, builder, signature.args[0], args[0], after, ir.VectorType(ir.IntType(8), 64))
-
-        def is_set(builder: Any, text: Any) -> Any:
-            second = builder.load(following)
-            second.align = 1
-            hits = is_byte(builder, text, 0)
-            for pair in (b"-N", b"In"):
-                both = builder.and_(is_byte(builder, text, pair[0]), is_byte(builder, second, pair[1]))
-                hits = builder.or_(hits, both)
-            return hits
-
-        return bits64(context, builder, signature, args, is_set)
-
-    return types.uint64(array, types.int64), generate
 
 
 @jit()
@@ -162,12 +140,13 @@ def cut(data, size, offset, is_end, by_line, cuts):
 
 @jit()
 def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
-    """The same for records of FASTA, each a line that begins with > and the lines up to the next such line.
+    """Find the records of FASTA in data[:size], each a line that begins with > and the lines up to the next such line.
 
-    A document in `cuts` is the record without the first line, without lines that begin with ; and without white space.
-    is_at_head: whether no record has begun before data[0]; else data[0] is the beginning or any byte of one. Text
-    before the first record is a document, too. starts[0] is -1 if there is no document; else it may be that of one
-    that is not complete.
+    Returns how many are complete. A document in `cuts` is the record without the first line, without lines that begin
+    with ; and without white space. is_at_head: whether the input begins with data[0]; else data[0] is the beginning or
+    any byte of a record. Text before the first record is a document, too. Lines before the first document are not used
+    up. starts[0] is -1 if there is no document; else it may be that of one that is not complete. The first invalid byte
+    is that of the lines as they are, with comments.
     """
     text, offsets, starts, invalid = cuts.text, cuts.offsets, cuts.starts, cuts.invalid
     i, p, count, has_high, body = int64(0), int64(0), 0, False, int64(0)
@@ -181,12 +160,13 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
             break
         is_first = i < size and data[i] == RECORD
         if is_open and (is_first or i >= size):
-            invalid[count] = _invalid_in_lines(data, body, i, text, offsets[count], p, offset) if has_high else -1
+            is_invalid = has_high and first_invalid(text, offsets[count], p) >= 0
+            invalid[count] = offset + max(first_invalid(data, body, i), body) if is_invalid else -1
             text[p] = NEWLINE
             p += 1
             count += 1
             offsets[count], is_open, has_high = p, False, False
-        if not is_open:
+        if not is_open and count > 0:
             cuts.used[0] = i
         if is_first:
             starts[count], is_open, body = offset + i, True, min(stop + 1, size)
@@ -204,84 +184,16 @@ def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
     return count
 
 
-@part()
-def _invalid_in_lines(data, start, stop, text, first, last, offset):
-    """Where in the input the first invalid byte of text[first:last] is, which are the lines data[start:stop]; or -1."""
-    bad = first_invalid(text, first, last)
-    if bad < 0:
-        return -1
-    left, is_comment, is_begin = bad - first, False, True
-    for k in range(start, stop):
-        byte = data[k]
-        is_comment = byte == COMMENT if is_begin else is_comment
-        is_begin = byte == NEWLINE
-        if is_comment or byte in (NEWLINE, SPACE, TAB, RETURN):
-            continue
-        if left == 0:
-            return offset + k
-        left -= 1
-    return -1
-
-
-@jit()
-def lay(data, offsets, text, laid, invalid):
-    """Copies the values data[offsets[i] : offsets[i + 1]] to `text`, a newline after each.
-
-    text: uint8, PADDING bytes longer than the values and their newlines. laid: int64 [n + 1], where each value begins
-    in `text`. invalid: bool [n], whether it is not valid UTF-8.
-    """
-    p = int64(0)
-    for i in range(invalid.size):
-        laid[i] = p
-        for k in range(offsets[i], offsets[i + 1]):
-            text[p] = data[k]
-            p += 1
-        invalid[i] = first_invalid(text, laid[i], p) >= 0
-        text[p] = NEWLINE
-        p += 1
-    laid[invalid.size] = p
-
-
 @jit()
 def may_be_special(text, size):
-    """Whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (which pyarrow takes for a number).
+    """Return whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (a number for pyarrow).
 
-    text: uint8, PADDING bytes longer than `size`.
+    text: uint8, 3 bytes longer than `size`, of which what is special ends in text[:size].
     """
-    for base in range(0, size, 64):
-        hits = _special64(text, base)
-        while hits != uint64(0):
-            i = base + trailing_zeros(hits)
-            hits &= hits - uint64(1)
-            if i < size and text[i] == 0:
-                return True
-            if i + 3 < size:
-                third, fourth = text[i + 2], text[i + 3]
-                if text[i] == MINUS and third == ord("a") and fourth == ord("N"):
-                    return True
-                if text[i] != MINUS and third == ord("f") and _ends_number(fourth):
-                    return True
-    return False
-
-
-@part()
-def _ends_number(byte):
-    return byte in (SPACE, TAB, RETURN, NEWLINE, ord(","), ord("]"), ord("}"))
-
-
-@jit()
-def find_token(ids, token, ends):
-    """Writes i + 1 for each ids[i] that is `token` to ends int64 [n + 1], and returns how many. ids: [n] integers."""
-    count = 0
-    for base in range(0, ids.size, 64):
-        block = ids[base : base + 64]
-        if block.size == 64:
-            hits = uint16(0)
-            for k in range(64):  # a constant number, so that it compiles to vector instructions
-                hits = uint16(hits + uint16(block[k] == token))
-            if hits == 0:
-                continue
-        for k in range(block.size):
-            ends[count] = base + k + 1
-            count += block[k] == token
-    return count
+    found = False
+    for i in range(size):  # without a branch, so that it compiles to vector instructions
+        a, b, c, d = text[i], text[i + 1], text[i + 2], text[i + 3]
+        ends = (d <= SPACE) | (d == ord(",")) | (d == ord("]")) | (d == ord("}"))
+        is_nan = (a == MINUS) & (b == ord("N")) & (c == ord("a")) & (d == ord("N"))
+        found |= (a == 0) | is_nan | ((a == ord("I")) & (b == ord("n")) & (c == ord("f")) & ends)
+    return found

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import InputError, UsageError
-from bertdata.sources.texts import Documents
-
-
-@lru_cache
-def function_of(spec: str, option: str) -> Callable[[str], Any]:
-    """The function that "module:function" names, or that "module:function(1, 2)" returns. Raises UsageError."""
-    module, _, call = spec.partition(":")
-    name, has_arguments, arguments = call.partition("(")
-    try:
-        function = getattr(importlib.import_module(module), name)
-        if has_arguments:
-            if not arguments.endswith(")"):
-                raise ValueError("a parenthesis is not closed")
-            function = function(*ast.literal_eval(f"({arguments.removesuffix(')')},)" if arguments != ")" else "()"))
-    except Exception as error:  # importing and calling runs code of the user
-        advice = "give module:function, or module:function(1, 2) of one that returns a function"
-        if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
-            advice = f"if you wrote all .py files here, begin the command with PYTHONPATH=. to find {module}.py"
-        sentence = f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}"
-        raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec) from None
-    if not callable(function):
-        sentence = f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function"
-        raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec)
-    return function
+from bertdata.errors import InputError
+from bertdata.options import function_of
+from bertdata.sources.documents import Documents
 
 
 def code_of(spec: str) -> str:
@@ -71,10 +47,8 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 sentence = f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix it or the text"
                 raise InputError(sentence, "function-failed", option="map", given=spec) from None
             if not isinstance(text, str | None):
-                sentence = (
-                    f"{place(start)}: --map {spec} gave a value of type {type(text).__name__}; it must give a text, or "
-                    "None to leave the document out"
-                )
+                kind = type(text).__name__
+                sentence = f"{place(start)}: --map {spec} returned a {kind}; it must return a text or None"
                 raise InputError(sentence, "bad-function", option="map", given=spec)
             if text is None:
                 break

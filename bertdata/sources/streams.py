@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import ctypes
 import io
 import lzma
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from ctypes import byref, c_char_p, c_size_t, c_void_p
+from functools import cache
+from typing import Any, ClassVar
 
 from bertdata.errors import InputError
-from bertdata.sources import zstd
 from bertdata.sources.inputs import HEAD_BYTES, STANDARD_INPUT, Input, magic_of
 
 CHUNK = 1 << 17  # bytes read at a time
 UTF_8 = "utf-8"
+_ZSTD_PIECE = 1 << 20  # bytes that libzstd gives at a time
 
 
 def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -33,7 +34,7 @@ codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
 class Pieces(io.RawIOBase):
-    """Bytes in pieces as a file. An error of the pieces passes as it is; io.BufferedReader retries after EINTR."""
+    """Bytes in pieces as a file. An error of the pieces passes unchanged; io.BufferedReader retries after EINTR."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
@@ -43,83 +44,95 @@ class Pieces(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size = 0
-        while size < len(buffer):
-            piece = self._rest or next(self._pieces, None)
-            if piece is None:
-                break
+        while size < len(buffer) and (piece := self._rest or next(self._pieces, None)) is not None:
             length = min(len(piece), len(buffer) - size)
             buffer[size : size + length] = piece[:length]
             self._rest, size = piece[length:], size + length
         return size
 
 
-def as_file(pieces: Iterator[bytes]) -> io.BufferedReader:
-    """Return the bytes of some pieces, one after the other, as a file."""
-    return io.BufferedReader(Pieces(pieces), CHUNK)
-
-
 def _as_utf8(file: Any, encoding: str) -> Iterator[bytes]:
-    """A text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
+    """Yield a text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
     decoder, data = codecs.getincrementaldecoder(encoding)("bertdata.mark_invalid"), b"begin"
     while data:
         data = file.read(CHUNK)
         yield decoder.decode(data, final=not data).encode("utf-8", "bertdata.mark_invalid")
 
 
-_inflater = partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)  # 16: with the header and the end of gzip
-
-
 def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
-    """The decompressed bytes of all members of a gzip, bzip2 or xz file.
+    """Yield the decompressed bytes of all members of a bzip2 or xz file. Zeros may follow a member.
 
-    The readers of the standard library for bzip2 and xz silently stop at a damaged member if it follows a sound one;
-    this one raises. That for gzip reads 8 KiB at a time, which takes a third of the CPU time more.
+    The readers of the standard library silently stop at a damaged member behind a sound one; this one raises.
     """
-    member, data = new(), file.read(CHUNK)
-    while True:
-        if not data and getattr(member, "needs_input", True):
-            raise EOFError("it ends before its end-of-stream marker")
-        yield member.decompress(data, CHUNK)
-        data = getattr(member, "unconsumed_tail", b"")  # zlib gives back what it did not take
-        if member.eof:
-            data = member.unused_data.lstrip(b"\0")  # a file may be padded with zeros
-            while not data:
-                if not (piece := file.read(CHUNK)):
-                    return
-                data = piece.lstrip(b"\0")
-            member = new()
-        elif not data and getattr(member, "needs_input", True):
-            data = file.read(CHUNK)
+    data = file.read(CHUNK)
+    while data:
+        member = new()
+        while not member.eof:
+            yield member.decompress(data, CHUNK)
+            data = file.read(CHUNK) if member.needs_input else b""
+            if member.needs_input and not data:
+                raise EOFError("it ends before its end-of-stream marker")
+        data = member.unused_data.lstrip(b"\0")
+        while not data and (piece := file.read(CHUNK)):
+            data = piece.lstrip(b"\0")
 
 
-def _after(first: bytes, file: Any) -> Iterator[bytes]:
-    """A file, of which `first` was read already."""
-    yield first
-    while piece := file.read1(CHUNK):
-        yield piece
+class _Span(ctypes.Structure):
+    """ZSTD_inBuffer or ZSTD_outBuffer."""
+
+    _fields_: ClassVar = [("data", c_void_p), ("size", c_size_t), ("position", c_size_t)]
+
+
+@cache
+def libzstd() -> ctypes.CDLL | None:
+    """Return the system's libzstd, or None. It takes windows of up to 2 GiB, and pyarrow takes at most 128 MiB."""
+    try:
+        library = ctypes.CDLL("libzstd.so.1")
+        library.ZSTD_createDCtx.restype, library.ZSTD_getErrorName.restype = c_void_p, c_char_p
+        library.ZSTD_decompressStream.restype = library.ZSTD_DCtx_setParameter.restype = c_size_t  # new in 1.4
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _frames(file: Any, zstd: ctypes.CDLL) -> Iterator[bytes]:
+    """Yield the decompressed bytes of all frames of a zstd file. Raises OSError or EOFError if it is damaged."""
+    context, piece, left = c_void_p(zstd.ZSTD_createDCtx()), ctypes.create_string_buffer(_ZSTD_PIECE), 0
+    try:
+        zstd.ZSTD_DCtx_setParameter(context, 100, 31)  # ZSTD_d_windowLogMax, and its largest value
+        while data := file.read(CHUNK):
+            given, taken = _Span(ctypes.cast(c_char_p(data), c_void_p), len(data)), _Span(None, 0, 0)
+            while given.position < given.size or (left and taken.position == taken.size):  # or more is ready
+                taken = _Span(ctypes.addressof(piece), _ZSTD_PIECE)
+                left = zstd.ZSTD_decompressStream(context, byref(taken), byref(given))
+                if zstd.ZSTD_isError(c_size_t(left)):
+                    raise OSError(zstd.ZSTD_getErrorName(c_size_t(left)).decode())
+                yield ctypes.string_at(piece, taken.position)
+        if left:
+            raise EOFError("it ends inside a frame")
+    finally:
+        zstd.ZSTD_freeDCtx(context)
 
 
 class InputStream:
     """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
 
     def __init__(self, file: Any, compression: str, encoding: str) -> None:
-        self._file = self.file = file
-        if compression == "zstd" and (library := zstd.library()):
-            self.file = as_file(zstd.frames(file, library))
-        elif compression == "zstd":
+        self._on_disk = self.file = file
+        if compression in ("bzip2", "xz"):
+            self._unpack(_members(file, bz2.BZ2Decompressor if compression == "bzip2" else lzma.LZMADecompressor))
+        elif compression == "zstd" and (library := libzstd()):
+            self._unpack(_frames(file, library))
+        elif compression:
             import pyarrow as pa
 
-            self.file = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
-        elif compression:
-            decompressors: dict[str, Callable[[], Any]] = {
-                "gzip": _inflater,
-                "bzip2": bz2.BZ2Decompressor,
-                "xz": lzma.LZMADecompressor,
-            }
-            self.file = as_file(_members(file, decompressors[compression]))
+            self.file = self._kept = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # closes `file`
         if encoding != UTF_8:
-            self.file = as_file(_as_utf8(self.file, encoding))
+            self._unpack(_as_utf8(self.file, encoding))
         self.is_seekable = not compression and encoding == UTF_8 and file.seekable()
+
+    def _unpack(self, pieces: Iterator[bytes]) -> None:
+        self.file = io.BufferedReader(Pieces(pieces), CHUNK)
 
     def read(self, size: int = -1) -> bytes:
         return bytes(self.file.read(size) if size >= 0 else self.file.read())
@@ -127,7 +140,14 @@ class InputStream:
     @property
     def bytes_read(self) -> int:
         """How many bytes of the file on disk are read; 0 of a pipe."""
-        return int(self._file.tell()) if self._file.seekable() else 0
+        return int(self._on_disk.tell()) if self._on_disk.seekable() else 0
+
+
+def _after(first: bytes, file: Any) -> Iterator[bytes]:
+    """Yield the bytes of a file of which `first` was read already."""
+    yield first
+    while piece := file.read1(CHUNK):
+        yield piece
 
 
 @contextmanager
@@ -136,7 +156,7 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
-    if source.items:  # whose own errors pass as they are
+    if source.items:  # whose own errors pass unchanged
         yield InputStream(Pieces(iter(source.items)), "", encoding)
         return
     compression = source.compression
@@ -148,17 +168,18 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
                     why = "it does not begin as one: if it is not compressed, correct its name"
                     raise EOFError(why if first else "it is empty")
                 compression = magic_of(first)
-                file = as_file(_after(first, file)) if source.is_stream else file
-                if not source.is_stream:
+                if source.is_stream:
+                    file = io.BufferedReader(Pieces(_after(first, file)), CHUNK)
+                else:
                     file.seek(0)
             yield InputStream(file, compression, encoding)
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, lzma.LZMAError) as error:
         raise _cut_short(source, compression, error) from None
     except FileNotFoundError:
         sentence = f"{source} was removed while it was read; put it back, and run the same command again"
         raise InputError(sentence, "not-found", given=source.name) from None
     except OSError as error:
-        if compression and error.errno is None:  # bz2 and zstd report damage like this
+        if compression and error.errno is None:  # the libraries report damage like this
             raise _cut_short(source, compression, error) from None
         sentence = f"{source} cannot be read: {error.strerror or error}"
         raise InputError(sentence, "unreadable", given=source.name) from None
@@ -168,9 +189,8 @@ def _cut_short(source: Input, compression: str, error: Exception) -> InputError:
     # pyarrow speaks of memory where a window is large, and libzstd where there is none for it
     larger = "larger window than can be used here" if "memory" in str(error) else ""
     if needs := "dictionary" if "ictionary" in str(error) else larger:
-        library = "" if zstd.library() else "install libzstd, or "
+        library = "" if libzstd() else "install libzstd, or "
         advice = f"{library}decompress it first by zstd -d, with --long=31 or -D DICTIONARY"
         return InputError(f"{source} needs a {needs} ({error}); {advice}", "unsupported", given=source.name)
-    return InputError(
-        f"{source} is not a complete {compression} file ({error}); get the file again", "cut-short", given=source.name
-    )
+    sentence = f"{source} is not a complete {compression} file, or other bytes follow it ({error}); get the file again"
+    return InputError(sentence, "cut-short", given=source.name)

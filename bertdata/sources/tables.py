@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertdata.errors import InputError
+from bertdata.errors import InputError, refused
+from bertdata.options import TextFormat
 from bertdata.sources import formats
-from bertdata.sources.delimited import SEPARATORS, texts_of_column
-from bertdata.sources.formats import TextFormat, skipped
+from bertdata.sources.blocks import Block, Source
+from bertdata.sources.csv import SEPARATORS, texts_of_column
+from bertdata.sources.documents import BadRow, Documents, Skipped, offsets_of
+from bertdata.sources.formats import skipped, without_column
 from bertdata.sources.inputs import Input
-from bertdata.sources.streams import opened
-from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped, offsets_of
+from bertdata.sources.streams import UTF_8, opened
 
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
@@ -26,52 +28,44 @@ _BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
 _DECODED_BYTES = 1 << 24  # of texts of Parquet that are decoded together, at most, unless a single row has more
 
 
-@dataclass(frozen=True)
-class TableFile:
+class TableFile(Source):
     """One input of rows. Its range of bytes is that of the texts, each with one byte more."""
 
-    file: Input
-    kind: str  # one of TABLE_KINDS
-    form: TextFormat
-
-    def chunks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
-        """The rows of the units that are wanted, some at a time. base: nothing comes before a table in its range."""
+    def blocks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
+        """Yield the rows of the units that are wanted, some at a time. base: nothing is before a table in its range."""
         with readable(self.file, self.kind):
             yield from (self._of_parquet if self.kind == "parquet" else self._of_batches)(is_wanted)
 
-    def place(self, row: int) -> str:
+    def decode(self, raw: _Rows) -> Documents:
+        """Return the texts of rows, and the rows without one."""
+        column, bad = raw.column, list[Skipped]()
+        rows = np.arange(raw.first, raw.first + len(column))
+        if column.null_count:
+            is_null = column.is_null().to_numpy(zero_copy_only=False)
+            otherwise = raw.reasons.get(0) or BadRow("the text is null")
+            bad = [Skipped(0, row, raw.reasons.get(row, otherwise)) for row in rows[is_null].tolist()]
+            column, rows = column.drop_null(), rows[~is_null]
+        return replace(Documents.of_column(column, rows).repaired(), bad=bad)
+
+    def place(self, start: int) -> str:
         """'file, row n'."""
-        return f"{self.file}, row {row}"
+        return f"{self.file}, row {start}"
 
-    invalid_place = place
-
-    def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
-        """Rows of Parquet. A unit has complete row groups; those of others are not read."""
-        import pyarrow as pa
-
-        with _open_table(self.file, self.form) as (table, why):
-            units, num_rows = _group_units(table.metadata, self.form, why), table.metadata.num_rows
-            if why:
-                for first in range(1, num_rows + 1 if is_wanted(0) else 1, _MOST_ROWS):
-                    rows = pa.nulls(min(_MOST_ROWS, num_rows + 1 - first), pa.large_binary())
-                    yield from _cut(self.file, rows, first, 0, self.file.size or 0, {0: why})
-                return
-            for group, first, column in self._of_groups(table, lambda group: is_wanted(units[group])):
-                bytes_read = (self.file.size or 0) * (first - 1 + len(column)) // num_rows
-                yield from _cut(self.file, column, first, units[group], bytes_read, {})
-
-    def _of_groups(self, table: Any, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int, Any]]:
-        """Pieces of the column of some row groups, each with the number of its row group and that of its first row."""
-        first = 1
-        for group in range(table.num_row_groups):
-            stop = first + table.metadata.row_group(group).num_rows
-            for column in self._columns_of(table, group) if is_wanted(group) else ():
-                yield group, first, column
-                first += len(column)
-            first = stop
+    def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
+        """Yield rows of Parquet. A unit has complete row groups; those of others are not read."""
+        with open_parquet(self.file) as table:
+            meta, why, first = table.metadata, _why_none(self.file, self.form, table.schema_arrow), 1
+            for group, unit in enumerate(_group_units(meta, self.form, why)):
+                row, stop = first, first + meta.row_group(group).num_rows
+                if is_wanted(unit):
+                    for column in _nulls(stop - first) if why else self._columns_of(table, group):
+                        bytes_read = (self.file.size or 0) * (row - 1 + len(column)) // meta.num_rows
+                        yield from self._cut(_Rows(column, row, {0: why} if why else {}), unit, bytes_read)
+                        row += len(column)
+                first = stop
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
-        """The text's column of a row group in pieces of about a block."""
+        """Yield the text's column of a row group in pieces of about a block."""
         import pyarrow as pa
 
         meta, key = table.metadata.row_group(group), self.form.text_key
@@ -91,7 +85,7 @@ class TableFile:
             yield pa.concat_arrays(pieces)
 
     def _longest_repeated(self, metadata: Any, group: int) -> int:
-        """Bytes of the longest text in the dictionary of a row group, which may stand in each row of a small file.
+        """Return the bytes of the longest text in the dictionary of a row group, which each row of a small file may be.
 
         0 where the first rows have no dictionary, or cannot be read. Only one row is read: pyarrow adds to a dictionary
         what stands in none, so that in the end each batch has all texts of the row group.
@@ -108,9 +102,9 @@ class TableFile:
             return 0
         return int(np.diff(offsets_of(texts)).max(initial=0))
 
-    def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
-        """Rows of any other table. A row belongs to the unit in which its text begins."""
-        row, offset = 0, 0
+    def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
+        """Yield rows of any other table. A row belongs to the unit in which its text begins."""
+        row, offset = 1, 0
         for column, reasons, bytes_read in self._batches():
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -119,30 +113,27 @@ class TableFile:
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
-                    yield from _cut(
-                        self.file, column.slice(first, stop - first), row + first + 1, unit, bytes_read, reasons
-                    )
+                    rows = _Rows(column.slice(first, stop - first), row + first, reasons)
+                    yield from self._cut(rows, unit, bytes_read)
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
     def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow], int]]:
-        """Texts as pyarrow.LargeBinaryArrays, the reasons for nulls in them, and bytes read so far."""
+        """Yield texts as pyarrow.LargeBinaryArrays, the reasons for nulls in them, and bytes read so far."""
         import pyarrow as pa
 
-        if self.kind in SEPARATORS:
-            with opened(self.file, self.form.encoding) as stream:
+        with opened(self.file, self.form.encoding if self.kind in SEPARATORS else UTF_8) as stream:
+            if self.kind in SEPARATORS:
                 for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
                     yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
-            return
-        with opened(self.file) as stream:
+                return
             why_none = partial(_why_none, self.file, self.form)
-            for batch, _ in record_batches(stream.file, why_none, is_seekable=stream.is_seekable):
-                if why := why_none(batch.schema):
-                    yield pa.nulls(batch.num_rows, pa.large_binary()), {0: why}, stream.bytes_read
-                else:
-                    yield from ((column, {}, stream.bytes_read) for column in self._texts(batch))
+            for batch in record_batches(stream.file, why_none, is_seekable=stream.is_seekable):
+                why = why_none(batch.schema)
+                for column in _nulls(batch.num_rows) if why else self._texts(batch):
+                    yield column, {0: why} if why else {}, stream.bytes_read
 
     def _texts(self, batch: Any) -> Iterator[Any]:
-        """The texts of a batch, as `_decoded` gives them. Raises InputError for bytes that cannot be text."""
+        """Yield the texts of a batch, as `_decoded` gives them. Raises InputError for bytes that cannot be text."""
         key = self.form.text_key
         column = _text_column(batch, key)
         for texts in _decoded(column):
@@ -154,14 +145,40 @@ class TableFile:
                     raise InputError(sentence, "wrong-column-type", option="text_key", given=key)
             yield texts
 
+    def _cut(self, rows: _Rows, unit: int, bytes_read: int) -> Iterator[Block]:
+        """Yield rows of a unit, about a block at a time. Raises InputError for a text that is too long."""
+        offsets, row = offsets_of(rows.column), 0
+        while row < len(rows.column):
+            stop = int(np.searchsorted(offsets, offsets[row] + formats.BLOCK_BYTES, side="right")) - 1
+            stop = min(max(stop, row + 1), len(rows.column))
+            if offsets[stop] - offsets[row] > formats.LONGEST_DOCUMENT:
+                what = f"the text is longer than {formats.LONGEST_DOCUMENT >> 20:,} MiB; split it"
+                raise refused(self.file, "too-large", f", row {rows.first + row}: {what}")
+            some = rows._replace(column=rows.column.slice(row, stop - row), first=rows.first + row)
+            # 64: why a row is skipped
+            num_bytes = int(offsets[stop] - offsets[row]) + stop - row + 64 * some.column.null_count
+            yield Block(unit, num_bytes, bytes_read, [(self, some)])
+            row = stop
 
-def record_batches(
-    file: Any, check: Callable[[Any], object], *, is_seekable: bool = True
-) -> Iterator[tuple[Any, float | None]]:
-    """The record batches of an open Arrow file or stream, and the share of them that is read; None: not known.
 
-    check: called with the schema first.
-    """
+class _Rows(NamedTuple):
+    """Some rows of a table."""
+
+    column: Any  # their texts as a pyarrow.LargeBinaryArray, valid UTF-8 or not
+    first: int  # number of the first row, from 1
+    reasons: Mapping[int, BadRow]  # row → why its text is null; 0 → why that of any other row is
+
+
+def _nulls(num_rows: int) -> Iterator[Any]:
+    """Yield columns of so many nulls together."""
+    import pyarrow as pa
+
+    for first in range(0, num_rows, _MOST_ROWS):
+        yield pa.nulls(min(_MOST_ROWS, num_rows - first), pa.large_binary())
+
+
+def record_batches(file: Any, check: Callable[[Any], object], *, is_seekable: bool = True) -> Iterator[Any]:
+    """Yield the record batches of an open Arrow file or stream. check: called with its schema."""
     import pyarrow as pa
 
     is_file = is_seekable and file.read(6) == b"ARROW1"
@@ -169,9 +186,7 @@ def record_batches(
         file.seek(0)
     with pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file) as reader:
         check(reader.schema)
-        number = reader.num_record_batches if is_file else 0
-        yield from ((reader.get_batch(index), (index + 1) / number) for index in range(number))
-        yield from ((batch, None) for batch in (() if is_file else reader))
+        yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
@@ -180,13 +195,11 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
     if file.is_stream:
-        sentence = f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first"
-        raise InputError(sentence, "read-once", option="inputs", given=file.name)
+        raise refused(file, "read-once", " is a pipe, from which Parquet cannot be read; write it to a file first")
     if file.compression:
-        sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
-        raise InputError(sentence, "unsupported", option="inputs", given=file.name)
-    with readable(file, "parquet"), _open_table(file, form) as (table, why):
-        return _group_units(table.metadata, form, why)
+        raise refused(file, "unsupported", " is compressed, and Parquet must not be; decompress it first")
+    with readable(file, "parquet"), open_parquet(file) as table:
+        return _group_units(table.metadata, form, _why_none(file, form, table.schema_arrow))
 
 
 def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
@@ -219,13 +232,6 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
         pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **more) as table,
     ):
         yield table
-
-
-@contextmanager
-def _open_table(file: Input, form: TextFormat) -> Iterator[tuple[Any, BadRow | None]]:
-    """`open_parquet`, and what `_why_none` gives for the file."""
-    with open_parquet(file) as table:
-        yield table, _why_none(file, form, table.metadata.schema.to_arrow_schema())
 
 
 def open_by_pyarrow(file: Input) -> Any:
@@ -270,20 +276,12 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
     import pyarrow as pa
 
     key, found = form.text_key, _named(schema, form.text_key)
-    if not found:
-        columns = ", ".join(schema.names)
-        sentence = f"{file} has no column {key!r}, only {columns}; name one with --text-key, or use --on-error skip"
-        return skipped(form, InputError(sentence, "no-column", option="text_key", given=key))
-    if len(found) > 1:
-        sentence = f"{file} has {len(found)} columns {key!r}; rename all but one of them, or use --on-error skip"
-        return skipped(form, InputError(sentence, "not-of-format", option="text_key", given=key))
+    if len(found) != 1:
+        return without_column(file, form, len(found), schema.names)
     kind, types = found[0][0], pa.types
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    strings = types.is_string, types.is_large_string, types.is_string_view, types.is_null
-    if not any(fits(kind) for fits in (*strings, types.is_binary, types.is_large_binary, types.is_binary_view)):
-        sentence = (
-            f"{file}: column {key!r} is {kind}, not a string; name another with --text-key, or use --on-error skip"
-        )
+    if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
+        sentence = f"{file}: column {key!r} is {kind}, not a string; give another --text-key, or --on-error skip"
         return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
     return None
 
@@ -297,8 +295,8 @@ def readable(file: Input, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
-        sentence = f"{file} is not readable {kind.capitalize()}: {reason}; write it again"
-        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
+        what = f" is not readable {kind.capitalize()}: {reason}; write it again"
+        raise refused(file, "not-of-format", what) from None
 
 
 def _binary(column: Any) -> Any:
@@ -335,39 +333,4 @@ def _decoded(column: Any) -> Iterator[Any]:
         stop = int(np.searchsorted(ends, ends[row] - lengths[row] + formats.BLOCK_BYTES, side="right"))
         stop = max(row + 1, stop)
         yield texts.take(column.indices[row:stop])
-        row = stop
-
-
-def _documents(column: Any, first: int, reasons: Mapping[int, BadRow]) -> Documents:
-    """The texts of a pyarrow.LargeBinaryArray. first: number of the first row.
-
-    reasons: row → why its text is null; 0 → why that of any other row is.
-    """
-    rows, bad = np.arange(first, first + len(column)), list[Skipped]()
-    if column.null_count:
-        is_null = column.is_null().to_numpy(zero_copy_only=False)
-        otherwise = reasons.get(0) or BadRow("the text is null")
-        bad = [Skipped(0, row, reasons.get(row, otherwise)) for row in rows[is_null].tolist()]
-        column, rows = column.drop_null(), rows[~is_null]
-    return replace(Documents.of_column(column, rows).repaired(), bad=bad)
-
-
-def _cut(
-    file: Input, column: Any, first: int, unit: int, bytes_read: int, reasons: Mapping[int, BadRow]
-) -> Iterator[Chunk]:
-    """The rows of a unit in pieces of about a block. first, reasons: as `_documents` takes them.
-
-    Raises InputError for a text that is longer than the longest document.
-    """
-    offsets, row = offsets_of(column), 0
-    while row < len(column):
-        stop = int(np.searchsorted(offsets, offsets[row] + formats.BLOCK_BYTES, side="right")) - 1
-        stop = min(max(stop, row + 1), len(column))
-        if offsets[stop] - offsets[row] > formats.LONGEST_DOCUMENT:
-            longest = formats.LONGEST_DOCUMENT >> 20
-            sentence = f"{file}, row {first + row}: the text is longer than {longest:,} MiB; split it"
-            raise InputError(sentence, "too-large", option="inputs", given=file.name)
-        part = column.slice(row, stop - row)
-        num_bytes = int(offsets[stop] - offsets[row]) + len(part) + 64 * part.null_count  # why a row is skipped
-        yield Chunk(unit, num_bytes, bytes_read, partial(_documents, part, first + row, reasons))
         row = stop

@@ -8,13 +8,13 @@ that do can be told apart; `tokenizers` encodes those.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels import records
@@ -22,6 +22,7 @@ from bertdata.tokenize.kernels.added import find_added, find_hazards
 from bertdata.tokenize.kernels.records import Added
 from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import Unsupported
+from bertdata.tokenize.source import Source
 
 _MARKS = [
     chr(n) for n in (*range(0x300, 0x370), 0x653, 0x654, 0x655, 0x93C, 0x9BE, 0x9D7, 0x3099, 0x309A, 0x1161, 0x11A8)
@@ -44,13 +45,13 @@ class Cuts(NamedTuple):
 class AddedTokens:
     """The added tokens of a tokenizer that text may contain. May be used by several threads at once."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
+    def __init__(self, source: Source, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
         """forbidden: bool [vocab_size], ids that text may not give.
 
         Raises Unsupported for tokens whose places in a text the normalizer blurs.
         """
-        added = tokenizer.get_added_tokens_decoder()
-        are_text = tokenizer.encode_special_tokens  # special tokens in a text
+        added = source.added
+        are_text = source.special_is_text  # special tokens in a text
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
         self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
@@ -62,9 +63,10 @@ class AddedTokens:
             chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
             if all(token.special and are_text for _, token in chosen):
                 continue
+            contents = [token.content for _, token in chosen if not (token.special and are_text)] if normalized else []
+            # What takes long with many tokens; if _check raises, nothing is kept
+            kept = source.kept(f"added {normalized} {are_text}", partial(self._checked_trie, contents, chosen))
             if normalized:
-                contents = [token.content for _, token in chosen if not (token.special and are_text)]
-                self._check(contents)
                 # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
                 characters = sorted({c for content in contents for c in content})
                 self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
@@ -85,23 +87,27 @@ class AddedTokens:
                 begins[spelling[0], spelling[1] if len(spelling) > 1 else slice(None)] = True
             blurs = normalized and not forms.is_identity
             watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])
-            trie = trie_of([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
             search = Added(
-                trie=trie,
+                trie=kept["trie"],
                 ids=np.array(ids, np.int64),
                 begins=begins.ravel(),
-                first=_ranges(np.any(begins, axis=1)),
-                second=_ranges(np.any(begins, axis=0)),
-                watched=_ranges(watched),
+                first=ranges_of(np.any(begins, axis=1)),
+                second=ranges_of(np.any(begins, axis=0)),
+                watched=ranges_of(watched),
             )
             self._searches.append((search, blurs))
 
     def __bool__(self) -> bool:
         return bool(self._searches)
 
+    def _checked_trie(self, contents: list[str], chosen: list[tuple[int, AddedToken]]) -> dict[str, Any]:
+        """Return the trie of the tokens. Raises Unsupported as `_check` does."""
+        self._check(contents)
+        return {"trie": trie_of({token.content.encode(): k for k, (_, token) in enumerate(chosen)})}
+
     def _check(self, contents: list[str]) -> None:
         forms = self._forms
-        if forms.strips or forms.prepended or forms.collapses:
+        if contents and (forms.strips or forms.prepended or forms.collapses):
             raise Unsupported("it searches the normal form of a text for added tokens")
         for content in contents:
             last = content[-1]
@@ -173,7 +179,7 @@ class AddedTokens:
             left_out[cuts.of[harmed]] = True
 
 
-def _ranges(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """uint8 [RANGES, 2]: ranges of bytes, as in records.Added, that hold the bytes that are in, and as few others."""
     chosen = np.flatnonzero(are_in)
     gaps = np.diff(chosen)

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 from tokenizers import AddedToken
 
 from bertdata.errors import TokenizerError
+from bertdata.tokenize.forms import library_tokenizer
+from bertdata.tokenize.source import Source
 from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER_CONFIG
 
 _MAP, _ADDED, _MODEL = "special_tokens_map.json", "added_tokens.json", "config.json"
@@ -95,9 +96,9 @@ class Beside:
             if isinstance(token, str | dict):
                 yield _token(token, special=True)
 
-    def differences(self, library: tokenizers.Tokenizer) -> list[str]:
+    def differences(self, source: Source) -> list[str]:
         """The settings with which AutoTokenizer makes another tokenizer of a tokenizer.json that they are beside."""
-        content, normalizer = json.loads(library.to_str()), library.normalizer
+        content, normalizer = source.outline, library_tokenizer(normalizer=source.outline["normalizer"]).normalizer
         parts = [(content[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         a, e, chinese = ((normalizer.normalize_str(text) if normalizer else text) for text in "Aé东")
         is_so: dict[str, Any] = {"tokenizer_class": parts, "do_lower_case": a == "a", "strip_accents": e == "e"}
@@ -112,7 +113,7 @@ class Beside:
             defaults = {"add_prefix_space": False} if self.kind in _LIKE_GPT2 else {}
         wanted = {name: defaults.get(name) if value is None else value for name, value in wanted.items()}
         wanted["tokenizer_class"] = _PARTS.get(self.kind)
-        added = {token.content for token in library.get_added_tokens_decoder().values()}
+        added = {token.content for token in source.added.values()}
         try:
             names = [f"the token {token.content!r}" for token in self.tokens() if token.content not in added]
         except TokenizerError:

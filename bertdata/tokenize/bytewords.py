@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bertdata.tokenize.cutting import GPT2_RULE
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, ids_by
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
@@ -19,7 +20,8 @@ from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_chan
 from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Text
 from bertdata.tokenize.models import byte_symbols, read_only
 from bertdata.tokenize.rules import Rules, Unsupported, parse
-from bertdata.tokenize.words import GPT2_RULE, Words, inner_tokenizer
+from bertdata.tokenize.source import Source
+from bertdata.tokenize.words import Words, inner_tokenizer
 from bertdata.types import SpecialTokens
 
 LLAMA3_RULE = (
@@ -41,22 +43,21 @@ class ByteWords(Engine):
     name = "byte-level BPE"
     takes_lines = False
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
-        """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        super().__init__(tokenizer, special)
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        """Raises Unsupported if the kernel cannot encode for this tokenizer."""
+        super().__init__(source, special)
         self._roles = special
-        rule = _rule_of(content)
-        self._forms = forms = Forms(content.get("normalizer"))
+        rule = _rule_of(source.outline)
+        self._forms = forms = Forms(source.outline.get("normalizer"))
         if forms.strips or forms.prepended or forms.collapses or forms.clusters:
             raise Unsupported("its normalizer changes more than single characters and their marks")
         self._rules = Rules([parse(rule)])
         self._classes = _classes_of_leaves(self._rules)
-        if not np.array_equal(self._entries(0)[:128], _ascii_classes()):
+        if not np.array_equal(self._page(0)[:128], _ascii_classes()):
             raise Unsupported("it takes an ASCII character for another kind than the kernel does, or changes one")
-        self._content = content
         self._inner: tokenizers.Tokenizer | None = None  # for single words
         self._words: Words | None = None  # for text that is not its own normal form
-        model = byte_symbols(content["model"], tokenizer.get_vocab(with_added_tokens=False))
+        model = source.kept("symbols", lambda: byte_symbols(source.content["model"], source.vocabulary()))
         masks = [(1 << 8 * length) - 1 for length in range(17)] + [0]
         halves = np.array([half for mask in masks for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
         self._constants = ByteTables(
@@ -105,7 +106,7 @@ class ByteWords(Engine):
             return super().encode(text, left_out)
         with self._probing:
             if self._words is None:
-                self._words = Words(self._tokenizer, self._content, self._roles)
+                self._words = Words(self._source, self._roles)
         stops, tails = np.where(changes, text.starts, text.stops), np.where(changes, -1, text.tails)
         own = super().encode(text._replace(stops=stops, tails=tails), left_out)
         others = self._words.encode(Text(text.data, *(field[changes] for field in text[1:])))
@@ -135,7 +136,7 @@ class ByteWords(Engine):
             return super()._encode_hard(texts, where)
         with self._probing:
             if self._inner is None:
-                self._inner = inner_tokenizer(self._content, where=where, each_word=False)
+                self._inner = inner_tokenizer(self._source, where=where, each_word=False)
         return ids_by(self._inner, texts)
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.bytewords import ByteWords
 from bertdata.tokenize.engine import Engine, forbidden_ids, padded
-from bertdata.tokenize.forms import Forms, library_tokenizer
+from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
-from bertdata.tokenize.wordpiece import WordPiece
+from bertdata.tokenize.source import Source
 from bertdata.tokenize.words import Words
 from bertdata.types import SpecialTokens
 
@@ -29,28 +27,33 @@ class Encoder:
     refusal: str | None = None
     """One clause that says why there is no engine."""
 
-    def __init__(self, library: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
-        """content: the JSON of `library`. special: its special ids are those that text may not give.
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        """special: its special ids are those that text may not give.
 
-        Special tokens in a text are text if library.encode_special_tokens is set. Loading kernels takes about 0.1 s;
+        Loading kernels takes about 0.1 s;
         compiling them takes some seconds, once on a machine.
         """
-        content = content | _canonical({part: content.get(part) for part in ("normalizer", "pre_tokenizer")})
         try:
-            for kind in (WordPiece, ByteWords, Words):
+            for kind in (ByteWords, Words):
                 try:
-                    engine = kind(library, content, special)
+                    engine = kind(source, special)
                     break
                 except Unsupported:
                     if kind is Words:
                         raise
             # What the engine does not see
-            self._added = AddedTokens(library, Forms(content.get("normalizer")), forbidden_ids(special))
+            self._added = AddedTokens(source, Forms(source.outline["normalizer"]), forbidden_ids(special))
             self.engine = engine
         except Unsupported as refusal:
             self.refusal = str(refusal)
         except RecursionError:
             self.refusal = _TOO_DEEP
+        source.forget()
+
+    @property
+    def why_slow(self) -> str | None:
+        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        return self.refusal or (self.engine.why_slow if self.engine else None)
 
     def encode(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
@@ -89,9 +92,3 @@ class Encoder:
             return None
         ids, pieces, replaced = encoded
         return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
-
-
-def _canonical(parts: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a tokenizer's JSON as the library writes them today; files of older versions spell some otherwise."""
-    written = json.loads(library_tokenizer(**parts).to_str())
-    return {part: written[part] for part in parts}

@@ -35,6 +35,7 @@ from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 from bertdata.tokenize.models import read_only
+from bertdata.tokenize.source import Source, is_failure
 from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
@@ -48,6 +49,10 @@ _TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that
 _RESOLVED = 1 << 24  # bytes of hard runs that are in memory together, more or less
 
 
+_Inserted = list[tuple[int, int, NDArray[Any]]]
+"""Ids of hard runs: where a run begins in the text, the place of its ids among the others, and the ids."""
+
+
 class Engine:
     """All methods may be called from several threads at once."""
 
@@ -55,13 +60,20 @@ class Engine:
     """What kind of tokenizer it takes."""
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
+    _rules: Any = None  # rules.Rules, if entries have the numbers of its classes
+    why_slow: str | None = None
+    """One clause that says why usual text is hard."""
     near_factor = 1
     """How many times NEAR_LINES lines its table of runs has."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-        self._tokenizer, self._special, self._unk = tokenizer, forbidden_ids(special), special.unk
+    def __init__(self, source: Source, special: SpecialTokens) -> None:
+        self._source, self._special, self._unk = source, forbidden_ids(special), special.unk
         self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
+        self._kept, self._num_kept = (
+            f"pages of {type(self).__name__}: {special}",
+            0,
+        )  # name in the cache, and pages there
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
         self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
 
@@ -90,7 +102,7 @@ class Engine:
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         """The ids of hard runs. where: the last column of records.Output.hard."""
         del where
-        return ids_by(self._tokenizer, texts)
+        return ids_by(self._source.library, texts)
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
@@ -108,6 +120,7 @@ class Engine:
         longer than LONGEST_PIECE, and FailedTextError.
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
+        text = text._replace(data=read_only(text.data.view()))  # kernels are compiled for one kind of array
         output = Output(
             ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),
@@ -115,7 +128,7 @@ class Engine:
             state=np.zeros(records.NUM_STATES, np.int64),
         )
         thread = self._thread()
-        inserted = _Insertions(self._dtype)
+        inserted: _Inserted = []
         code = -1
         while code != records.DONE:
             code = self._run(text, thread.tables, thread.runs, output)
@@ -137,7 +150,9 @@ class Engine:
             rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, records.AT_BEGIN)], axis=1)
             if not self._resolve(text, rows, thread.runs, output, inserted):
                 return None
-        ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
+        if len(self._pages) > self._num_kept * 9 // 8:
+            self._keep_pages()
+        ids, bounds = _insert(output.ids[: output.bounds[-1]], text.starts, output.bounds, inserted)
         return ids, bounds, int(output.state[records.REPLACED])
 
     def _thread(self) -> Any:
@@ -148,13 +163,25 @@ class Engine:
         return thread
 
     def _page(self, number: int) -> NDArray[Any]:
-        """The entries of 256 code points, which never change. The caller holds the lock."""
+        """Return the entries of 256 code points, which never change. The caller holds the lock."""
+        if not self._pages and (kept := self._source.read(self._kept)):
+            if self._rules:
+                self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
+            self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
+            self._num_kept = len(self._pages)
         if number not in self._pages:
             self._pages[number] = read_only(self._entries(number * PAGE))
         return self._pages[number]
 
+    def _keep_pages(self) -> None:
+        """Write the pages to the cache."""
+        with self._probing:
+            self._num_kept, classes = len(self._pages), self._rules.class_keys if self._rules else ()
+            values = {"numbers": np.array([*self._pages]), "entries": np.stack([*self._pages.values()])}
+            self._source.keep(self._kept, values | {"classes": [[str(matches), flags] for matches, flags in classes]})
+
     def _resolve(
-        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
         """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
         if not hard.size:
@@ -167,7 +194,7 @@ class Engine:
         return all(self._resolve_some(text, part, runs, output, inserted) for part in parts)
 
     def _resolve_some(
-        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
         """Does what `_resolve` does, for some rows."""
         for where in np.unique(hard[:, 3]).tolist():
@@ -186,7 +213,8 @@ class Engine:
             for ids in encoded:
                 ids[self._special[ids]] = self._unk or 0
             output.state[records.REPLACED] += sum(replaced[number] for number in of_row)
-            inserted.add(rows, [encoded[number] for number in of_row])
+            own = [encoded[number].astype(self._dtype) for number in of_row]
+            inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
                 first = np.unique(of_row, return_index=True)[1]  # the row in which each run occurs first
                 kept = np.flatnonzero(np.array(replaced) == 0)
@@ -196,38 +224,19 @@ class Engine:
         return True
 
 
-class _Insertions:
-    """Ids of hard runs, and where they belong among the ids of the other text."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._dtype = dtype
-        self._rows: list[NDArray[np.int64]] = []
-        self._ids: list[NDArray[np.int64]] = []
-
-    def add(self, rows: NDArray[np.int64], ids: list[NDArray[np.int64]]) -> None:
-        """rows: of Output.hard. ids: of each."""
-        self._rows.append(rows.copy())
-        self._ids.extend(each.astype(self._dtype) for each in ids)
-
-    def into(
-        self, ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids with the others inserted, and their bounds. starts: where the pieces of text start."""
-        if not self._ids:
-            return ids, bounds
-        rows = np.concatenate(self._rows)
-        order = np.argsort(rows[:, 0], kind="stable")
-        sizes = np.array([of_run.size for of_run in self._ids], np.int64)
-        both, done, size = np.empty(ids.size + int(sizes.sum()), self._dtype), 0, 0
-        for k, place in zip(order.tolist(), rows[order, 2].tolist(), strict=True):
-            for some in (ids[done:place], self._ids[k]):
-                both[size : size + some.size] = some
-                size += some.size
-            done = place
-        both[size:] = ids[done:]
-        piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
-        more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
-        return both, bounds + np.append(0, np.cumsum(more))
+def _insert(
+    ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64], inserted: _Inserted
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the ids with those of hard runs inserted, and their bounds. starts: where the pieces of text start."""
+    if not inserted:
+        return ids, bounds
+    begins, places = np.array([row[:2] for row in inserted]).T
+    sizes, parts, done = np.array([own.size for _, _, own in inserted]), [], 0
+    for k in np.argsort(begins, kind="stable").tolist():
+        parts += [ids[done : places[k]], inserted[k][2]]
+        done = places[k]
+    more = np.bincount(np.searchsorted(starts, begins, side="right") - 1, sizes, bounds.size - 1).astype(np.int64)
+    return np.concatenate([*parts, ids[done:]], dtype=ids.dtype), bounds + np.append(0, np.cumsum(more))
 
 
 def encoded_by(
@@ -274,20 +283,10 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
                 raise
             first, error = number, of_one
             break
-    failed = FailedTextError(
-        f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out, or give "
-        "another --tokenizer",
-        "tokenizer-failed",
-        option="tokenizer",
-        given=str(error),
-    )
+    sentence = f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out"
+    failed = FailedTextError(sentence, "tokenizer-failed", option="tokenizer", given=str(error))
     failed.documents = (first,)
     return failed
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @cache
@@ -303,13 +302,8 @@ def ids_by(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[
 
 def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int] = ()) -> LongTextError:
     """The error for a text of so many bytes. documents, places: as the error has them."""
-    error = LongTextError(
-        f"{size:,} bytes of text, such as one word, reach the `tokenizers` library in one piece, which takes "
-        "some 200 bytes of memory for each; split the text, or give another --tokenizer",
-        "too-large",
-        option="tokenizer",
-        given=size,
-    )
+    sentence = f"{size:,} bytes of text, such as one word, reach `tokenizers` in one piece; split the text"
+    error = LongTextError(sentence, "too-large", option="tokenizer", given=size)
     error.documents, error.places = tuple(documents), tuple(places)
     return error
 

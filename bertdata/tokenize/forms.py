@@ -33,6 +33,7 @@ _COLLAPSING += [(r"\s+", " "), (r"\s{2,}|[\n\r\t]", " ")]
 
 Normalizing = Callable[[str], str]
 _DECOMPOSES = normalizers.NFKD()
+_sorted = normalizers.NFD().normalize_str
 
 
 class Forms:
@@ -88,7 +89,8 @@ class Forms:
         self.is_identity = not kept
         self.clusters = "Precompiled" in kinds
         self.composes = not kinds.isdisjoint(_COMPOSING)
-        self.reorders = not kinds.isdisjoint(_REORDERING)
+        self.reorders = any(map(_reorders, kept))
+        self.has_marks = self.composes or bool(self.strings)
         self.normal = _normalizing(kept)
         self._kept = kept
         if self.collapses and self.normal(" ") != " ":
@@ -134,6 +136,8 @@ class Forms:
                 return True
         if not self.reorders:
             return False
+        if not self.composes:  # Unicode sorts marks by class; U+0334 has the lowest class and U+0345 the highest
+            return any(_sorted(text) != text for text in (f"{c}\u0334|\u0345{c}" for c in set(form)))
         # Hangul letters compose. Future versions of Unicode may add marks to the planes that are little in use.
         rare = 0x10000 <= ord(point) < 0x1F000 or ord(point) >= 0x40000
         composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
@@ -178,6 +182,13 @@ class Forms:
         return bool(self.strips) and self._stripped(point) == ""
 
 
+def _reorders(part: dict[str, Any]) -> bool:
+    """Whether a normalizer decomposes letters, and so sorts the marks after them. BERT's does to strip accents."""
+    if part["type"] != "BertNormalizer":
+        return part["type"] in _REORDERING
+    return bool(part["lowercase"] if part["strip_accents"] is None else part["strip_accents"])
+
+
 def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
     """The parts of a sequence, which may hold sequences, in order."""
     if part is None:
@@ -207,7 +218,7 @@ def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
     return lambda text: normalizer.normalize_str(text) if text else text
 
 
-def library_tokenizer(**parts: dict[str, Any]) -> Any:
+def library_tokenizer(**parts: Any) -> Any:
     """A tokenizer of the library with these parts, given as JSON, and without a vocabulary."""
     content: dict[str, Any] = {
         "version": "1.0",

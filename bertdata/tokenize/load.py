@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertdata.errors import TokenizerError, UsageError, install
 from bertdata.tokenize.beside import BESIDE, Beside
+from bertdata.tokenize.source import NotAnObject
 from bertdata.tokenize.tokenizer import (
     ESM_ROLES,
     ROLE_SPELLINGS,
@@ -102,26 +103,19 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
     if path.stat().st_size > MOST_BYTES:
         sentence = f"{path} has more than {MOST_BYTES >> 20} MiB, which no {TOKENIZER} has; give another file"
         raise TokenizerError(sentence, "too-large", option="tokenizer", given=path)
+    spelled, roles, input_names = path.read_bytes(), beside.roles, beside.values.get("model_input_names")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
-        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    roles, input_names = beside.roles, beside.values.get("model_input_names")
-    try:
-        if isinstance(content, dict):
-            loaded = LoadedTokenizer(text, roles, input_names)
-            if differing := beside.differences(loaded.library):
-                more = f", and {len(differing) - 3} more" * (len(differing) > 3)
+        with suppress(NotAnObject):
+            loaded = LoadedTokenizer(spelled, roles, input_names)
+            ask = lambda: {"names": beside.differences(loaded.source)}  # noqa: E731
+            if names := loaded.source.kept(f"differences {beside.kind} {beside.values}", ask)["names"]:
+                more = f", and {len(names) - 3} more" * (len(names) > 3)
                 loaded.notes.append(
-                    f"warning: settings beside {path} ({', '.join(differing[:3])}{more}) make AutoTokenizer give "
-                    f"other ids; these are the ids of {TOKENIZER}"
+                    f"warning: settings beside {path} ({', '.join(names[:3])}{more}) make AutoTokenizer give other "
+                    f"ids; these are the ids of {TOKENIZER}"
                 )
             return loaded
+        text = spelled.decode("utf-8-sig")
         # A line of "##" and white space can be no part of a text; it stays as it is, so that datasets keep their ids.
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         lines = [line if line.rstrip(_WHITE_SPACE) in ("", "##") else line.rstrip(_WHITE_SPACE) for line in lines]
@@ -129,14 +123,14 @@ def _load_file(path: Path, beside: Beside) -> LoadedTokenizer:
             return LoadedTokenizer(esm_tokenizer().to_str(), ESM_ROLES | roles, input_names)
         if beside.is_bert and roles.get("unk", "[UNK]") in lines:
             return LoadedTokenizer(_bert_of(lines, beside).to_str(), roles, input_names)
+    except UnicodeDecodeError:
+        sentence = f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path) from None
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     if not beside.is_bert:  # a vocab.txt of EsmTokenizer with other tokens than ESM-2's
         return _convert(str(path.parent))
-    sentence = (
-        f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them; or that "
-        "of ESM-2)"
-    )
+    sentence = f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, [UNK] among them)"
     raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=path)
 
 
@@ -151,10 +145,7 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
     if lower is None:  # a cased vocabulary has capital letters in tokens that are not special
         lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
         if not lower and beside.is_known:
-            sentence = (
-                f"it has capital letters, and no {TOKENIZER_CONFIG} beside it says do_lower_case, which is true for "
-                "AutoTokenizer; set it there to false to keep case"
-            )
+            sentence = f"it has capital letters, but no {TOKENIZER_CONFIG} beside it; set do_lower_case there"
             raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
     chinese = beside.flag("tokenize_chinese_chars") is not False
     flags = {"strip_accents": beside.flag("strip_accents"), "handle_chinese_chars": chinese}
@@ -167,12 +158,14 @@ def _bert_of(lines: list[str], beside: Beside) -> tokenizers.Tokenizer:
 
 
 def _load_hub(name: str) -> LoadedTokenizer:
-    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
+    """Load from the local Hugging Face cache, else from the hub, which is first asked whether it has the repository.
 
     The cache may have one file of several, as other programs need less. Then the hub is asked too, if it answers.
     """
+    from huggingface_hub import try_to_load_from_cache
+
     path = _from_hub(name, only_cache=True)
-    if path is None or not _knows_all(name):
+    if path is None or None in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *BESIDE)):
         try:
             _require_on_hub(name)
             path = _from_hub(name, only_cache=False)
@@ -180,13 +173,6 @@ def _load_hub(name: str) -> LoadedTokenizer:
             if path is None:
                 raise
     return _load_directory(path.parent) if path else _convert(name)
-
-
-def _knows_all(name: str) -> bool:
-    """Whether the cache has all files of a tokenizer, or knows of each that it lacks that the hub has none."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return None not in (try_to_load_from_cache(name, file) for file in (TOKENIZER, *BESIDE))
 
 
 def _from_hub(name: str, *, only_cache: bool) -> Path | None:
@@ -211,26 +197,19 @@ def _convert(name: str) -> LoadedTokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        sentence = (
-            f"tokenizer {name} has no {TOKENIZER}, and transformers, which could convert it, is not installed; "
-            f"{install('train')}"
-        )
+        sentence = f"tokenizer {name} has no {TOKENIZER}, and transformers would convert it; {install('train')}"
         raise TokenizerError(sentence, "not-installed", option="tokenizer", given=name) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
-        sentence = (
-            f"transformers cannot convert the tokenizer {name}: {_first(error)}; its tokenizer_config.json must say a "
-            "tokenizer_class that reads its files; a SentencePiece model needs the packages sentencepiece and protobuf"
-        )
+        advice = "correct tokenizer_class in tokenizer_config.json, and install sentencepiece and protobuf"
+        sentence = f"transformers cannot convert the tokenizer {name}: {_first(error)}; {advice}"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name) from None
     present = [file for file in (VOCABULARY, *SENTENCEPIECE, "merges.txt") if (Path(name) / file).is_file()]
     reads_nothing = present == [VOCABULARY] and VOCABULARY not in tokenizer.vocab_files_names.values()
     if reads_nothing or not getattr(tokenizer, "backend_tokenizer", None):
-        sentence = (
-            f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one of its {type(tokenizer).__name__}; "
-            "give another tokenizer"
-        )
+        kind = type(tokenizer).__name__
+        sentence = f"tokenizer {name} has no {TOKENIZER}, and transformers makes none of its {kind}; give another"
         raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer", given=name)
     given = {role: token for role in ROLE_SPELLINGS if (token := getattr(tokenizer, f"{role}_token", None))}
     return LoadedTokenizer(tokenizer.backend_tokenizer.to_str(), given, tokenizer.model_input_names)
@@ -270,10 +249,8 @@ def _require_on_hub(name: str) -> None:
         sentence = f"{nowhere} it cannot be a name on the hub ({_first(error)}); give a path or a repository"
         raise TokenizerError(sentence, "tokenizer-not-found", **options) from None
     except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
-        sentence = (
-            f"{nowhere} {hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or "
-            "give a local path"
-        )
+        reason = _first(error)
+        sentence = f"{nowhere} {hub} cannot be reached ({reason}); check the network, HTTPS_PROXY and HF_ENDPOINT"
         raise TokenizerError(sentence, "server-failed", **options) from None
 
 

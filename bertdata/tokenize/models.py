@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.tokenize.forms import SPACE
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, add_pairs, keep_whole, mark_reached
 from bertdata.tokenize.kernels.splits import LEFT, LENGTH, NUM_BYTES, RIGHT, fill_shorter, mark_sorted
@@ -30,15 +34,21 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
 
 
-def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
-    """The fields of records.WordTables that a model decides.
+_BYTES_OF_LETTERS = codecs.charmap_build("".join(byte_letters()))
 
+
+def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
+    """Return the fields of records.WordTables that a model decides, and two more.
+
+    "characters": token → id, of tokens of one character (BPE: also with its suffix); "has_space": whether SPACE is one.
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
     """
     require_small_ids(vocabulary)
     kind = kind_of(model)
     fields: dict[str, Any] = {
+        "characters": {token: n for token, n in vocabulary.items() if len(token) == 1},
+        "has_space": SPACE in vocabulary,
         "byte_ids": np.full((2, 256), -1, np.int64),
         "pairs": np.full(1, records.EMPTY),
         "merged": np.zeros(1, np.int32),
@@ -58,31 +68,30 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     if fields["unk"] < 0:
         raise Unsupported("its unknown token is not in the vocabulary")
     if kind == "WordLevel":
-        trie = trie_of([(token.encode(), 0, n) for token, n in vocabulary.items()])
+        trie = trie_of({token.encode(): n for token, n in vocabulary.items()})
         return fields | {"model": records.WHOLE_WORD, "trie": trie}
-    return fields | _wordpiece(model, vocabulary)
+    most, trie = model["max_input_chars_per_word"], wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
+    return fields | {"model": records.WORD_PIECE, "max_chars": min(most, 1 << 62), "trie": trie}
 
 
 def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
-    """The fields of records.ByteTables that a byte-level BPE model decides. The arguments are those of model_tables.
+    """Return the fields of records.ByteTables that a byte-level BPE model decides.
 
-    Raises Unsupported if kernels.splits cannot cut words for it.
+    model: its JSON. vocabulary: token → id. Raises Unsupported if kernels.splits cannot cut words for it.
     """
     require_small_ids(vocabulary)
     if kind_of(model) != "BPE":
         raise Unsupported(f"it gives the bytes of words to a {kind_of(model)} model")
-    pairs, merged = _merges(model, vocabulary)
+    merges = _merges(model, vocabulary)
     if model.get("end_of_word_suffix"):
         raise Unsupported("its model marks the ends of words")
-    number = {letter: byte for byte, letter in enumerate(byte_letters())}
-    byte_ids = np.array([vocabulary.get(letter, -1) for letter in number], np.int64)
+    byte_ids = _byte_ids(vocabulary)
     if (byte_ids[_BYTES_OF_UTF8] < 0).any():
         raise Unsupported("its vocabulary lacks bytes")
-    letters = {n: token for token, n in vocabulary.items() if number.keys() >= set(token)}
-    spelled = {n: bytes(map(number.__getitem__, token)) for n, token in letters.items()}
-    if max(map(len, spelled.values())) > LONGEST_TOKEN:
+    tokens = _spelled(vocabulary)
+    if max(map(len, tokens)) > LONGEST_TOKEN:
         raise Unsupported(f"it has a token of more than {LONGEST_TOKEN:,} bytes")
-    left, right, rank = _reached(pairs, merged, [*spelled.values()], byte_ids)
+    left, right, rank, merged = _reached(*merges, tokens, byte_ids)
     order = np.argsort(rank)
     left, right, ids = left[order], right[order], np.append(byte_ids, merged[rank[order]])
     symbol_of = np.full(max(vocabulary.values()) + 1, -1, np.int64)
@@ -91,18 +100,18 @@ def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str,
     symbols, is_sorted = np.full((ids.size, 4), -1, np.int32), np.ones(ids.size, np.bool_)
     symbols[NUM_BYTES:, LEFT], symbols[NUM_BYTES:, RIGHT] = symbol_of[left], symbol_of[right]
     mark_sorted(symbols, is_sorted)
-    spellings = [bytes([byte]) for byte in range(NUM_BYTES)] + [spelled[n] for n in ids[NUM_BYTES:].tolist()]
-    symbols[:, LENGTH] = [len(spelling) for spelling in spellings]
-    in_trie = [(spelling, 0, k) for k, spelling in enumerate(spellings) if is_sorted[k]]
+    spelling_of = dict(zip(tokens.values(), tokens, strict=True))
+    spellings = [bytes([byte]) for byte in range(NUM_BYTES)] + [*map(spelling_of.__getitem__, ids[NUM_BYTES:].tolist())]
+    text, bounds = _joined(spellings)
+    symbols[:, LENGTH] = np.diff(bounds)
+    in_trie = {spellings[k]: k for k in np.flatnonzero(is_sorted).tolist()}
     if model.get("ignore_merges"):
-        is_whole = ~np.isin(list(spelled), ids[is_sorted])
-        more = [n for n, whole in zip(spelled, is_whole.tolist(), strict=True) if whole]
-        in_trie += [(spelled[n], 0, ids.size + k) for k, n in enumerate(more)]
-        ids = np.append(ids, np.array(more, np.int64))
+        merged_ids = {*ids[is_sorted].tolist()}
+        whole = [n for n in spelling_of if n not in merged_ids]
+        in_trie |= {spelling_of[n]: ids.size + k for k, n in enumerate(whole)}
+        ids = np.append(ids, np.array(whole, np.int64))
     table = _table(symbol_of[left], symbol_of[right], NUM_BYTES + np.arange(rank.size))
     trie = trie_of(in_trie)
-    text = np.frombuffer(b"".join(spellings), np.uint8)
-    bounds = np.append(0, np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64))
     fill_shorter(text, bounds, trie, symbols)
     merged = np.arange(symbols.shape[0], dtype=np.int32)
     return {"pairs": table, "merged": merged, "symbols": symbols, "ids": ids.astype(np.int32), "trie": trie}
@@ -120,8 +129,15 @@ def require_small_ids(vocabulary: dict[str, int]) -> None:
         raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
 
 
-def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """The table of a BPE model's merges with their ranks, see `add_pairs`, and the id that each rank gives.
+def merges_of(model: dict[str, Any]) -> list[list[str]]:
+    """Return the pairs of tokens that a BPE model merges, given as JSON."""
+    return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+
+
+def _merges(
+    model: dict[str, Any], vocabulary: dict[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Return a BPE model's merges as left ids, right ids and ranks, and the id that each rank gives.
 
     Raises Unsupported for options that no kernel knows.
     """
@@ -133,55 +149,62 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> tuple[NDArray[
         raise Unsupported("its BPE model gives the bytes of unknown characters, and marks the ends of words")
     if model.get("unk_token") and model["unk_token"] not in vocabulary:
         raise Unsupported("its unknown token is not in the vocabulary")
-    merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
-    ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts
     if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # all ones mark a free slot of the table of merges
         raise Unsupported(f"its vocabulary has the id {MOST_IDS - 1:,}")
-    if len(merges) >= MOST_ENTRIES:
+    pairs, id_of = merges_of(model), vocabulary.__getitem__
+    if len(pairs) >= MOST_ENTRIES:
         raise Unsupported(f"it has {MOST_ENTRIES:,} merges or more")
-    lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
-    merged, ranks = np.zeros(len(merges) + 1, np.int32), np.array([*ranked.values()], np.int64)
-    merged[ranks] = [vocabulary[left + right] for left, right in ranked]
-    return _table(np.array(lefts), np.array(rights), ranks), read_only(merged)
+    left, right = (np.array([*map(id_of, map(itemgetter(side), pairs))], np.int64) for side in (0, 1))
+    merged = np.array([*map(id_of, map("".join, pairs)), 0], np.int32)
+    rank = np.argsort(left << 20 | right, kind="stable")
+    is_last = np.diff(left[rank], append=-1) | np.diff(right[rank], append=-1)  # of equal merges the last one counts
+    rank = rank[is_last != 0]
+    return left[rank], right[rank], rank, merged
 
 
 def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
-    pairs, merged = _merges(model, vocabulary)
+    merges = _merges(model, vocabulary)
     suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
-    ignores_merges = bool(model.get("ignore_merges"))
-    fields: dict[str, Any] = {"pairs": pairs, "merged": merged, "whole": int(byte_level)}
-    byte_ids = np.full((2, 256), -1, np.int64)
-    tokens: list[tuple[bytes, int, int]] = []
+    fields: dict[str, Any] = {"whole": int(byte_level), "merged": merges[3], "pairs": _table(*merges[:3])}
     if byte_level:
-        letters = byte_letters()
-        for row, end in enumerate(("", suffix)):
-            byte_ids[row] = [vocabulary.get(letter + end, -1) for letter in letters]
+        byte_ids = np.stack([_byte_ids(vocabulary), _byte_ids(vocabulary, suffix)])
         if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and (fallback or model.get("unk_token")):
             raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
-        number, end = {letter: byte for byte, letter in enumerate(letters)}, "" if ignores_merges else suffix
         if not suffix:
-            spelled = [bytes(map(number.__getitem__, token)) for token in vocabulary if number.keys() >= set(token)]
-            fields["pairs"] = pairs = _table(*_reached(pairs, merged, spelled, byte_ids[0]))
-        tokens = [
-            (bytes(map(number.__getitem__, token.removesuffix(end))), 0, n)
-            for token, n in vocabulary.items()
-            if token.endswith(end) and token != end and number.keys() >= set(token.removesuffix(end))
-        ]
-        if not ignores_merges:
-            tokens = _whole(tokens, byte_ids, pairs, merged)
-    else:
-        if fallback:
-            byte_ids[:] = _fallback_ids(vocabulary)
-        if ignores_merges:
-            raise Unsupported("its BPE model of characters looks up whole words first")
-        tokens = [(token.encode(), 0, n) for token, n in vocabulary.items() if len(token) == 1]
-        tokens += [
-            (token.removesuffix(suffix).encode(), 1, n)
-            for token, n in vocabulary.items()
-            if token.endswith(suffix) and len(token.removesuffix(suffix)) == 1
-        ]
-    kind = records.BYTE_BPE if byte_level else records.CHARACTER_BPE
-    return fields | {"model": kind, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+            fields["pairs"] = _table(*_reached(*merges, _spelled(vocabulary), byte_ids[0])[:3])
+        tokens = _spelled(vocabulary, "" if model.get("ignore_merges") else suffix)
+        if not model.get("ignore_merges"):
+            tokens = _whole(tokens, byte_ids, fields["pairs"], merges[3])
+        return fields | {"model": records.BYTE_BPE, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+    if model.get("ignore_merges"):
+        raise Unsupported("its BPE model of characters looks up whole words first")
+    byte_ids = np.tile(_fallback_ids(vocabulary) if fallback else np.full(256, -1), (2, 1))
+    inner = {token: n for token, n in vocabulary.items() if len(token) == 1}
+    last = {t: n for t, n in vocabulary.items() if t.endswith(suffix) and len(t.removesuffix(suffix)) == 1}
+    trie = trie_of(
+        {token.encode(): n for token, n in inner.items()},
+        {token.removesuffix(suffix).encode(): n for token, n in last.items()},
+    )
+    fields |= {"model": records.CHARACTER_BPE, "characters": inner | last}
+    return fields | {"byte_ids": byte_ids, "trie": trie}
+
+
+def _byte_ids(vocabulary: dict[str, int], suffix: str = "") -> NDArray[np.int64]:
+    """Return int64 [256]: the id of each byte, -1 if it has none. suffix: what follows its letter."""
+    return np.array([vocabulary.get(letter + suffix, -1) for letter in byte_letters()], np.int64)
+
+
+def _spelled(vocabulary: dict[str, int], suffix: str = "") -> dict[bytes, int]:
+    """Return bytes → id of the tokens that consist of letters of bytes and the suffix."""
+    tokens = {t.removesuffix(suffix): n for t, n in vocabulary.items() if t.endswith(suffix)} if suffix else vocabulary
+    spelled, encode = dict[bytes, int](), codecs.charmap_encode
+    for token, token_id in tokens.items():
+        try:  # noqa: SIM105  (contextlib.suppress takes four times as long)
+            spelled[encode(token, "strict", _BYTES_OF_LETTERS)[0]] = token_id
+        except UnicodeEncodeError:
+            pass
+    spelled.pop(b"", None)
+    return spelled
 
 
 def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
@@ -193,22 +216,26 @@ def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 def _reached(
-    pairs: NDArray[np.uint64], merged: NDArray[np.int32], spelled: list[bytes], byte_ids: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The merges that can happen in a word, as left ids, right ids and ranks: fewer stay in the processor's caches.
-
-    spelled: the bytes of all tokens.
-    """
-    text = np.frombuffer(b"".join(spelled) or b"\0", np.uint8)
-    bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
+    left: NDArray[np.int64],
+    right: NDArray[np.int64],
+    rank: NDArray[np.int64],
+    merged: NDArray[np.int32],
+    tokens: Iterable[bytes],
+    byte_ids: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Return the merges that can happen in a word, as `_merges` does: fewer stay in the processor's caches."""
     is_reached = np.zeros(merged.size, np.bool_)
-    if not mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
+    if not mark_reached(*_joined(tokens), byte_ids, _table(left, right, rank), merged, is_reached):
         is_reached[:] = True
-    entries = pairs[pairs != records.EMPTY]
-    left, right, rank = ((entries >> np.uint64(bit)).astype(np.int64) for bit in (44, 24, 0))
-    right, rank = right & 0xFFFFF, rank & 0xFFFFFF
     kept = is_reached[rank]
-    return left[kept], right[kept], rank[kept]
+    return left[kept], right[kept], rank[kept], merged
+
+
+def _joined(spellings: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return spellings one after the other, and their bounds."""
+    spellings = [*spellings]
+    bounds = np.append(0, np.cumsum([*map(len, spellings)], dtype=np.int64))
+    return np.frombuffer(b"".join(spellings) or b"\0", np.uint8), bounds
 
 
 def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArray[np.uint64]:
@@ -222,17 +249,12 @@ def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArr
 
 
 def _whole(
-    tokens: list[tuple[bytes, int, int]],
-    byte_ids: NDArray[np.int64],
-    pairs: NDArray[np.uint64],
-    merged: NDArray[np.int32],
-) -> list[tuple[bytes, int, int]]:
-    """The tokens that merging their bytes gives. Others are never the ids of a word."""
-    text = np.frombuffer(b"".join(spelling for spelling, _, _ in tokens) or b"\0", np.uint8)
-    bounds = np.append(0, np.cumsum([len(spelling) for spelling, _, _ in tokens], dtype=np.int64))
-    ids, is_whole = np.array([token_id for _, _, token_id in tokens], np.int64), np.zeros(len(tokens), np.bool_)
-    keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole)
-    return [token for token, kept in zip(tokens, is_whole.tolist(), strict=True) if kept]
+    tokens: dict[bytes, int], byte_ids: NDArray[np.int64], pairs: NDArray[np.uint64], merged: NDArray[np.int32]
+) -> dict[bytes, int]:
+    """Return the tokens that merging their bytes gives. Others are never the ids of a word."""
+    ids, is_whole = np.array([*tokens.values()], np.int64), np.zeros(len(tokens), np.bool_)
+    keep_whole(*_joined(tokens), byte_ids, ids, pairs, merged, is_whole)
+    return {spelling: token_id for (spelling, token_id), kept in zip(tokens.items(), is_whole, strict=True) if kept}
 
 
 def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
@@ -249,35 +271,28 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
         "unk_score": float(scores.min()) - _UNK_PENALTY,
         "unk": model["unk_id"],
         "fuse_unk": 1,
-        "trie": trie_of([(token.encode(), 0, n) for token, n in vocabulary.items() if token]),
+        "trie": trie_of({token.encode(): n for token, n in vocabulary.items()}),
     }
 
 
-def _wordpiece(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
-    trie = wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
-    return {"model": records.WORD_PIECE, "max_chars": min(model["max_input_chars_per_word"], 1 << 62), "trie": trie}
-
-
 def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> NDArray[np.uint64]:
-    """The trie of a vocabulary. Tokens that begin a word are under root 0, the others under root 1."""
-    begins = [(token.encode(), 0, n) for token, n in vocabulary.items() if token]
-    continues = [(t.removeprefix(prefix).encode(), 1, n) for t, n in vocabulary.items() if t.startswith(prefix)]
-    return trie_of(begins + continues)
+    """Return the trie of a vocabulary. Tokens that begin a word are under root 0, the others under root 1."""
+    continues = {t.removeprefix(prefix).encode(): n for t, n in vocabulary.items() if t.startswith(prefix)}
+    return trie_of({token.encode(): n for token, n in vocabulary.items()}, continues)
 
 
-def trie_of(tokens: Iterable[tuple[bytes, int, int]]) -> NDArray[np.uint64]:
-    """A trie for the kernels. tokens: (spelling, number of the root, id). Raises Unsupported if it gets too large."""
-    ordered = sorted((root, spelling, token_id) for spelling, root, token_id in tokens if spelling)
-    text = np.frombuffer(b"".join(spelling for _, spelling, _ in ordered) or b"\0", np.uint8)
-    bounds = np.append(0, np.cumsum([len(spelling) for _, spelling, _ in ordered], dtype=np.int64))
-    roots = np.array([root for root, _, _ in ordered], np.int64)
-    ids = np.array([token_id for _, _, token_id in ordered], np.int64)
+def trie_of(*roots: dict[bytes, int]) -> NDArray[np.uint64]:
+    """Return a trie for the kernels. roots: spelling → id for each root. Raises Unsupported if it gets too large."""
+    spelled = [sorted(filter(None, root)) for root in roots]
+    text, bounds = _joined(chain(*spelled))
+    numbers = np.repeat(np.arange(len(roots)), [*map(len, spelled)])
+    ids = np.array([root[token] for root, tokens in zip(roots, spelled, strict=True) for token in tokens], np.int64)
     room, size = 512 + int(bounds[-1]) // 256 * 256, 0
     while not size:
         if room > MOST_ENTRIES:
             raise Unsupported("its tokens have too many bytes for a table")
         trie = np.full(room, NO_BYTE)
-        size, room = int(grow_trie(text, bounds, roots, ids, trie)), 2 * room
+        size, room = int(grow_trie(text, bounds, numbers, ids, trie)), 2 * room
     return read_only(trie[:size].copy())
 
 

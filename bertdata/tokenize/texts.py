@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer, naming_texts
+from bertdata.tokenize.source import Source
+from bertdata.tokenize.tokenizer import LoadedTokenizer, naming_texts
 
 Texts = Sequence[str] | Sequence[bytes] | Any
 """Texts as str, as bytes in UTF-8, or as a pyarrow array of strings."""
@@ -61,8 +60,8 @@ class Tokenizer:
 
     @property
     def why_slow(self) -> str | None:
-        """One clause that says why there is no engine for this tokenizer; None if there is one."""
-        return self._encoder.refusal
+        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        return self._encoder.why_slow
 
     def encode_batch(
         self,
@@ -82,10 +81,7 @@ class Tokenizer:
         no text, and LongTextError or FailedTextError for one that `tokenizers` would take too much memory for, or fails
         on.
         """
-        if workers < 1:
-            raise UsageError(
-                f"workers is {workers}; give 1 or more threads", "out-of-range", option="workers", given=workers
-            )
+        require(workers >= 1, "workers", workers, "1 or more threads")
         data, offsets = _joined(texts)
         ids, bounds = self._encoded(data, offsets, workers)
         if add_special_tokens:
@@ -100,13 +96,12 @@ class Tokenizer:
         return np.diff(self.encode_batch(texts, workers=workers)[1])
 
     @cached_property
-    def _library(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self.loaded.files[TOKENIZER].decode())
+    def _source(self) -> Source:
+        return self.loaded.source.allowing_special()
 
     @cached_property
     def _encoder(self) -> Encoder:
-        allowing_all = replace(self.loaded.special, special_ids=())
-        return Encoder(self._library, json.loads(self.loaded.files[TOKENIZER]), allowing_all)
+        return Encoder(self._source, replace(self.loaded.special, special_ids=()))
 
     def _encoded(
         self, data: NDArray[np.uint8], offsets: NDArray[np.int64], workers: int
@@ -130,7 +125,7 @@ class Tokenizer:
 
     def _by_library(self, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         texts = [str(data[start:stop].data, "utf-8") for start, stop in pairwise(bounds.tolist())]
-        encoded = ids_by(self._library, texts)
+        encoded = ids_by(self._source.library, texts)
         bounds = np.append(0, np.cumsum([each.size for each in encoded], dtype=np.int64))
         ids = np.concatenate([np.zeros(0, np.int64), *encoded])
         return ids.astype(self.loaded.token_dtype), bounds
@@ -138,25 +133,26 @@ class Tokenizer:
     @cached_property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text. Raises UsageError if the tokenizer does more than adding them."""
-        encode = self._library.encode
-        probe = next(text for text in _PROBES if encode(text, add_special_tokens=False).ids)
-        alone, found = encode(probe, add_special_tokens=False).ids, encode(probe).ids
-        first = encode(probe).sequence_ids.index(0)
-        before, after = found[:first], found[first + len(alone) :]
-        if found != [*before, *alone, *after]:
-            sentence = (
-                "this tokenizer changes texts when it adds special tokens; use AutoTokenizer of transformers, or leave "
-                "add_special_tokens out"
-            )
+
+        def ask() -> dict[str, Any]:
+            encode = self._source.library.encode
+            probe = next(text for text in _PROBES if encode(text, add_special_tokens=False).ids)
+            alone, found = encode(probe, add_special_tokens=False).ids, encode(probe).ids
+            first = encode(probe).sequence_ids.index(0)
+            before, after = found[:first], found[first + len(alone) :]
+            return {"before": before, "after": after, "only_adds": found == [*before, *alone, *after]}
+
+        facts = self._source.kept("around", ask)
+        if not facts["only_adds"]:
+            sentence = "this tokenizer changes texts when it adds special tokens; leave add_special_tokens out"
             raise UsageError(sentence, "unsupported", option="add_special_tokens", given=True)
-        return before, after
+        return facts["before"], facts["after"]
 
 
 def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Texts one after the other in UTF-8, with PADDING bytes behind, and the offsets of each."""
-    if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
-        kind = type(texts).__name__
-        raise UsageError(f"texts is a {kind}; give a list of texts", "malformed", option="texts", given=kind)
+    is_list = hasattr(texts, "__len__") and not isinstance(texts, str | bytes)
+    require(is_list, "texts", type(texts).__name__, "a list of texts", "malformed")
     if type(texts).__module__.partition(".")[0] == "pyarrow":
         return _of_arrow(texts)
     encoded = [*map(_bytes_of, texts, range(len(texts)))]
@@ -178,9 +174,8 @@ def _bytes_of(text: Any, number: int) -> bytes:
             problem = "has half of a surrogate pair, which is no character"
     else:
         problem = f"is a {type(text).__name__}"
-    raise UsageError(
-        f"text {number} {problem}; give texts as str, or as bytes in UTF-8", "not-text", option="texts", given=number
-    )
+    sentence = f"text {number} {problem}; give texts as str, or as bytes in UTF-8"
+    raise UsageError(sentence, "not-text", option="texts", given=number)
 
 
 def _require_text(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:

@@ -11,17 +11,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import models, processors
+from tokenizers import AddedToken, models, processors
 
-from bertdata.errors import FailedTextError, LongTextError, SpecialTextError, TokenizerError, UsageError
+from bertdata.errors import FailedTextError, LongTextError, TextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids, is_failure
+from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
+from bertdata.tokenize.forms import library_tokenizer
+from bertdata.tokenize.models import kind_of
+from bertdata.tokenize.source import Source
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -50,17 +54,6 @@ class Encoded:
     special_ids_replaced: int  # how many special ids the model gave for plain text; they became the unknown id
 
 
-def _vocabulary(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """All tokens and their ids. Raises TokenizerError if there is none, or one that a dataset cannot store."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocabulary:
-        raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
-    if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
-        sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
-        raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
-    return vocabulary
-
-
 def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str | None) -> dict[str, str]:
     """The roles of a vocabulary: as given, else by the usual spellings. unk: the unknown token of the model."""
     names = {role: next((s for s in spellings if s in vocabulary), None) for role, spellings in ROLE_SPELLINGS.items()}
@@ -71,17 +64,63 @@ def _roles_in(vocabulary: dict[str, int], given: Mapping[str, str], *, unk: str 
     return {role: name for role, name in names.items() if name in vocabulary}
 
 
-def _has_own_ids(added: list[dict[str, Any]] | None, tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether a file gives its added tokens the ids that the library gives them, which counts on where it likes."""
-    taken = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-    return added is not None and taken == {token["content"]: token["id"] for token in added}
+def _facts(source: Source, roles: dict[str, str], input_names: Sequence[str] | None) -> dict[str, Any]:
+    """Return what a LoadedTokenizer knows about its file. Raises TokenizerError for one that it cannot take."""
+    library, content = source.parse(), source.content
+    added = library.get_added_tokens_decoder()
+    source.added = added
+    # The library counts on where it likes
+    given = content.get("added_tokens")
+    if given is None or {token.content: n for n, token in added.items()} != {t["content"]: t["id"] for t in given}:
+        content["added_tokens"], source.is_as_stored = json.loads(library.to_str())["added_tokens"], False
+    vocabulary = source.vocabulary(with_added=True)
+    if not vocabulary:
+        raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
+    if (largest := max(vocabulary.values())) >= LARGEST_VOCABULARY:
+        sentence = f"the tokenizer has the id {largest}, and ids up to {LARGEST_VOCABULARY - 1} can be stored"
+        raise TokenizerError(f"{sentence}; give smaller ids", "tokenizer-unreadable", option="tokenizer")
+    roles = _roles_in(vocabulary, roles, unk=getattr(library.model, "unk_token", None))
+    if lacks_template(content, roles):
+        content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
+        source.is_as_stored = False
+    source.unused += [library] * source.is_as_stored
+    if input_names is None:
+        has_types = _gives_type_ids(content.get("post_processor") or {})
+        input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
+    if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
+        sentence = f"model_input_names is {input_names!r}; give a list of names"
+        raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config |= {"model_input_names": list(input_names)} | {f"{role}_token": name for role, name in roles.items()}
+    spelled = {number: token.content for number, token in added.items() if token.special}
+    spelled |= {vocabulary[name]: name for name in roles.values()}
+    model = {name: value for name, value in content["model"].items() if name not in ("vocab", "merges")}
+    model["type"] = kind_of(content["model"])
+    parts = {part: content.get(part) for part in ("normalizer", "pre_tokenizer")}
+    spelled_today = json.loads(library_tokenizer(**parts).to_str())
+    return {
+        "outline": content | {part: spelled_today[part] for part in parts} | {"model": model},
+        "added": [[number, token.content, _flags(token)] for number, token in added.items()],
+        "special": {role: vocabulary[name] for role, name in roles.items()}
+        | {"vocab_size": largest + 1, "special_ids": sorted(spelled)},
+        "spellings": [spelled[number] for number in sorted(spelled)],
+        "roles": roles,
+        "is_as_stored": source.is_as_stored,
+        "config": config,
+    }
+
+
+def _flags(token: AddedToken) -> dict[str, bool]:
+    return {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+
+
+def _spelled(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
 class LoadedTokenizer:
     """A tokenizer whose special tokens have known roles."""
 
-    files: dict[str, bytes]
-    """File name → content: what a dataset publishes, and what AutoTokenizer.from_pretrained reads."""
     special: SpecialTokens
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
@@ -90,7 +129,7 @@ class LoadedTokenizer:
 
     def __init__(
         self,
-        tokenizer_json: str,
+        tokenizer_json: str | bytes,
         roles: dict[str, str] | None = None,
         input_names: Sequence[str] | None = None,
         notes: Sequence[str] = (),
@@ -101,51 +140,15 @@ class LoadedTokenizer:
         token_type_ids if the post-processor distinguishes the two texts of a pair. Raises TokenizerError for JSON that
         is not a tokenizer.
         """
-        try:
-            content = json.loads(tokenizer_json)
-            content["truncation"] = content["padding"] = None  # a dataset holds whole documents
-            tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
-            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-            if not _has_own_ids(content.get("added_tokens"), self._tokenizer):
-                content["added_tokens"] = json.loads(self._tokenizer.to_str())["added_tokens"]
-                tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
-        except BaseException as error:  # the library raises bare Exception, and panics
-            if not is_failure(error):
-                raise
-            raise TokenizerError(
-                f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
-            ) from None
-        self._tokenizer.encode_special_tokens = True
-        vocabulary = _vocabulary(self._tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder()
-        spelled = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._roles = _roles_in(vocabulary, roles or {}, unk=getattr(self._tokenizer.model, "unk_token", None))
-        if lacks_template(content, self._roles):
-            content["post_processor"] = _with_template(content.get("post_processor"), self._tokenizer, self._roles)
-            tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
-        spelled |= {vocabulary[name]: name for name in self._roles.values()}
-        self.special = SpecialTokens(
-            vocab_size=max(vocabulary.values()) + 1,
-            special_ids=tuple(sorted(spelled)),
-            **{role: vocabulary[name] for role, name in self._roles.items()},
-        )
-        self._has_lines = any("\n" in token.content for token in added.values())  # tokens that go across lines
-        self.spellings = tuple(spelled[token_id] for token_id in sorted(spelled))
-        self._given_names = input_names
-        if input_names is None:
-            has_types = _gives_type_ids(content.get("post_processor") or {})
-            input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
-        if not isinstance(input_names, list | tuple) or not all(isinstance(name, str) for name in input_names):
-            sentence = f"model_input_names is {input_names!r}; give a list of names"
-            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer")
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        config["model_input_names"] = list(input_names)
-        config |= {f"{role}_token": name for role, name in self._roles.items()}
-        self.files = {
-            TOKENIZER: tokenizer_json.encode() + b"\n",
-            TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n",
-        }
-        self.notes = [*notes]
+        spelled = tokenizer_json.encode() if isinstance(tokenizer_json, str) else tokenizer_json
+        self.source = source = Source(spelled, roles, input_names)
+        facts = source.kept("facts", lambda: _facts(source, roles or {}, input_names))
+        source.outline, source.is_as_stored = facts["outline"], facts["is_as_stored"]
+        source.added = {number: AddedToken(content, **flags) for number, content, flags in facts["added"]}
+        self.special = SpecialTokens(**facts["special"] | {"special_ids": tuple(facts["special"]["special_ids"])})
+        self.spellings, self._roles = tuple(facts["spellings"]), facts["roles"]
+        self._has_lines = any("\n" in token.content for token in source.added.values())  # tokens that go across lines
+        self._config, self._given_names, self.notes = facts["config"], input_names, [*notes]
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
@@ -153,10 +156,16 @@ class LoadedTokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         return LoadedTokenizer, (self.files[TOKENIZER].decode(), self._roles, self._given_names)
 
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """File name → content: what a dataset publishes, and what AutoTokenizer.from_pretrained reads."""
+        spelled = self.source.kept("file", lambda: {"bytes": np.frombuffer(_spelled(self.source.content), np.uint8)})
+        return {TOKENIZER: spelled["bytes"].tobytes(), TOKENIZER_CONFIG: _spelled(self._config)}
+
     @property
     def library(self) -> tokenizers.Tokenizer:
         """The tokenizer of `tokenizers`."""
-        return self._tokenizer
+        return self.source.library
 
     @property
     def _engine(self) -> Engine | None:
@@ -171,6 +180,11 @@ class LoadedTokenizer:
     def engine_refusal(self) -> str | None:
         """After `prepare`: one clause that says why there is no engine."""
         return self._encoder.refusal if self._encoder else None
+
+    @property
+    def why_slow(self) -> str | None:
+        """After `prepare`: one clause that says why `tokenizers` encodes all text, or usual text."""
+        return self._encoder.why_slow if self._encoder else None
 
     @property
     def engine_gives_lines(self) -> bool:
@@ -191,13 +205,12 @@ class LoadedTokenizer:
         missing = {role: ROLE_SPELLINGS[role][0] for role in self.missing_roles}
         if not missing:
             return self
-        content = json.loads(self.files[TOKENIZER])
-        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+        content, library = self.source.content, self.source.parse()
         library.add_special_tokens(list(missing.values()))
         roles = self._roles | missing
         if missing.keys() & {"cls", "sep"}:
-            content["post_processor"] = _with_template(content.get("post_processor"), library, roles)
-        content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
+            content = content | {"post_processor": _with_template(content.get("post_processor"), library, roles)}
+        content = content | {"added_tokens": json.loads(library.to_str())["added_tokens"]}
         return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.notes)
 
     @property
@@ -207,11 +220,11 @@ class LoadedTokenizer:
 
     def spell(self, token_id: int) -> str:
         """The token of an id."""
-        return self._tokenizer.id_to_token(token_id) or f"<{token_id}>"
+        return self.library.id_to_token(token_id) or f"<{token_id}>"
 
     def decode(self, ids: list[int]) -> str:
         """A text that has these ids, with special tokens shown."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self.library.decode(ids, skip_special_tokens=False)
 
     def prepare(self) -> None:
         """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
@@ -221,7 +234,7 @@ class LoadedTokenizer:
         with self._preparing:
             if self._encoder:
                 return
-            self._encoder = Encoder(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special)
+            self._encoder = Encoder(self.source, self.special)
 
     def encode(
         self,
@@ -236,7 +249,7 @@ class LoadedTokenizer:
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
         line of its document. name: what an error calls a document. May be called from several threads at once; it
         releases the GIL for most of the time.
-        Raises FailedTextError for a text on which `tokenizers` fails; SpecialTextError if it has no unknown token for
+        Raises FailedTextError for a text on which `tokenizers` fails; TextError if it has no unknown token for
         texts that give special ids; LongTextError for texts with pieces that are too long for `tokenizers`.
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
@@ -277,22 +290,17 @@ class LoadedTokenizer:
         with naming_texts(offsets, name, ", or use --on-error skip"):
             texts = _texts(data, offsets)
             begins_word = np.ones(int(documents[-1]), np.bool_)
-            encodings = encoded_by(self._tokenizer, texts, with_places=True)
+            encodings = encoded_by(self.library, texts, with_places=True)
             for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
                 try:
                     words = list(word_splitter(text))
                     joined = "".join(words)
                 except Exception as error:  # whatever the function of a user raises
-                    sentence = (
-                        f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; "
-                        "fix the function, which must give the words of a text as texts"
-                    )
+                    reason = f"{type(error).__name__}: {error}"
+                    sentence = f"--words failed ({reason}) on the text that begins with {text[:40]!r}; fix the function"
                     raise UsageError(sentence, "function-failed", option="words", given=text) from None
                 if joined != text:
-                    sentence = (
-                        f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
-                        "function must give all characters of the text, spaces too"
-                    )
+                    sentence = f"the words of --words lack characters of the text that begins {text[:40]!r}; keep all"
                     raise UsageError(sentence, "bad-function", option="words", given=text)
                 ends = np.cumsum([len(word) for word in words])
                 word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
@@ -309,7 +317,7 @@ class LoadedTokenizer:
     ) -> Encoded:
         texts = _texts(data, offsets)
         documents, parts, begins = np.zeros(len(texts) + 1, np.int64), list[NDArray[Any]](), list[NDArray[np.int64]]()
-        encodings = encoded_by(self._tokenizer, texts, with_places=sentences)
+        encodings = encoded_by(self.library, texts, with_places=sentences)
         for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
             first = int(documents[number])
             documents[number + 1] = first + len(encoding)
@@ -321,15 +329,11 @@ class LoadedTokenizer:
         replaced = np.flatnonzero(self._forbidden[ids])
         if replaced.size:
             if self.special.unk is None:
-                token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
+                token = self.library.id_to_token(int(ids[replaced[0]]))
                 numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
-                error = SpecialTextError(
-                    f"{name(numbers[0])} contains the special token {token!r}, and this tokenizer has no unknown token "
-                    "to store in its place; remove it from the text, or use --on-error skip",
-                    "tokenizer-lacks-token",
-                    option="tokenizer",
-                    given=token,
-                )
+                place = name(numbers[0])
+                sentence = f"{place} spells {token!r}, and the tokenizer has no unknown token; use --on-error skip"
+                error = TextError(sentence, "tokenizer-lacks-token", option="tokenizer", given=token)
                 error.documents = tuple(numbers)
                 raise error
             ids[replaced] = self.special.unk

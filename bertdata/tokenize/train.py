@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, require
 from bertdata.tokenize.load import SPECIALS, add_roles, bert_tokenizer
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
@@ -74,11 +74,7 @@ def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Load
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = []  # added again, because [MASK] takes the space before it
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    add_roles(tokenizer, mask_takes_space=True)
-    return LoadedTokenizer(tokenizer.to_str())
+    return LoadedTokenizer(_with_roles(json.loads(tokenizer.to_str())))
 
 
 def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> LoadedTokenizer:
@@ -113,10 +109,14 @@ def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> 
         raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size) from None
     content = json.loads(tokenizer.to_str())
     content["model"]["vocab"] = _reproducible(content["model"]["vocab"])
-    content["added_tokens"] = []
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return LoadedTokenizer(_with_roles(content), notes=notes)
+
+
+def _with_roles(content: dict[str, Any]) -> str:
+    """Return a trained tokenizer, given as JSON, with its special tokens added again: [MASK] takes the space before."""
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | {"added_tokens": []}))
     add_roles(tokenizer, mask_takes_space=True)
-    return LoadedTokenizer(tokenizer.to_str(), notes=notes)
+    return tokenizer.to_str()
 
 
 TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
@@ -128,9 +128,7 @@ TRAINERS: dict[str, Callable[..., LoadedTokenizer]] = {
 
 
 def _require(vocab_size: int, least: int, what: str) -> None:
-    if vocab_size < least:
-        sentence = f"a vocabulary of {vocab_size} has no room for {what}; give at least {least}"
-        raise UsageError(sentence, "out-of-range", option="vocab_size", given=vocab_size)
+    require(vocab_size >= least, "vocab_size", vocab_size, f"at least {least}, to have room for {what}")
 
 
 def _alphabet(

@@ -1,8 +1,8 @@
 """The units of a build on a Ray cluster: a task makes those of one section, or of some small ones that follow it.
 
 Ray runs a task again if its process, node or disk fails, and an attempt that was taken for lost may still write. So
-each attempt writes in a directory of its own, .build/attempts-*/*/, and moves its files to .build/ when its units are
-finished, their records last. What two attempts move has the same bytes. The driver publishes.
+each unit has a directory of its own, .build/attempts-*/*/, for its unfinished files. What two attempts give names in
+.build/ has the same bytes. The driver publishes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from typing import Any
 
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
-from bertdata.files import fsync_directory
 from bertdata.sources.maps import code_of
-from bertdata.sources.split import Task
-from bertdata.write.encoding import TextEncoder, one_thread_each
+from bertdata.sources.plan import Task
+from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
 from bertdata.write.staging import ATTEMPTS, require_unchanged
-from bertdata.write.state import FinishedUnits, UnitRecord, unit_name
+from bertdata.write.state import FinishedUnits, UnitRecord
 from bertdata.write.units import UnitWriter, make_units
 
 _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
@@ -36,7 +35,7 @@ _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
 def versions(encoder: TextEncoder) -> list[str]:
     """Return the version of bertdata, and those of the functions of --map and --words."""
-    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for _, spec in encoder.recipe.functions)]
+    return [bertdata.__version__, *(f"{spec}: {code_of(spec)}" for spec in functions_of(encoder.form))]
 
 
 @contextmanager
@@ -163,21 +162,15 @@ def make_task(job: list[Any], task: Task, finished: set[int]) -> list[UnitRecord
     job: a list with a reference: Ray would load the content of a reference alone for each task.
     """
     encoder, attempts = _received(job[0])
-    staging, records, plan = attempts.parent, list[UnitRecord](), encoder.plan.narrowed(task.units)
+    records, plan = list[UnitRecord](), encoder.plan.narrowed(task.units)
     inputs = [plan.files[index] for stretch in plan.stretches for index in stretch.inputs]
     local = [file for file in inputs if not file.remote]  # each request for a URL asks for the version of the plan
     try:
         require_unchanged(local, "let all nodes see the same files, and run again")
     except InputError as error:
         raise InputError(f"node {platform.node()}: {error}", error.kind, option="inputs", given=error.given) from None
-    with one_thread_each(), TemporaryDirectory(dir=attempts, ignore_cleanup_errors=True) as own:
-        directory = Path(own)
-        writer = partial(UnitWriter, directory, shard_size=plan.form.shard_size)
+    writer = partial(UnitWriter, attempts.parent, shard_size=plan.form.shard_size, apart=attempts)
+    with one_thread_each():
         missing = {*task.units} - finished
         make_units([task], encoder, writer, is_missing=missing.__contains__, keep=records.append, workers=1)
-        last = {unit_name(record.unit) for record in records}
-        for names in ({*os.listdir(directory)} - last, last):
-            for name in names:
-                os.replace(directory / name, staging / name)
-            fsync_directory(staging)
     return records

@@ -1,6 +1,6 @@
 """Text → a published dataset.
 
-The inputs are divided into units of about `shard_size` bytes (sources/split.py). A unit becomes at most one shard in
+The inputs are divided into units of about `shard_size` bytes (sources/plan.py). A unit becomes at most one shard in
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
@@ -14,30 +14,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import BuildError, UsageError, counted, require_positive
+from bertdata.errors import BuildError, UsageError, counted, require
+from bertdata.files import locked
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
-from bertdata.sources.blocks import source_of
-from bertdata.sources.find import Inputs, find_inputs
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import Input
+from bertdata.options import Machines, Shares, TextFormat, Vocabulary
+from bertdata.sources.blocks import Block
+from bertdata.sources.inputs import Inputs, find_inputs
 from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
-from bertdata.sources.split import Plan, split
+from bertdata.sources.plan import Plan, source_of, split
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import Chunk, Documents, load_kernels
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.urls import require_local_output
 from bertdata.write.cluster import connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import Recipe, TextEncoder, one_thread_each
+from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
 from bertdata.write.publish import counts_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
@@ -45,15 +43,14 @@ from bertdata.write.staging import (
     continue_or_start,
     kept_units,
     part_name,
-    planning,
     require_unchanged,
     require_usable,
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
-from bertdata.write.units import Shares, UnitWriter, make_units
-from bertdata.write.vocabulary import Vocabulary
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, record_name
+from bertdata.write.units import UnitWriter, make_units
+from bertdata.write.vocabulary import TokenizerChoice
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
 
@@ -74,145 +71,100 @@ def build(
     inputs: str | os.PathLike[str] | Iterable[Any],
     out: str | Path,
     *,
-    tokenizer: str | None = None,
+    tokenizer: str | Vocabulary | None = None,
     special_tokens: bool = False,
-    type: str = "wordpiece",
-    cased: bool = False,
-    vocab_size: int = 30522,
-    documents: str = "blank",
-    sentences: str = "none",
-    words: str | None = None,
-    map: Sequence[str] = (),
-    format: str | None = None,
-    text_key: str = "text",
-    encoding: str = UTF_8,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    dedup: bool = False,
-    on_error: str = "fail",
-    validation: float = 0.01,
-    test: float = 0.0,
-    shard_size: int = 1 << 30,
-    workers: int | None = None,
-    max_documents: int | None = None,
-    strict: bool = False,
-    part: tuple[int, int] | None = None,
-    ray: str | None = None,
+    text: TextFormat | None = None,
+    shares: Shares | None = None,
+    machines: Machines | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> BuildReport | None:
-    """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
+    """Build a dataset from text, and publish it in directory `out`.
 
     inputs: names of files, directories and URLs; one, or a list or tuple. Any other iterable gives the texts: str or
     bytes, each a document. So the names that a generator gives are read as texts. An iterable needs a `tokenizer`, and
     is read once, in one thread; what it raises passes to the caller. To continue a build that was interrupted, give the
     same texts from the first on, without `overwrite`.
-    tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
-    choices.TOKENIZER_TYPES), `cased` or not, or takes the fixed one of a `type` of choices.FIXED_TOKENIZERS.
-    special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
-    function from a text to its words; the build stores where words begin, for whole word masking, and calls the
-    function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
-    out; they are applied in order. dedup: leave out documents whose text came before; the input is then read twice.
-    workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only every n-th section of units
-    (docs/format.md) and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
-    that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
-    many as it takes. say: called with one line at a time that says what happens.
+    tokenizer: a path, a hub name, or a Vocabulary to train on the text; None: Vocabulary().
+    special_tokens: add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks.
+    text: how the inputs are read and divided into documents; None: TextFormat().
+    shares: of the splits; None: Shares().
+    machines: what builds; None: all cores of this machine. With a part the build returns None, and `finish` publishes
+    when all parts are made.
+    overwrite: replace a dataset or an unfinished build in `out`.
+    say: called with one line at a time that says what happens.
+    progress: called with the bytes of input that are done, and of all input.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt says
     what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
     require_local_output(str(out))
-    form = TextFormat(
-        documents=documents,
-        kind=format,
-        text_key=text_key,
-        encoding=encoding,
-        on_error=on_error,
-        strict=strict,
-        shard_size=shard_size,
-        max_documents=max_documents,
-        maps=tuple(map),
-    )
-    shares = Shares(validation, test)
-    recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
-    vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
-    means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
-    selected = _selected(inputs, form, include, exclude)
+    form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
+    shares = shares or Shares()
+    choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens)
+    selected = _selected(inputs, form)
     streams = [file.name for file in selected.files if file.is_stream]
-    means.require_fits(streams, recipe)
-    vocabulary.require_trainable(streams)
+    _require_fits(machines, form, streams, overwrite=overwrite)
+    if choice.loaded is None and streams:
+        sentence = f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer"
+        raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
     for line in selected.notes():
         say(line)
-    plan = _planned(selected.files, recipe, vocabulary)
-    work = _Work(plan, recipe, vocabulary, means, say, progress)
-    with nullcontext() if ray is None else connected(ray, say):
+    name = choice.given if isinstance(choice.given, str) else None
+    rare = {"words": form.words, "map": list(form.maps), "dedup": form.dedup}
+    published = {
+        "documents": form.documents,
+        "sentences": form.sentences,
+        **vars(shares),
+        "shard_size": form.shard_size,
+        "max_documents": form.max_documents,
+        **{option: value for option, value in rare.items() if value},
+        **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
+    }
+    settings = {
+        **published,
+        "format": form.kind,
+        "text_key": form.text_key,
+        "on_error": form.on_error,
+        "strict": form.strict,
+        "tokenizer": choice.described,
+        **{f"the code of {spec}": code_of(spec) for spec in functions_of(form)},
+    }
+    plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)
+    work = _Work(plan, form, shares, choice, machines, overwrite, say, progress)
+    with nullcontext() if machines.ray is None else connected(machines.ray, say):
         return work.run(Path(out))
 
 
-def _selected(inputs: Any, form: TextFormat, include: Sequence[str], exclude: Sequence[str]) -> Inputs:
+def _selected(inputs: Any, form: TextFormat) -> Inputs:
     """Return the inputs that names stand for, or the one of an iterable of texts."""
     if (names := names_of(inputs)) is not None:
-        return find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
-    if (form.kind, form.text_key, form.encoding, *include, *exclude) != (None, "text", UTF_8):
+        return find_inputs(names, include=form.include, exclude=form.exclude, any_ending=form.kind is not None)
+    if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
         sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
     return Inputs([open_texts(inputs, strict=form.strict)])
 
 
-def _planned(files: Sequence[Input], recipe: Recipe, vocabulary: Vocabulary) -> BuildPlan:
-    """The inputs and settings that must be the same when a build is continued."""
-    form = recipe.form
-    return BuildPlan.of(
-        files,
-        recipe.published,
-        format=form.kind,
-        text_key=form.text_key,
-        on_error=form.on_error,
-        strict=form.strict,
-        tokenizer=vocabulary.described,
-        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """What makes the units. Raises UsageError for values that are not possible."""
-
-    workers: int | None  # threads, or tasks on the cluster at the same time; None: as many as there are cores
-    part: tuple[int, int] | None
-    ray: str | None
-    overwrite: bool
-
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            require_positive("workers", self.workers)
-        part = self.part
-        if part is not None and not 0 <= part[0] < part[1]:
-            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
-
-    def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
-        """Raises UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
-        is_part, is_ray, most = self.part is not None, self.ray is not None, recipe.form.max_documents
-        others, alone = "other parts may be made at the same time", "each sees only its own units"
-        for one, other, excludes, why in (
-            ("part", "--overwrite", is_part and self.overwrite, others),
-            ("part", "--ray", is_part and is_ray, others),
-            ("part", "a pipe or an iterable", is_part and streams, alone),
-            ("part", "--max-documents", is_part and most, alone),
-            ("ray", "a pipe or an iterable", is_ray and streams, alone),
-            ("ray", "--max-documents", is_ray and most, alone),
-            ("dedup", "a pipe or an iterable", recipe.dedup and streams, "it reads the text twice"),
-            ("dedup", "--part", recipe.dedup and is_part, "it compares all documents"),
-            ("dedup", "--ray", recipe.dedup and is_ray, "it compares all documents"),
-        ):
-            if excludes:
-                sentence = f"--{one} does not go with {other}, because {why}; leave one out"
-                raise UsageError(sentence, "conflict", option=one, given=other)
-
-    @property
-    def threads(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:
+    """Raise UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
+    is_part, is_ray, most = machines.part is not None, machines.ray is not None, form.max_documents
+    others, alone = "other parts may be made at the same time", "each sees only its own units"
+    for one, other, excludes, why in (
+        ("part", "--overwrite", is_part and overwrite, others),
+        ("part", "--ray", is_part and is_ray, others),
+        ("part", "a pipe or an iterable", is_part and streams, alone),
+        ("part", "--max-documents", is_part and most, alone),
+        ("ray", "a pipe or an iterable", is_ray and streams, alone),
+        ("ray", "--max-documents", is_ray and most, alone),
+        ("dedup", "a pipe or an iterable", form.dedup and streams, "it reads the text twice"),
+        ("dedup", "--part", form.dedup and is_part, "it compares all documents"),
+        ("dedup", "--ray", form.dedup and is_ray, "it compares all documents"),
+    ):
+        if excludes:
+            sentence = f"--{one} does not go with {other}, because {why}; leave one out"
+            raise UsageError(sentence, "conflict", option=one, given=other)
 
 
 @dataclass(frozen=True)
@@ -220,32 +172,34 @@ class _Work:
     """What a build makes. Its options were checked."""
 
     plan: BuildPlan
-    recipe: Recipe
-    vocabulary: Vocabulary
-    means: _Means
+    form: TextFormat
+    shares: Shares
+    choice: TokenizerChoice
+    machines: Machines
+    overwrite: bool
     say: Callable[[str], None]
     progress: Progress
 
     def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
+        files, part, form, say = self.plan.inputs, self.machines.part, self.form, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
-        _require_few_units(units_of)
+        count = sum(each.count for each in units_of.stretches if files[each.inputs[0]].size is not None)
+        size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
+        require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.recipe.dedup else total
-        with staging_directory(directory, overwrite=self.means.overwrite, part=part) as staging:
+        passes = 2 * total if self.form.dedup else total
+        with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
             tokenizer = self._prepared(staging)
             units = kept_units(staging, self.plan, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.recipe.dedup:
+            if self.form.dedup:
                 duplicates = find_duplicates(
-                    staging, units_of, self.means.threads, say, lambda done: self.progress(done, passes)
+                    staging, units_of, self.machines.threads, say, lambda done: self.progress(done, passes)
                 )
-            encoder = TextEncoder(tokenizer, self.recipe, units_of, duplicates)
+            encoder = TextEncoder(tokenizer, self.shares, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode(Chunk(0, 0, 0, partial(Documents.of, [], [], [], [])))
-                if any((form.kind or file.kind) != "text" for file in files):
-                    load_kernels()
+                encoder.encode(Block(0, 0, 0, []))
             try:
                 before = passes - total
                 self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
@@ -265,11 +219,11 @@ class _Work:
 
     def _prepared(self, staging: Path) -> LoadedTokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
-        with planning(staging):
-            overwrite, is_part = self.means.overwrite, self.means.part is not None
+        with locked(staging / "planning.lock", wait=True):
+            overwrite, is_part = self.overwrite, self.machines.part is not None
             continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
-            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
-            write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
+            tokenizer = self.choice.of_build(staging, list(self.plan.inputs), self.form, self.say)
+            write_tokenizer(staging, tokenizer, self.say)
         return tokenizer
 
     def _make_units(
@@ -278,51 +232,39 @@ class _Work:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if encoder.why_slow:
             self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-        if self.means.ray is not None:
-            encode_on_cluster(encoder, staging, units, workers=self.means.workers, progress=progress)
+        if self.machines.ray is not None:
+            encode_on_cluster(encoder, staging, units, workers=self.machines.workers, progress=progress)
             return
-        number, parts = self.means.part or (0, 1)
+        number, parts = self.machines.part or (0, 1)
         with one_thread_each():
             make_units(
-                units_of.tasks(self.means.threads),
+                units_of.tasks(self.machines.threads),
                 encoder,
-                lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
+                lambda unit: UnitWriter(staging, unit, self.form.shard_size),
                 is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
                 keep=units.add,
-                workers=self.means.threads,
+                workers=self.machines.threads,
                 progress=progress,
                 items=self.plan.inputs[0].items,
             )
 
 
-def _require_few_units(plan: Plan) -> None:
-    """Raises UsageError for a plan of more units than anybody wants: a size in gigabytes may have been meant."""
-    num_units = sum(stretch.count for stretch in plan.stretches if plan.files[stretch.inputs[0]].size is not None)
-    if num_units > MOST_UNITS:
-        size = plan.form.shard_size
-        sentence = f"--shard-size {size} makes {num_units:,} units, more than {MOST_UNITS:,}; give more, such as 1GiB"
-        raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
-
-
 def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
-    """What an interrupted build says. units: those that are finished."""
-    if is_pipe:
-        return "nothing is kept, because a pipe can be read only once"
-    if not units.numbers:
-        return "no unit is finished, so the same command restarts"
-    size = units.tally.counts["text_bytes"]
-    amount = f"{counted(len(units.numbers), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
-    return f"{amount}; run the same command again to continue"
+    """Return what an interrupted build prints. units: those that are finished."""
+    if is_pipe or not units.numbers:
+        return "nothing is kept; run the same command again to start over"
+    size = f"{units.tally.counts['text_bytes'] / 1e6:,.1f} MB of text"
+    return f"{counted(len(units.numbers), 'finished unit')} ({size}) kept; run the same command again to continue"
 
 
 def _publish(staging: Path, units: FinishedUnits, tokenizer: LoadedTokenizer, plan: BuildPlan) -> None:
-    """Raises InputError if there is no document."""
+    """Publish a build. Raises InputError if there is no document."""
     counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
     publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publishes a dataset whose parts are all made.
+    """Publish a dataset whose parts are all made.
 
     Raises BuildError, which names the parts that are missing, or says that the dataset is published already.
     """
@@ -330,39 +272,29 @@ def finish(out: str | Path) -> BuildReport:
     directory = Path(out)
     require_usable(directory, overwrite=False, is_new=False)
     staging = directory / STAGING
-    parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
-    if not parts:
-        sentence = f"{directory} has no finished part; run bertdata build --part 1/n to --part n/n first"
-        raise BuildError(sentence, "parts-missing", option="out", given=directory)
-    totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
+    parts = {path.name for path in staging.glob("part-*-of-*.json")}
+    totals = sorted({int(name.removesuffix(".json").rpartition("-")[2]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
     if not total:
-        missing = ", or part ".join(", ".join(parts) for parts in lacking.values())
-        given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
+        missing = ", or ".join(", ".join(parts) for parts in lacking.values()) or "1/n to n/n"
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
-        raise BuildError(sentence, "parts-missing", option="out", given=given)
+        raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     with staging_directory(directory, overwrite=False):
-        units = finished_units(staging)
-        records = [read_record(staging / part_name(number, total)) for number in range(total)]
-        lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
-        if lost:
-            sentence = f"{staging} lacks the records of units {', '.join(map(str, lost))}; make the parts again"
+        plan, units = BuildPlan.read(staging), finished_units(staging)
+        numbers = {unit for k in range(total) for unit in read_record(staging / part_name(k, total))["units"]}
+        lost = [*map(record_name, sorted(numbers - units.numbers)), *([] if plan else [PLAN])]
+        if not plan or lost:
+            sentence = f"{staging} lacks {', '.join(lost)}; make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
-        plan = BuildPlan.read(staging)
-        if plan is None:
-            path = staging / PLAN
-            sentence = f"{path} is missing; remove {staging}, and make the parts again"
-            raise BuildError(sentence, "parts-missing", option="out", given=path)
-        plan.require_rule(directory)
         _publish(staging, units, load(str(staging)), plan)
     return _report(directory, units, plan, 0)
 
 
 def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int) -> BuildReport:
     form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
-    files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
-    lone = units.tally.first_surrogate
+    files = plan.inputs
+    replaced, lone, skipped = (units.tally.first.get(name) for name in ("replaced", "surrogate", "skipped"))
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,

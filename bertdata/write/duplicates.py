@@ -13,17 +13,18 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.files import open_plain
+from bertdata.files import Stage, open_plain
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.split import Plan
-from bertdata.sources.texts import Chunk, Documents
-from bertdata.write.threads import Crew, Share
+from bertdata.sources.blocks import Block
+from bertdata.sources.documents import Documents
+from bertdata.sources.plan import Plan, find_blocks
+from bertdata.write.threads import Crew
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
@@ -40,9 +41,12 @@ def find_duplicates(
     path = staging / _NAME
     if not path.exists():
         _hash_all(staging, plan, workers, progress)
-        writer = ArrayWriter(path, DTYPE)
-        writer.append(np.sort(np.concatenate([_later_ones(_hash_file(staging, number)) for number in range(_FILES)])))
-        writer.commit()
+        with Stage(staging) as stage:
+            writer = ArrayWriter(stage, _NAME, DTYPE)
+            later = [_later_ones(_hash_file(staging, number)) for number in range(_FILES)]
+            writer.append(np.sort(np.concatenate(later)))
+            writer.finish()
+            stage.publish()
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"documents with the text of an earlier one, which are left out: {number:,}")
     return open_array(path, DTYPE, number)
@@ -65,11 +69,11 @@ def _hash_file(staging: Path, number: int) -> Path:
 def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int], None]) -> None:
     num_inputs = len(plan.files)
 
-    def work(block: Chunk) -> tuple[NDArray[np.uint64], int]:
+    def work(block: Block) -> tuple[NDArray[np.uint64], int]:
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
-    def write(share: Share[Plan]) -> None:
-        with closing(share.in_order(work, find_blocks(share.task), lambda block: block.num_bytes)) as blocks:
+    def write(task: Plan, in_order: Any) -> None:
+        with closing(in_order(work, find_blocks(task), lambda block: block.num_bytes)) as blocks:
             for rows, bytes_read in blocks:
                 first_bytes = rows[:, 0] >> np.uint64(56)
                 rows = rows[np.argsort(first_bytes, kind="stable")]

@@ -3,90 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import FailedTextError, LongTextError, TextError, require_known
+from bertdata.errors import FailedTextError, LongTextError, TextError
 from bertdata.format.origins import origins_of
-from bertdata.sources.blocks import find_blocks, source_of
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.maps import function_of
-from bertdata.sources.split import Plan, Task
-from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
+from bertdata.options import Shares, TextFormat, function_of
+from bertdata.sources.blocks import Block
+from bertdata.sources.documents import BadRow, Documents, Skipped
+from bertdata.sources.plan import Plan, Task, find_blocks, source_of
 from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally
-from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, by_spelling
+from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, by_spelling, splits_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What makes the bytes of a build, beside its inputs and its tokenizer. Raises UsageError for what cannot be."""
-
-    form: TextFormat
-    shares: Shares
-    sentences: str = "none"  # or "line": a line is a sentence, and where it begins is stored
-    words: str | None = None  # "module:function" from a text to its words; None: do not store where words begin
-    dedup: bool = False
-
-    def __post_init__(self) -> None:
-        require_known("sentences", self.sentences, ("none", "line"))
-        for option, spec in self.functions:
-            function_of(spec, option)
-
-    @property
-    def functions(self) -> list[tuple[str, str]]:
-        """The functions of a user, each with the option that names it."""
-        return [("--map", spec) for spec in self.form.maps] + ([("--words", self.words)] if self.words else [])
-
-    @property
-    def word_splitter(self) -> WordSplitter | None:
-        return function_of(self.words, "--words") if self.words else None
-
-    @property
-    def published(self) -> dict[str, Any]:
-        """The settings that the manifest has; words, map, dedup and encoding only where they are no default."""
-        form = self.form
-        rare = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
-        return {
-            "documents": form.documents,
-            "sentences": self.sentences,
-            "validation": self.shares.validation,
-            "test": self.shares.test,
-            "shard_size": form.shard_size,
-            "max_documents": form.max_documents,
-            **{name: value for name, value in rare.items() if value},
-            **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
-        }
+def functions_of(form: TextFormat) -> list[str]:
+    """Return the functions of a user."""
+    return [*form.maps, *([form.words] if form.words else [])]
 
 
 class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
-        self, tokenizer: LoadedTokenizer, recipe: Recipe, plan: Plan, duplicates: NDArray[np.uint64] | None = None
+        self, tokenizer: LoadedTokenizer, shares: Shares, plan: Plan, duplicates: NDArray[np.uint64] | None = None
     ) -> None:
         """duplicates: origins of documents to leave out, ascending."""
-        self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
-        self.sentences = recipe.sentences == "line"
-        self.plan, self.recipe = plan, recipe
+        form = plan.form
+        self.tokenizer, self.shares, self.plan, self.form, self.duplicates = tokenizer, shares, plan, form, duplicates
+        self.word_splitter: WordSplitter | None = function_of(form.words, "--words") if form.words else None
+        self.sentences = form.sentences == "line"
         self._spellings = literals(tokenizer.spellings)
 
-    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Chunk]:
+    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Block]:
         return find_blocks(self.plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
 
-    def size_of(self, block: Chunk) -> int:
-        return block.num_bytes
-
-    def encode(self, block: Chunk) -> EncodedDocuments:
+    def encode(self, block: Block) -> EncodedDocuments:
         """A block as it will be written.
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
@@ -98,7 +59,7 @@ class TextEncoder:
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, some.num_bytes, self._spellings, spelled)
-        words, splits = np.empty(some.starts.size, np.int64), self.recipe.shares.splits_of(text, offsets, 1)
+        words, splits = np.empty(some.starts.size, np.int64), splits_of(self.shares, text, offsets, 1)
         count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
@@ -110,7 +71,11 @@ class TextEncoder:
             "duplicate_documents": some.num_duplicates,
             "text_bytes": some.num_bytes - some.starts.size,
         }
-        skipped = [(each.input, each.place, str(each.why)) for each in some.bad]
+        first: dict[str, Any] = {
+            "replaced": some.first_replaced,
+            "surrogate": some.first_surrogate,
+            "skipped": min(((each.input, each.place, str(each.why)) for each in some.bad), default=None),
+        }
         return EncodedDocuments(
             unit=block.unit,
             ids=encoded.ids,
@@ -122,11 +87,9 @@ class TextEncoder:
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=some.replaced,
             tally=Tally(
-                counts,
+                Counter(counts),
                 by_spelling(self.tokenizer, spelled),
-                some.first_replaced,
-                min(skipped, default=None),
-                some.first_surrogate,
+                {name: place for name, place in first.items() if place},
             ),
             bytes_read=block.bytes_read,
         )
@@ -140,15 +103,15 @@ class TextEncoder:
             try:
                 return some, *self._ids(some)
             except TextError:
-                if self.recipe.form.on_error == "fail":
+                if self.form.on_error == "fail":
                     raise
             some = self._without_refused(some)
 
     def _ids(self, some: Documents) -> tuple[Encoded, NDArray[np.bool_] | None]:
         def place(number: int) -> str:
-            if self.recipe.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
+            if self.form.on_error == "skip":  # nobody sees it, and for a line the file is read again
                 return ""
-            return source_of(self.plan.files[some.inputs[number]], self.recipe.form).place(int(some.starts[number]))
+            return source_of(self.plan.files[some.inputs[number]], self.form).place(int(some.starts[number]))
 
         encoded = self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
         if not self.word_splitter:
@@ -181,6 +144,8 @@ class TextEncoder:
         tokenizer = self.tokenizer
         if tokenizer.engine is None:
             return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
+        if tokenizer.why_slow:
+            return tokenizer.why_slow
         if self.word_splitter:
             return "--words needs the offsets of tokens in the text"
         if self.sentences and not tokenizer.engine_gives_lines:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, UsageError, damaged
-from bertdata.files import TEMPORARY, fsync_directory, make_directory, naming, open_plain
+from bertdata.files import TEMPORARY, Stage, fsync_directory, make_directory, sync
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
-from bertdata.sources.idfile import in_blocks, slices_of
-from bertdata.sources.rows import write_parquet
+from bertdata.sources.ids import in_blocks, write_parquet
 from bertdata.urls import require_local_output
 
 
@@ -43,20 +40,27 @@ def export(
 
     def documents(ids: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         nonlocal num_done
-        for _, some in in_blocks(offsets.size - 1, slices_of(offsets)):
+        for _, some in in_blocks(offsets):
             yield ids[int(some[0]) : int(some[-1])], some - some[0]
             num_done += int(some[-1] - some[0])
             progress(num_done * itemsize, total * itemsize)
 
     make_directory(directory)
-    with _new_files([directory / f"{shard.name}.parquet" for shard in shards]) as names:
-        for number, (shard, (temporary, _)) in enumerate(zip(shards, names, strict=True)):
-            rows = documents(dataset.tokens(split, number), _offsets(dataset, shard))
-            with naming(temporary), open_plain(temporary, "wb") as file:
-                write_parquet(file, rows)
-                file.flush()
-                os.fsync(file.fileno())
-    return [path for _, path in names]
+    paths = [directory / f"{shard.name}.parquet" for shard in shards]
+    _require_new(paths)
+    with Stage(directory) as stage:
+        for number, (shard, path) in enumerate(zip(shards, paths, strict=True)):
+            with stage.open(path.name) as file:
+                write_parquet(file, documents(dataset.tokens(split, number), _offsets(dataset, shard)))
+                sync(file)
+        fsync_directory(directory)  # the next export finds the last file under its temporary name
+        try:
+            stage.publish()
+        except BaseException:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise
+    return paths
 
 
 def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
@@ -76,33 +80,18 @@ def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
     return offsets
 
 
-@contextmanager
-def _new_files(paths: Sequence[Path]) -> Iterator[list[tuple[Path, Path]]]:
-    """Give temporary names for files, and name them when all are complete; after a failure nothing is left of them.
+def _require_new(paths: Sequence[Path]) -> None:
+    """Raises BuildError if a file exists that no export left.
 
-    Yields pairs of a temporary name and a name. The last file gets its name last, after the directory was synced. So
-    where its temporary name is, an export was killed between the first and the last name, and what it named is written
-    again. Raises BuildError if another file exists already.
+    Where the last file has a temporary name, an export was killed before it gave that name, and a file without one is
+    complete and written again.
     """
-    directory, names = paths[0].parent, [(path.with_name(path.name + TEMPORARY), path) for path in paths]
-    if names[-1][0].exists():
-        for temporary, path in names:
-            if path.exists() and not temporary.exists():
+    temporary = {path: path.with_name(path.name + TEMPORARY) for path in paths}
+    if temporary[paths[-1]].exists() and not paths[-1].exists():
+        for path in paths:
+            if path.exists() and not temporary[path].exists():
                 path.unlink()
-        fsync_directory(directory)
+        fsync_directory(paths[0].parent)
     if existing := next((path for path in paths if path.exists()), None):
         sentence = f"{existing} exists already; remove it, or give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=str(existing))
-    named: list[Path] = []
-    try:
-        yield names
-        for temporary, path in names:
-            if path in (paths[0], paths[-1]):
-                fsync_directory(directory)
-            named.append(path)
-            os.replace(temporary, path)
-    except BaseException:
-        for path in (*named, *(temporary for temporary, _ in names)):  # the last temporary name last
-            path.unlink(missing_ok=True)
-        raise
-    fsync_directory(directory)

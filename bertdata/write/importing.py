@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,16 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.choices import IDS_DTYPES, IDS_FORMATS
-from bertdata.errors import InputError, UsageError, require_known, require_positive
+from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
-from bertdata.sources.idfile import Ids, IdsFile
-from bertdata.sources.ids import format_of, open_ids
+from bertdata.options import IdsFormat, Shares
+from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
 from bertdata.sources.iterables import names_of, open_arrays
-from bertdata.sources.megatron import prefix_of
-from bertdata.sources.split import Task
-from bertdata.tokenize.load import load
+from bertdata.sources.plan import Task
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertdata.types import SpecialTokens
 from bertdata.urls import is_remote, require_local_output, without_secrets
@@ -41,8 +40,8 @@ from bertdata.write.staging import (
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import BuildPlan, FinishedUnits, Tally
-from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+from bertdata.write.state import BuildPlan, Tally
+from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, UnitWriter, by_spelling, make_units, splits_of
 
 
 def import_ids(
@@ -51,34 +50,28 @@ def import_ids(
     *,
     tokenizer: str,
     special_tokens: bool = False,
-    format: str = "auto",
-    end_token: str | None = None,
-    dtype: str | None = None,
-    validation: float = 0.01,
-    test: float = 0.0,
-    shard_size: int = 1 << 30,
+    ids: IdsFormat | None = None,
+    shares: Shares | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> Dataset:
-    """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
+    """Import files of ids, and publish them as a dataset in directory `out`.
 
     inputs: names of files and directories; one, or a list or tuple. Any other iterable, also a generator, gives a list
-    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. format: one of
-    choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the ids. end_token:
-    the token that ends a document of nanoGPT, None: the end token of the tokenizer. dtype: one of choices.IDS_DTYPES,
-    that of ids whose file does not say it; None: it is guessed, and said.
+    or an array of ids for each document, which are imported as rows. It is read as `build` reads texts. tokenizer: a
+    path or hub name; the one that made the ids. say, progress: as those of `build`.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
+    ids, shares = ids or IdsFormat(), shares or Shares()
+    end_token, dtype, shard_size = ids.end_token, ids.dtype, ids.shard_size
     names, kind = names_of(inputs), "rows"
     if names is not None:
-        kind = _format_of(names, format)
-    elif (format, end_token, dtype) != ("auto", None, None):
+        kind = _format_of(names, ids.kind)
+    elif (ids.kind, end_token, dtype) != ("auto", None, None):
         sentence = "format, end_token and dtype are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
-    shares, shard_size = Shares(validation, test), require_positive("shard_size", shard_size)
-    require_known("dtype", dtype, (None, *IDS_DTYPES))
     require_local_output(str(out))
     loaded = load(tokenizer)
     if special_tokens:
@@ -87,51 +80,50 @@ def import_ids(
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    if names and kind == "megatron":  # a pattern of the shell names both files of a dataset
-        first = {prefix_of(name): name for name in reversed(names)}
-        names = [name for name in names if first[prefix_of(name)] == name]
-    files = [open_arrays(inputs)] if names is None else [open_ids(name, kind, end_id, dtype) for name in names]
+    files = [open_arrays(inputs)] if names is None else _opened(names, kind, end_id, dtype)
     for note in filter(None, (file.note for file in files)):
         say(note)
     if files[0].dtype and len({file.dtype for file in files}) == 1:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
     unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
-    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
+    unpublished["tokenizer"] = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
+    plan = BuildPlan({**settings, **unpublished}, settings, tuple(read), name_of(tokenizer))
     encoder = IdsEncoder(loaded, shares, files, shard_size)
     with staging_directory(Path(out), overwrite=overwrite) as staging:
         continue_or_start(staging, plan, overwrite=overwrite)
-        write_tokenizer(staging, loaded, tokenizer, say)
+        write_tokenizer(staging, loaded, say)
         units = kept_units(staging, plan, say)
+        total = sum(file.num_bytes for file in files)
         with announcing_compilation(say):
-            _make_units(encoder, staging, units, progress)
+            make_units(
+                [Task(range(sys.maxsize), total)],  # one, as the number of units is not known before all is read
+                encoder,
+                lambda unit: UnitWriter(staging, unit, shard_size, keeps_empty=not any(shares.limits)),
+                is_missing=lambda unit: unit not in units.numbers,
+                keep=units.add,
+                workers=len(os.sched_getaffinity(0)),
+                progress=lambda done: progress(done, total),
+                items=files[0].files[0].items,
+            )
+        progress(total, total)
         require_unchanged(read, "run again with --overwrite")
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
-        nothing = f"no document to import: there is no id in {', '.join(names or map(str, read))}; give ids"
-        if_none = InputError(nothing, "empty", option="inputs")
-        publish(staging, units, plan, loaded, special, counts, if_none)
+        nothing = f"no document to import: there is no id in {', '.join(map(str, read))}; give ids"
+        publish(staging, units, plan, loaded, special, counts, InputError(nothing, "empty", option="inputs"))
     return Dataset(Path(out))
 
 
-def _make_units(encoder: IdsEncoder, staging: Path, units: FinishedUnits, progress: Progress) -> None:
-    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task."""
-    total = sum(file.num_bytes for file in encoder.files)
-    make_units(
-        [Task(range(sys.maxsize), total)],
-        encoder,
-        lambda unit: UnitWriter(staging, unit, encoder.shard_size, keeps_empty=not encoder.shares.divide),
-        is_missing=lambda unit: unit not in units.numbers,
-        keep=units.add,
-        workers=len(os.sched_getaffinity(0)),
-        progress=lambda done: progress(done, total),
-        items=encoder.files[0].files[0].items,
-    )
-    progress(total, total)
+def _opened(names: Sequence[str], kind: str, end_id: int | None, dtype: str | None) -> list[IdsFile]:
+    """Open the files of ids with these names."""
+    if kind == "megatron":  # a pattern of the shell names both files of a dataset
+        first = {prefix_of(name): name for name in reversed(names)}
+        names = [name for name in names if first[prefix_of(name)] == name]
+    return [open_ids(name, kind, end_id, dtype) for name in names]
 
 
-def _format_of(names: Sequence[str], format: str) -> str:
+def _format_of(names: Sequence[str], kind: str) -> str:
     """The format of all inputs. Raises UsageError if there is no input, or not one format for all."""
-    require_known("format", format, ("auto", *IDS_FORMATS))
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
@@ -139,7 +131,7 @@ def _format_of(names: Sequence[str], format: str) -> str:
             url = without_secrets(name)
             sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
             raise UsageError(sentence, "bad-url", option="inputs", given=url)
-    formats = {format_of(name) if format == "auto" else format for name in names}
+    formats = {format_of(name) if kind == "auto" else kind for name in names}
     if len(formats) != 1:
         sentence = f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one format"
         raise UsageError(sentence, "conflict", option="inputs")
@@ -153,19 +145,13 @@ def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int 
             sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
             raise UsageError(sentence, "conflict", option="end_token", given=spelling)
         return None
-    special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
-    if not known:
-        sentence = "the tokenizer has no special token to end the documents of nanogpt; give another --tokenizer"
-        raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
-    if spelling is not None:
-        if spelling not in tokenizer.spellings:
-            sentence = f"the tokenizer has no special token {spelling}; give --end-token, one of {known}"
-            raise UsageError(sentence, "unknown", option="end_token", given=spelling)
-        return dict(zip(tokenizer.spellings, special.special_ids, strict=True))[spelling]
+    special, known = tokenizer.special, " ".join(tokenizer.spellings[:10]) or "none"
     end_id = special.eos if special.eos is not None else special.sep
+    if spelling is not None:
+        end_id = dict(zip(tokenizer.spellings, special.special_ids, strict=True)).get(spelling)
     if end_id is None:
-        sentence = f"the tokenizer has no end token, and nanogpt needs one; give --end-token, one of {known}"
-        raise UsageError(sentence, "missing", option="end_token")
+        sentence = f"the tokenizer has no end token {spelling or ''}; give --end-token, one of: {known}"
+        raise UsageError(sentence, "unknown" if spelling else "missing", option="end_token", given=spelling)
     return end_id
 
 
@@ -206,19 +192,14 @@ class IdsEncoder:
                 num_ids += some.ids.size
             before += file.num_bytes
 
-    def size_of(self, some: Ids) -> int:
-        return some.ids.nbytes
-
     def encode(self, some: Ids) -> EncodedDocuments:
         """Raises InputError for an id outside the vocabulary."""
         documents, special = some.documents, np.zeros(self._num_special, np.int64)
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
         wrong = count_special(given, self._number_of, self._plain, special)
         if wrong >= 0:
-            sentence = (
-                f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._number_of.size:,} "
-                "ids; give the --tokenizer that made the ids"
-            )
+            place, size = some.place(wrong), self._number_of.size
+            sentence = f"{place}: id {some.ids[wrong]} is not below {size:,}; give the --tokenizer that made the ids"
             raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
         ids, has_ids = given.astype(self.dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences
@@ -228,13 +209,13 @@ class IdsEncoder:
             last, last_sentences = ids[ends - 1], sentences[np.searchsorted(sentences, ends) - 1]
             last_ids = frozenset({int(last.min()), int(last.max())})
             num_bare = int(np.count_nonzero(ends - last_sentences == 1))
-        counts = {"ids_bytes": some.ids.nbytes, "bare": num_bare}
+        counts = Counter(ids_bytes=some.ids.nbytes, bare=num_bare)
         return EncodedDocuments(
             unit=some.unit,
             ids=ids,
             offsets=documents,
             sentences=sentences if self._sentences else None,
-            splits=self.shares.splits_of(ids.view(np.uint8), documents * ids.itemsize, 0),
+            splits=splits_of(self.shares, ids.view(np.uint8), documents * ids.itemsize, 0),
             has_ids=has_ids,
             replaced=np.zeros(has_ids.size, np.int64),
             tally=Tally(counts, by_spelling(self._tokenizer, special), last_ids=last_ids),

@@ -13,10 +13,9 @@ from numba import types, uint64
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, is_byte, load64, trailing_zeros
-from bertdata.jit import jit, part
-from bertdata.keys import absorbed, purpose
+from bertdata.jit import inline, jit, part
+from bertdata.keys import GOLDEN, absorbed, mix, purpose
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 TAB, RETURN, SPACE = 9, 13, 32
 SPLIT_KEY = np.uint64(absorbed(purpose("split")))
 
@@ -63,7 +62,7 @@ def literals(strings):
     return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, first_bytes)
 
 
-@jit()
+@jit(arrays=True)
 def count_literals(text, size, strings, counts):
     """Counts how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
 
@@ -117,6 +116,9 @@ def count_words(data, offsets, gap, counts):
         counts[i] = count
 
 
+_mix = inline()(mix)
+
+
 @part()
 def _absorbed(h, word):
     h = (h ^ word) * GOLDEN
@@ -136,10 +138,7 @@ def _finished(data, place, stop, h, length):
                 word |= uint64(data[place + k]) << uint64(8 * k)
         h = _absorbed(h, word)
         place += 8
-    h ^= uint64(length)
-    h = (h ^ (h >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return h ^ (h >> uint64(31))
+    return _mix(h ^ uint64(length))
 
 
 @jit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, DatasetError, InputError
-from bertdata.files import fsync_directory, write_file
+from bertdata.files import Stage, fsync_directory
 from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, read_manifest
-from bertdata.format.origins import NamedInput, prepare_directory, write_origins
-from bertdata.format.origins import array_name as origins_name
-from bertdata.format.table import DIGESTS, TABLE
+from bertdata.format.origins import NamedInput, origins_name, prepare_directory, write_origins
+from bertdata.format.shards import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import SpecialTokens
-from bertdata.write.staging import TOKENIZER_NAME, remove_staging
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, unit_name
+from bertdata.write.staging import remove_staging
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, Tally, record_name
 from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
@@ -42,16 +40,13 @@ def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokeniz
 
 def no_documents(counts: Mapping[str, int]) -> InputError:
     """What a build says that has no document. counts: those of its manifest."""
-    dropped, skipped, removed = (
-        counts.get(name, 0) for name in ("dropped_documents", "skipped_rows", "removed_documents")
-    )
-    counted = {"gave no token": dropped, "had no text and were skipped": skipped, "were left out by --map": removed}
-    reasons = [f"{number:,} of the documents {what}" for what, number in counted.items() if number]
-    nothing = f"there is no document to build from: {' and '.join(reasons) or 'the inputs have no text'}"
-    if removed:
-        sentence = f"{nothing}; give a --map that keeps some, or other files"
-        return InputError(sentence, "bad-function", option="map", given=removed)
-    return InputError(f"{nothing}; give inputs with text in them", "empty", option="inputs", given=dropped + skipped)
+    names = {"dropped_documents": "gave no token", "skipped_rows": "had no text", "removed_documents": "--map left out"}
+    lost = {why: counts[name] for name, why in names.items() if counts.get(name)}
+    reasons = " and ".join(f"{why}: {number:,}" for why, number in lost.items()) or "the inputs have no text"
+    sentence = f"there is no document to build from ({reasons}); give inputs with text in them"
+    if counts.get("removed_documents"):
+        return InputError(sentence, "bad-function", option="map", given=counts["removed_documents"])
+    return InputError(sentence, "empty", option="inputs", given=sum(lost.values()))
 
 
 def publish(
@@ -68,7 +63,7 @@ def publish(
     special: of the tokenizer, with the separator of the documents. counts: of the manifest. If it is interrupted,
     running it again gives the same result. Raises BuildError if a file is not there, and `if_none` without a shard.
     """
-    directory, noted = staging.parent, staging / TOKENIZER_NAME  # where the build noted a name, if it did
+    directory = staging.parent
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=special,
@@ -76,39 +71,40 @@ def publish(
         settings=plan.published,
         splits=units.splits(),
         counts=counts,
-        tokenizer_name=json.loads(noted.read_bytes()) if noted.exists() else None,
+        tokenizer_name=plan.tokenizer_name,
     )
     if not manifest.splits:
         for path in staging.glob("unit-*"):  # they say nothing
             path.unlink()
         raise if_none
-    origins = _origins(units, manifest)
+    origins = {shard.name: units.origins[shard.name] for shard in manifest.shards if units.origins}
     _require_all(staging, manifest, origins)
-    if (directory / MANIFEST).exists():
-        os.replace(directory / MANIFEST, directory / REPLACED)
-        fsync_directory(directory)
-    for table in (TABLE, DIGESTS):
-        (directory / table).unlink(missing_ok=True)
-    if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
-        for name in old.difference(name for _, name in _files(manifest, origins)):
-            (directory / name).unlink()
-    prepare_directory(directory, origins)
-    for made, name in _files(manifest, origins):
-        if made in tokenizer.files:  # stays in `staging`, where --finish reads it again after a kill
-            write_file(directory / name, tokenizer.files[made])
-        elif exists(f"{staging}/{made}"):
-            os.replace(f"{staging}/{made}", f"{directory}/{name}")
-    if origins:
-        write_origins(
-            directory,
-            manifest.dataset_id,
-            [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
-            input_format=plan.settings["format"],
-            text_key=plan.settings["text_key"],
-            shards=origins,
-        )
-    fsync_directory(directory)
-    manifest.write(directory)
+    with Stage(directory) as stage:
+        for name, content in tokenizer.files.items():  # they stay in `staging`, where --finish reads them after a kill
+            stage.write(name, content)
+        manifest.write(stage)
+        if (directory / MANIFEST).exists():
+            os.replace(directory / MANIFEST, directory / REPLACED)
+            fsync_directory(directory)
+        for table in (TABLE, DIGESTS):
+            (directory / table).unlink(missing_ok=True)
+        if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
+            for name in old.difference(name for _, name in _files(manifest, origins)):
+                (directory / name).unlink()
+        prepare_directory(directory, origins)
+        for made, name in _files(manifest, origins):
+            if made not in tokenizer.files and exists(f"{staging}/{made}"):
+                os.replace(f"{staging}/{made}", f"{directory}/{name}")
+        if origins:
+            write_origins(
+                directory,
+                manifest.dataset_id,
+                [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
+                input_format=plan.settings["format"],
+                text_key=plan.settings["text_key"],
+                shards=origins,
+            )
+        stage.publish()
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
     (staging / PLAN).unlink()  # without it there is no unfinished build
     remove_staging(staging)
@@ -127,22 +123,15 @@ def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> N
         except DatasetError:
             may_be_moved = False
         # else nothing is moved yet, and what has these names is of the older dataset
-    lost = [
-        made
-        for made, name in _files(manifest, origins)
-        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}")))
-    ]
-    for made in lost:
-        if number := _NUMBER.search(made):
-            (staging / unit_name(int(number[1]))).unlink(missing_ok=True)
+    lost = []
+    for made, name in _files(manifest, origins):
+        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}"))):
+            lost.append(made)
+            if number := _NUMBER.search(made):
+                (staging / record_name(int(number[1]))).unlink(missing_ok=True)
     if lost:
         sentence = f"{lost[0]} was removed from {directory} during the build; run the same command again to make it"
         raise BuildError(sentence, "parts-missing", option="out", given=lost[0])
-
-
-def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:
-    """Name of each shard → SHA-256 of the origins of its documents; imports have none."""
-    return {shard.name: units.origins[shard.name] for shard in manifest.shards} if units.origins else {}
 
 
 def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:

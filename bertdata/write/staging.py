@@ -8,21 +8,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bertdata.errors import BuildError, InputError, counted
 from bertdata.files import TEMPORARY, locked, make_directory, naming, write_file
 from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
-from bertdata.tokenize.load import name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 STAGING = ".build"
-TOKENIZER_NAME = "tokenizer_name.json"  # in the staging directory
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
 
 
@@ -60,7 +58,9 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
                 yield staging
         except Exception:  # not KeyboardInterrupt, after which the build can continue
             is_begun = any(staging.glob("unit-*")) or any(staging.glob("part-*.json"))  # a part may have no units
-            if part is None and not is_begun and (is_new or not _is_being_published(directory)):
+            # Without .build, files that a killed build has moved would be taken for somebody else's.
+            is_moved = not (directory / MANIFEST).exists() and any(path != staging for path in directory.iterdir())
+            if part is None and not is_begun and (is_new or not is_moved):
                 with suppress(OSError):
                     remove_staging(staging)
                 if created and not any(directory.iterdir()):
@@ -73,12 +73,8 @@ def remove_staging(staging: Path) -> None:
 
     The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
     """
-    for path in staging.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
-    (staging / "lock").unlink(missing_ok=True)
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == "lock"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     try:
         staging.rmdir()
     except OSError as error:
@@ -86,38 +82,25 @@ def remove_staging(staging: Path) -> None:
             raise
 
 
-def _is_being_published(directory: Path) -> bool:
-    """Whether a build that was killed has moved files there. Without .build they would be taken for somebody else's."""
-    return not (directory / MANIFEST).exists() and any(path.name != STAGING for path in directory.iterdir())
-
-
 def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
-    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote.
+    """Raise BuildError if a directory holds a dataset (without `overwrite`) or files that no build wrote.
 
     is_new: no build was there before, so other files are not what one has moved.
     """
-    staging = directory / STAGING
+    staging, why = directory / STAGING, None
     if directory.exists() and not directory.is_dir():
-        sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
-        raise BuildError(sentence, "out-exists", option="out", given=directory)
-    if staging.is_symlink() or (staging.exists() and not staging.is_dir()):
-        sentence = f"{staging} is not a directory that a build made; remove it, or give another --out"
-        raise BuildError(sentence, "wrong-file-type", option="out", given=staging)
-    if foreign := next((path for path in staging.glob("*") if not _OURS.fullmatch(path.name)), None):
-        sentence = f"{foreign} was not written by a build, which would remove it; move it away, or give another --out"
-        raise BuildError(sentence, "out-exists", option="out", given=directory)
-    if (directory / MANIFEST).exists():
+        why = f"{directory} is a file"
+    elif staging.is_symlink() or (staging.exists() and not staging.is_dir()):
+        why = f"{staging} is not a directory that a build made"
+    elif foreign := next((path for path in staging.glob("*") if not _OURS.fullmatch(path.name)), None):
+        why = f"a build would remove {foreign}, which no build wrote"
+    elif (directory / MANIFEST).exists():
         if not overwrite and not (staging / PLAN).exists():
-            sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
-            raise BuildError(sentence, "out-exists", option="out", given=directory)
+            why = f"{directory} already holds a dataset, and there is no --overwrite"
     elif is_new and directory.exists() and any(path != staging for path in directory.iterdir()):
-        sentence = f"{directory} holds other files and no dataset; give an empty directory, or a new one"
-        raise BuildError(sentence, "out-exists", option="out", given=directory)
-
-
-def planning(staging: Path) -> AbstractContextManager[None]:
-    """A context that one process at a time is in; the others wait."""
-    return locked(staging / "planning.lock", wait=True)
+        why = f"{directory} holds other files and no dataset"
+    if why:
+        raise BuildError(f"{why}; give an --out that does not exist yet", "out-exists", option="out", given=directory)
 
 
 def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_part: bool = False) -> None:
@@ -140,7 +123,6 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
         if not any(file.is_pipe or (overwrite and file.is_stream) for file in plan.inputs):
             return
     elif old is not None and not overwrite:
-        old.require_rule(staging.parent)
         raise _other_settings(staging.parent, old, plan, is_part=is_part)
     # first: without a plan nobody goes on with what a kill leaves of the rest
     (staging / PLAN).unlink(missing_ok=True)
@@ -152,36 +134,31 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
 
 def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part: bool) -> BuildError:
     """What to say of an unfinished build in a directory whose plan is another one."""
-    differing = [
-        f"{name} was {old.settings.get(name)!r} and is {new.settings.get(name)!r}"
-        for name in {**old.settings, **new.settings}
-        if old.settings.get(name) != new.settings.get(name)
-    ]
+    both = {name: (old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}}
+    differing = [f"{name} was {before!r} and is {after!r}" for name, (before, after) in both.items() if before != after]
     if old.inputs != new.inputs:
         before, after = (", ".join(f"{each} ({each.size} bytes)" for each in plan.inputs) for plan in (old, new))
         differing.append(f"the input was {before} and is {after}" if before != after else f"{after} was changed since")
     discard = "use --overwrite to discard it"
     if is_part:  # others may be made now
         discard = f"remove {directory / STAGING} once no part is being made, and make all parts again"
-    sentence = (
-        f"{directory} holds an unfinished build with other settings: {'; '.join(differing)}; run the old command to "
-        f"finish it, or {discard}"
-    )
+    changes = "; ".join(differing)
+    sentence = f"{directory} holds an unfinished build with other settings: {changes}; finish that build, or {discard}"
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, spec: str | None, say: Callable[[str], None]) -> None:
-    """Writes the files of a tokenizer and its name, and says its notes and which roles no token has.
-
-    spec: as `load` takes it; None: the build trained it.
-    """
+def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, say: Callable[[str], None]) -> None:
+    """Write the files of a tokenizer, and print its notes and which roles no token has."""
     for name, content in tokenizer.files.items():
         write_file(staging / name, content)
-    write_file(staging / TOKENIZER_NAME, json.dumps(name_of(spec) if spec is not None else None).encode())
     for note in tokenizer.notes:
         say(note)
-    if tokenizer.missing_roles:
-        say(missing_roles_warning(tokenizer.missing_roles))
+    if roles := tokenizer.missing_roles:
+        names = ", ".join(f"[{role.upper()}]" for role in roles)
+        kind, effect = "warning", "the Loader refuses this dataset for masked language modelling"
+        if list(roles) == ["pad"]:
+            kind, effect = "note", "padding has the id 0"
+        say(f"{kind}: the tokenizer has no {names}, so {effect}; --special-tokens adds what is missing")
 
 
 def kept_units(staging: Path, plan: BuildPlan, say: Callable[[str], None]) -> FinishedUnits:
@@ -192,18 +169,6 @@ def kept_units(staging: Path, plan: BuildPlan, say: Callable[[str], None]) -> Fi
     if units.numbers:
         say(f"continuing: keeping {counted(len(units.numbers), 'finished unit')} of an earlier run")
     return units
-
-
-def missing_roles_warning(roles: Sequence[str]) -> str:
-    """roles: those of tokenizer.ROW_ROLES that no token has; at least one."""
-    *before, last = (f"[{role.upper()}]" for role in roles)
-    names = f"{', '.join(before)} and {last} tokens" if before else f"{last} token"
-    if list(roles) == ["pad"]:
-        return f"note: the tokenizer has no {names}, so padded places hold id 0; --special-tokens adds one"
-    return (
-        f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
-        "--special-tokens adds what is missing"
-    )
 
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError
 from bertdata.files import write_file
-from bertdata.format.manifest import SPLITS, Shard, Split
-from bertdata.format.records import FORMAT_VERSION, read_record, write_record
-from bertdata.format.table import ShardRows
+from bertdata.format.manifest import SPLITS, Shard, Shards, Split
+from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
 from bertdata.sources.inputs import Input
-from bertdata.sources.split import UNIT_RULE
+from bertdata.sources.plan import UNIT_RULE
 
 PLAN = "plan.json"
+_ROWS_JOINED = 256  # shards that are joined together, as one alone takes 1 KB
 
 
 @dataclass(frozen=True)
@@ -27,26 +28,22 @@ class BuildPlan:
     settings: Mapping[str, Any]  # by the names of options
     published: Mapping[str, Any]  # those of them that the manifest has
     inputs: tuple[Input, ...]
+    tokenizer_name: str | None  # of its directory or on the hub
     unit_rule: int = UNIT_RULE
-
-    @classmethod
-    def of(cls, files: Iterable[Input], published: Mapping[str, Any], **more: Any) -> BuildPlan:
-        """more: settings that are not published."""
-        return cls({**published, **more}, published, tuple(files))
 
     @classmethod
     def read(cls, staging: Path) -> BuildPlan | None:
         """That of an unfinished build; None if there is none. Raises BuildError for one that cannot be read."""
         try:
             members = json.loads((staging / PLAN).read_bytes())
-            return cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
+            plan = cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
+            if plan.unit_rule != UNIT_RULE:
+                raise ValueError(plan.unit_rule)
+            return plan
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError):
-            sentence = (
-                f"{staging / PLAN} is damaged, or of another version of bertdata; finish the build with that version, "
-                "or use bertdata build --overwrite to discard it"
-            )
+            sentence = f"{staging / PLAN} is of another version of bertdata; use that version, or --overwrite"
             raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
 
     def write(self, staging: Path) -> None:
@@ -55,40 +52,28 @@ class BuildPlan:
     def as_json(self) -> dict[str, Any]:
         return vars(self) | {"inputs": [[file.name, file.size, file.version] for file in self.inputs]}
 
-    def require_rule(self, directory: Path) -> None:
-        """Raises BuildError if the units of this plan follow another rule than ours."""
-        if self.unit_rule != UNIT_RULE:
-            sentence = (
-                f"{directory} holds an unfinished build of another version of bertdata, which divides inputs into "
-                "units by another rule; finish it with that version, or use --overwrite to discard it"
-            )
-            raise BuildError(sentence, "other-version", option="out", given=self.unit_rule)
-
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of documents, beside what is stored of each. `a + b` is that of the documents of both."""
+    """What is counted of documents, in addition to what is stored of each. `a + b` is that of the documents of both."""
 
-    counts: Mapping[str, int] = field(default_factory=dict)  # name → number; one that is not there is 0
-    special: Mapping[str, int] = field(default_factory=dict)  # special token → how often text spells it, or ids have it
-    first_replaced: tuple[int, int] | None = None  # invalid bytes: number of the input, offset or row in it
-    first_skipped: tuple[int, int, str] | None = None  # skipped row: the same, and the reason
-    first_surrogate: tuple[int, int] | None = None  # document with a lone surrogate: the same
+    counts: Counter[str] = field(default_factory=Counter)
+    special: Counter[str] = field(default_factory=Counter)  # special token → how often text spells it, or ids have it
+    first: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
+
+    "replaced": invalid bytes, "surrogate": a lone surrogate, "skipped": a skipped row, with the reason.
+    """
     last_ids: frozenset[int] = frozenset()  # of imports: ids with which documents end; one if all end with the same
 
     def __add__(self, other: Tally) -> Tally:
+        firsts = (self.first, other.first)
         return Tally(
-            _sums(self.counts, other.counts),
-            _sums(self.special, other.special),
-            min(filter(None, (self.first_replaced, other.first_replaced)), default=None),
-            min(filter(None, (self.first_skipped, other.first_skipped)), default=None),
-            min(filter(None, (self.first_surrogate, other.first_surrogate)), default=None),
+            self.counts + other.counts,
+            self.special + other.special,
+            {name: min(each[name] for each in firsts if name in each) for name in {**self.first, **other.first}},
             self.last_ids | other.last_ids,
         )
-
-
-def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True)
@@ -101,26 +86,25 @@ class UnitRecord:
     origins: Mapping[str, str]  # name of a shard → SHA-256 of the origins of its documents; imports have none
     crc32: int | None = None  # of the items of an iterable from which it was made
 
-    def write(self, path: Path) -> None:
-        """Writes the record to a file, completely or not at all."""
+    def sealed(self) -> bytes:
+        """Return the file of the record."""
         tally = vars(self.tally) | {"last_ids": sorted(self.tally.last_ids)}
         shards = {split: vars(shard) for split, shard in self.shards.items()}
         record = {**vars(self), "format_version": FORMAT_VERSION, "tally": tally, "shards": shards}
-        write_record(path, record, indent=None)
+        return sealed_record(record, indent=None)
 
     @classmethod
     def read(cls, path: Path) -> UnitRecord:
-        """Raises DatasetError if the file is missing or damaged."""
+        """Read a record. Raises DatasetError if the file is missing or damaged."""
         record = read_record(path)
-        tally: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in record["tally"].items()
-        }
-        tally["last_ids"] = frozenset(tally["last_ids"])
+        counts, special, first, last_ids = (record["tally"][each.name] for each in fields(Tally))
+        places = {name: tuple(place) for name, place in first.items()}
+        tally = Tally(Counter(counts), Counter(special), places, frozenset(last_ids))
         shards = {split: Shard(**entry) for split, entry in record["shards"].items()}
-        return cls(record["unit"], Tally(**tally), shards, record["origins"], record.get("crc32"))
+        return cls(record["unit"], tally, shards, record["origins"], record.get("crc32"))
 
 
-def unit_name(unit: int) -> str:
+def record_name(unit: int) -> str:
     """The file that says what the shards of a unit are. It is there if the unit is finished."""
     return f"unit-{unit:05d}.json"
 
@@ -135,7 +119,7 @@ class FinishedUnits:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
         self.checksums = dict[int, int]()  # of units that were made from an iterable
-        self._shards = {split: ShardRows(split) for split in SPLITS}
+        self._shards = {split: list[Shards]() for split in SPLITS}
         self._lock = threading.Lock()
         for record in records:
             self.add(record)
@@ -144,7 +128,10 @@ class FinishedUnits:
         """Adds a unit that is not there yet."""
         with self._lock:
             for split, shard in record.shards.items():
-                self._shards[split].append(shard)
+                shards = self._shards[split]
+                shards.append(Shards.of(shard))
+                if len(shards) > _ROWS_JOINED:
+                    shards[:] = [Shards.joined(shards)]
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
@@ -153,8 +140,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        shards = {split: rows.ordered() for split, rows in self._shards.items()}
-        return {split: Split(those) for split, those in shards.items() if those}
+        return {split: Split(Shards.joined(shards)) for split, shards in self._shards.items() if shards}
 
 
 def finished_units(staging: Path) -> FinishedUnits:

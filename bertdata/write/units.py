@@ -7,10 +7,10 @@ the text. So the bytes of a shard do not depend on the number of threads.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -18,17 +18,15 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError, require_share
-from bertdata.format.arrays import ArrayWriter, array_path
-from bertdata.format.origins import DTYPE
-from bertdata.format.shard import ShardWriter
-from bertdata.format.table import shard_name
-from bertdata.sources.items import Items
-from bertdata.sources.split import Task
+from bertdata.files import Stage
+from bertdata.format.shards import ShardWriter, shard_name
+from bertdata.options import Shares
+from bertdata.sources.iterables import Items
+from bertdata.sources.plan import Task
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
-from bertdata.write.state import Tally, UnitRecord, unit_name
-from bertdata.write.threads import Crew, Share
+from bertdata.write.state import Tally, UnitRecord, record_name
+from bertdata.write.threads import Crew
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
@@ -58,9 +56,6 @@ class Encoder(Protocol[_Block]):
     def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[_Block]:
         """The blocks of those units of a task for which `is_missing` is true, in order."""
 
-    def size_of(self, block: _Block) -> int:
-        """Its bytes in memory."""
-
     def encode(self, block: _Block) -> EncodedDocuments:
         """Several threads may call it at once."""
 
@@ -76,61 +71,72 @@ def make_units(
     progress: Callable[[int], None] = lambda done: None,
     items: Items | None = None,
 ) -> None:
-    """Makes units on `workers` threads.
+    """Make units on `workers` threads.
 
     A thread makes all units of a task by itself: it finds, encodes and writes the blocks. Threads for which there is no
-    task encode blocks of the others' tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
+    task encode blocks of other tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
 
     tasks: in order. new_writer: gives the writer of a unit. is_missing: whether to make a unit. keep: called with the
     record of each, by several threads at once. progress: called with the bytes of input that are read.
     items: the iterable that is read, if the input is one.
     """
-    crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
-    done = sum(task.size for task in tasks) - sum(task.size for task in missing)  # bytes, by all threads
+    read = _Progress(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
 
-    def add(more: float) -> None:
-        nonlocal done
-        with lock:
-            done += more
-            progress(int(done))
-
-    def make(share: Share[Task]) -> None:
-        task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
-        with closing(share.in_order(encoder.encode, encoder.find(task, is_missing), encoder.size_of)) as blocks:
-            for unit, of_unit in groupby(blocks, key=lambda documents: documents.unit):
+    def make(task: Task, in_order: Any) -> None:
+        with closing(in_order(encoder.encode, encoder.find(task, is_missing), lambda block: block.num_bytes)) as blocks:
+            for unit, of_unit in groupby(read.counted(task, blocks), key=lambda documents: documents.unit):
                 with new_writer(unit) as writer:
                     for documents in of_unit:
                         writer.append(documents)
-                        step: float = documents.bytes_read - read if read >= 0 else 0
-                        step = max(0, min(step, task.size - given))
-                        read, given = documents.bytes_read, given + step
-                        add(step)
                         del documents  # before the next ones are made
                     keep(writer.commit(items.checksums[unit] if items else None))
-        add(task.size - given)
 
-    crew.run(make, missing, *([items.stop] if items else []))
+    Crew[Task](workers).run(make, missing, *([items.stop] if items else []))
     if items:
         items.end_unit(is_last=True)
+
+
+class _Progress:
+    """Bytes of input that are read, by all threads."""
+
+    def __init__(self, report: Callable[[int], None], done: float) -> None:
+        self._report, self._done, self._lock = report, done, threading.Lock()
+
+    def _add(self, more: float) -> None:
+        with self._lock:
+            self._done += more
+            self._report(int(self._done))
+
+    def counted(self, task: Task, blocks: Iterator[EncodedDocuments]) -> Iterator[EncodedDocuments]:
+        """Yield blocks of a task, and count what each has read. Together they count the size of the task."""
+        before, left = -1, task.size
+        for block in blocks:
+            read: float = max(0, min(block.bytes_read - before, left)) if before >= 0 else 0
+            before, left = block.bytes_read, left - read
+            yield block
+            del block
+            self._add(read)
+        self._add(left)
 
 
 class UnitWriter:
     """Writes the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
 
-    def __init__(self, directory: Path, unit: int, shard_size: int, *, keeps_empty: bool = False) -> None:
-        """shard_size: of a unit, in bytes. keeps_empty: store after which document there was one without ids."""
-        self.directory, self.unit, self.shard_size, self.keeps_empty = directory, unit, shard_size, keeps_empty
-        self._tally = Tally()
+    def __init__(
+        self, directory: Path, unit: int, shard_size: int, *, apart: Path | None = None, keeps_empty: bool = False
+    ) -> None:
+        """shard_size: of a unit, in bytes. apart: as `Stage`. keeps_empty: store where documents without ids were."""
+        self.unit, self.shard_size, self.keeps_empty = unit, shard_size, keeps_empty
+        self._stage, self._tally = Stage(directory, apart), Tally()
         self._writers: dict[str, ShardWriter] = {}
-        self._origins: dict[str, ArrayWriter] = {}
         self._counts = np.zeros((len(SPLIT_COUNTS), len(SPLITS_BY_HASH)), np.int64)
 
     def __enter__(self) -> Self:
         return self
 
     def append(self, documents: EncodedDocuments) -> None:
-        """Writes documents of the unit."""
+        """Write documents of the unit."""
         self._tally += documents.tally
         num_chosen, num_kept, num_replaced = (
             np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64)
@@ -142,59 +148,49 @@ class UnitWriter:
                 self._write(split, documents, (documents.splits == number) & documents.has_ids)
 
     def _write(self, split: str, documents: EncodedDocuments, kept: NDArray[np.bool_]) -> None:
-        """Appends the documents that `kept` selects to the shard of a split."""
-        name = shard_name(split, self.unit)
+        """Append the documents that `kept` selects to the shard of a split."""
         if split not in self._writers:
-            self._writers[split] = ShardWriter(
-                self.directory,
-                name,
-                split=split,
-                token_dtype=documents.ids.dtype.str,
-                sentences=documents.sentences is not None,
-                words=documents.word_starts is not None,
-            )
-            if documents.origins is not None:
-                self._origins[name] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
-        empty = np.cumsum(kept, dtype=np.int64)[~kept] if self.keeps_empty else None
+            self._writers[split] = ShardWriter(self._stage, shard_name(split, self.unit))
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
         if sentences is not None:  # where they end; documents without ids have none
             sentences = np.append(sentences[1:], ids.size)[: sentences.size].astype(np.uint64)
-        self._writers[split].append(ids, offsets[1:].astype(np.uint64), sentences, word_starts, empty)
-        if documents.origins is not None:
-            self._origins[name].append(documents.origins[kept])
+        self._writers[split].append(
+            ids,
+            offsets[1:].astype(np.uint64),
+            sentences,
+            word_starts,
+            np.cumsum(kept, dtype=np.int64)[~kept] if self.keeps_empty else None,
+            None if documents.origins is None else documents.origins[kept],
+        )
 
     def commit(self, crc32: int | None = None) -> UnitRecord:
-        """Finishes the shards of the unit, then writes its record, and returns it. crc32: of items."""
+        """Publish the shards of the unit with its record, and return the record. crc32: of items."""
         unit, size, shards = self.unit, self.shard_size, {}
-        origins = {name: array.commit()["sha256"] for name, array in self._origins.items()}
         for split, writer in self._writers.items():
             counts = _named(self._counts[:, SPLITS_BY_HASH.index(split)])
             if counts["documents"]:
-                shards[split] = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=counts)
+                shards[split] = writer.finish(input_range=(unit * size, (unit + 1) * size), counts=counts)
             else:  # there are only documents without ids
                 writer.discard()
-        record = UnitRecord(unit, self._tally + Tally(_named(self._counts.sum(1))), shards, origins, crc32)
-        record.write(self.directory / unit_name(unit))
-        self._writers, self._origins = {}, {}
+        origins = {writer.name: writer.origins for writer in self._writers.values() if writer.origins}
+        record = UnitRecord(unit, self._tally + Tally(Counter(_named(self._counts.sum(1)))), shards, origins, crc32)
+        self._stage.write(record_name(unit), record.sealed())
+        self._stage.publish()
         return record
 
-    def __exit__(self, *error: object) -> None:
-        """Removes the files of a unit that is not finished."""
-        for writer in self._writers.values():
-            writer.discard()
-        for array in self._origins.values():
-            array.discard()
+    def __exit__(self, *error: Any) -> None:
+        self._stage.__exit__(*error)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     return dict(zip(SPLIT_COUNTS, counts.tolist(), strict=True))
 
 
-def by_spelling(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
-    """Spelling → count of each special token that is there. counts: in the order of tokenizer.spellings."""
-    return {tokenizer.spellings[number]: int(counts[number]) for number in counts.nonzero()[0].tolist()}
+def by_spelling(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> Counter[str]:
+    """Return the count of each special token that is there. counts: in the order of tokenizer.spellings."""
+    return Counter({tokenizer.spellings[number]: int(counts[number]) for number in counts.nonzero()[0].tolist()})
 
 
 def select(
@@ -223,42 +219,14 @@ def select(
     return offsets, sentences, *chosen
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How much of the documents is in validation and in test. Raises UsageError for what cannot be."""
+def splits_of(shares: Shares, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
+    """Return the split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
 
-    validation: float
-    test: float
-
-    def __post_init__(self) -> None:
-        for name in ("validation", "test"):  # 0 and 0.0 are one setting
-            object.__setattr__(self, name, require_share(name, getattr(self, name)))
-        if not (min(self.validation, self.test) >= 0 and self.validation + self.test < 1):  # NaN is refused too
-            option = "test" if 0 <= self.validation < 1 else "validation"
-            sentence = (
-                f"validation is {self.validation} and test is {self.test}; give shares that are at least 0 and "
-                "together less than 1, so that some text is left for training"
-            )
-            raise UsageError(sentence, "out-of-range", option=option, given=getattr(self, option))
-
-    def splits_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], gap: int) -> NDArray[np.int64]:
-        """The split of each document, an index of SPLITS_BY_HASH, by the hash of its bytes.
-
-        Document i is data[offsets[i] : offsets[i + 1] - gap].
-        """
-        num_documents = offsets.size - 1
-        if not self.divide:
-            return np.full(num_documents, SPLITS_BY_HASH.index("train"))
-        hashes = np.empty(num_documents, np.uint64)
-        hash_documents(data, offsets, gap, hashes)
-        return self._bounds.searchsorted(hashes >> np.uint64(32), side="right")
-
-    @cached_property
-    def divide(self) -> bool:
-        """Whether a document can be in another split than train."""
-        return bool(self._bounds.any())
-
-    @cached_property
-    def _bounds(self) -> NDArray[np.uint64]:
-        """[2]: below these the upper half of a hash is in validation, and in test."""
-        return np.array([round(self.validation * 2**32), round((self.validation + self.test) * 2**32)], np.uint64)
+    Document i is data[offsets[i] : offsets[i + 1] - gap].
+    """
+    num_documents = offsets.size - 1
+    if not any(shares.limits):
+        return np.full(num_documents, SPLITS_BY_HASH.index("train"))
+    hashes = np.empty(num_documents, np.uint64)
+    hash_documents(data, offsets, gap, hashes)
+    return np.array(shares.limits, np.uint64).searchsorted(hashes >> np.uint64(32), side="right")

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
-from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES
-from bertdata.errors import BuildError, InputError, UsageError, require_known
-from bertdata.files import make_directory, write_file
+from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.files import Stage, make_directory
 from bertdata.format.manifest import MANIFEST
-from bertdata.sources.blocks import find_blocks
-from bertdata.sources.find import find_inputs
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import Input
-from bertdata.sources.split import split
+from bertdata.options import TextFormat, Vocabulary
+from bertdata.sources.inputs import Input, find_inputs
+from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import FILES, load
 from bertdata.tokenize.texts import Tokenizer
@@ -33,115 +31,89 @@ Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are read, and of all input."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """The tokenizer that is asked for: the one with a name, a fixed one, or one that is trained on the text.
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """The tokenizer of a build: the one with a name, a fixed one, or one that is trained on the text."""
 
-    Raises UsageError for a type of tokenizer that there is not.
-    """
-
-    name: str | None = None
-    special_tokens: bool = False
-    type: str
-    cased: bool
-    size: int
-
-    def __post_init__(self) -> None:
-        require_known("type", self.type, (*TOKENIZER_TYPES, *FIXED_TOKENIZERS))
+    given: str | Vocabulary
+    special_tokens: bool = False  # whether to add those that the one with a name lacks
 
     @cached_property
     def loaded(self) -> LoadedTokenizer | None:
-        """The tokenizer with the name, or the fixed one; None: it must be trained."""
-        if self.name is None:
-            return FIXED[self.type]() if self.type in FIXED else None
-        tokenizer = load(self.name)
+        """The tokenizer, or None if it must be trained."""
+        if isinstance(self.given, Vocabulary):
+            return FIXED[self.given.kind]() if self.given.kind in FIXED else None
+        tokenizer = load(self.given)
         return tokenizer.with_special_tokens() if self.special_tokens else tokenizer
-
-    def require_trainable(self, streams: Sequence[str]) -> None:
-        """Raises UsageError where a vocabulary cannot be trained. streams: inputs that can be read only once."""
-        if self.loaded is None and streams:
-            sentence = (
-                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
-                "example one that bertdata train-tokenizer made"
-            )
-            raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
 
     @property
     def described(self) -> str:
-        """As the plan of a build has it."""
+        """The tokenizer in the plan of a build."""
         if self.loaded:
             return f"SHA-256 {file_digests(self.loaded)[TOKENIZER][:16]}"
-        return f"trained, {self.size} tokens" + (self.type != "wordpiece") * f", {self.type}" + self.cased * ", cased"
-
-    @property
-    def kind(self) -> str:
-        """The kind of vocabulary in words."""
-        name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[self.type]
-        return f"{'cased' if self.cased else 'lower-casing'} {name}"
-
-    def trained(self, sample: list[str], say: Say) -> LoadedTokenizer:
-        """A tokenizer that is trained on texts. Says how many tokens it has."""
-        trained = TRAINERS[self.type](sample, self.size, cased=self.cased)
-        num_tokens = trained.special.vocab_size
-        has_less = f"; the text gives no more, of the {self.size:,} asked for" * (
-            num_tokens < self.size and not trained.notes
-        )
-        say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
-        return trained
+        new = cast(Vocabulary, self.given)
+        return f"trained, {new.size} tokens" + (new.kind != "wordpiece") * f", {new.kind}" + new.cased * ", cased"
 
     def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
-        """The tokenizer of a build: the loaded one, that of an earlier, interrupted run, or one that is trained now."""
+        """Return the loaded tokenizer, that of an earlier, interrupted run, or one that is trained now."""
         if self.loaded:
             return self.loaded
         if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
             return load(str(staging))
-        sample = _sample(files, form)
-        say(f"no --tokenizer given: training a {self.kind} vocabulary on {_megabytes(sample)} MB of the text")
-        return self.trained(sample, say)
+        return _trained(cast(Vocabulary, self.given), _sample(files, form), say)
+
+
+def _trained(vocabulary: Vocabulary, sample: list[str], say: Say) -> LoadedTokenizer:
+    """Return a tokenizer that is trained on texts."""
+    name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[vocabulary.kind]
+    kind = f"{'cased' if vocabulary.cased else 'lower-casing'} {name}"
+    megabytes = sum(map(len, sample)) / 1e6
+    say(f"training a {kind} vocabulary of {vocabulary.size:,} tokens on {megabytes:.1f} MB of the text")
+    trained = TRAINERS[vocabulary.kind](sample, vocabulary.size, cased=vocabulary.cased)
+    num_tokens = trained.special.vocab_size
+    is_smaller = num_tokens < vocabulary.size and not trained.notes
+    has_less = f"; the text gives no more, of the {vocabulary.size:,} requested" * is_smaller
+    say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
+    return trained
 
 
 def train_tokenizer(
     inputs: str | Path | Sequence[str | Path],
     out: str | Path,
+    vocabulary: Vocabulary | None = None,
     *,
-    type: str = "wordpiece",
-    cased: bool = False,
-    vocab_size: int = 30522,
-    form: TextFormat | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    text: TextFormat | None = None,
     say: Say = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> Tokenizer:
-    """Trains a tokenizer on at most 100 MiB of the text and writes tokenizer.json and its config to `out`.
+    """Train a tokenizer on at most 100 MiB of the text, and write tokenizer.json and its config to `out`.
 
-    type: one of choices.TOKENIZER_TYPES, or of choices.FIXED_TOKENIZERS, which take no inputs: give []. cased: keep
-    case (and accents). The same inputs give the same tokenizer, with any number of threads. form: None means that every
-    line is a document. include, exclude: patterns that select files of directories; see sources.find.find_inputs.
-    Raises UsageError, InputError, or BuildError if `out` is a file or holds a tokenizer.
+    inputs: as those of `build`, but no iterable; [] for a vocabulary that is the same for every text. text: by default
+    every line is a document; sentences, words, dedup, shard_size and max_documents have no effect. say, progress: as
+    those of `build`. The same inputs give the same tokenizer, with any number of threads. Raises UsageError, InputError
+    or BuildError.
     """
     require_local_output(str(out))
-    vocabulary = Vocabulary(type=type, cased=cased, size=vocab_size)
-    form, directory = form or TextFormat(documents="line"), Path(out)
-    names = [inputs] if isinstance(inputs, str | Path) else inputs
-    made = vocabulary.loaded
+    vocabulary, form = vocabulary or Vocabulary(), text or TextFormat(documents="line")
+    names, directory = [inputs] if isinstance(inputs, str | Path) else inputs, Path(out)
+    made = TokenizerChoice(vocabulary).loaded
     if made and names:
-        sentence = f"the vocabulary of --type {type} is the same for every text, so it reads none; leave INPUT out"
+        sentence = f"the vocabulary of --type {vocabulary.kind} needs no text; leave INPUT out"
         raise UsageError(sentence, "conflict", option="inputs", given=names[0])
     _require_new(directory)
     if not made:
-        selected = find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
+        selected = find_inputs(names, include=form.include, exclude=form.exclude, any_ending=form.kind is not None)
         for line in selected.notes():
             say(line)
-        sample = _sample(selected.files, form, progress)
-        say(f"training a {vocabulary.kind} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
-        made = vocabulary.trained(sample, say)
+        made = _trained(vocabulary, _sample(selected.files, form, progress), say)
         for note in made.notes:
             say(note)
     _require_new(directory, made.files[TOKENIZER_CONFIG])
     make_directory(directory)
-    for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
-        write_file(directory / name, made.files[name])
+    with Stage(directory) as stage:
+        for name in (TOKENIZER_CONFIG, TOKENIZER):  # the second one makes a directory a tokenizer
+            stage.write(name, made.files[name])
+        stage.publish()
     return Tokenizer(made)
 
 
@@ -155,10 +127,6 @@ def _require_new(directory: Path, config: bytes | None = None) -> None:
     if held and not is_left:
         sentence = f"{directory} already holds a tokenizer; give another --out"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-
-
-def _megabytes(sample: list[str]) -> str:
-    return f"{sum(map(len, sample)) / 1e6:.1f}"
 
 
 def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:

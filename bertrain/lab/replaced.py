@@ -105,7 +105,7 @@ def sampled(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 def draws(key: int, numbers: torch.Tensor) -> torch.Tensor:
     """Draws number `numbers`, int64, of a key (docs/determinism.md) → float32 from [0, 1), by their 24 highest bits."""
-    x = (numbers + 1) * _signed(bertdata.keys.GOLDEN) + _signed(key)
+    x = (numbers + 1) * _signed(int(bertdata.keys.GOLDEN)) + _signed(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _shifted(x, shift)) * _signed(factor)
     return _shifted(x ^ _shifted(x, 31), 40).float() * 2.0**-24

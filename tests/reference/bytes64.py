@@ -17,13 +17,9 @@ def words_at(data, place, ranges, byte, fold):
     folded = [part.translate(bytes.maketrans(LETTERS, LETTERS.lower())) if fold else part for part in (second, third)]
     after = [bytes(pair) for pair in zip(*folded, strict=True)]
     found = [
-        [b not in LETTERS for b in text],
-        [not ord("!") <= b <= ord("~") for b in text],
         [b not in SMALL for b in text],
-        [b < 128 and b not in LETTERS + DIGITS for b in text],
         [any((b - first) % 256 <= more for first, more in ranges.tolist()) for b in text],
         [b >= 0xC0 for b in text],
-        [b == 0 or bytes([b, c]) in (b"-N", b"In") for b, c in zip(text, second, strict=True)],
         [b in BLANKS for b in text],
         [b == byte for b in text],
         [b in LETTERS for b in text],

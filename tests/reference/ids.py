@@ -53,11 +53,6 @@ def split_at(ids, end_token):
     return [document for document in documents if document]
 
 
-def found(ids, token):
-    """What the kernel find_token writes."""
-    return [index + 1 for index, each in enumerate(ids) if each == token]
-
-
 def special_counts(ids, special, vocab_size):
     """The counts of the kernel count_special, and what it returns."""
     counts = [0] * len(special)

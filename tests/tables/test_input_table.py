@@ -196,9 +196,9 @@ INPUTS = [
         for key, *expected in (
             ("a.m.b", ["x"], f"skipped: 2 rows that cannot be used, the first: {name}, row 2: the text is"),
             ("a.m.c", ["a", "b", "c"]),
-            ("a.m.z", Refused("empty", "3 of the documents had no text")),
-            ("b.k.b", Refused("empty", "3 of the documents had no text")),
-            ("b", Refused("empty", "3 of the documents had no text")),
+            ("a.m.z", Refused("empty", "had no text: 3")),
+            ("b.k.b", Refused("empty", "had no text: 3")),
+            ("b", Refused("empty", "had no text: 3")),
         )
     ],
     ("arrow: an offset outside of its data", {"a.arrow": OUTSIDE}, "", Refused("not-of-format", "a.arrow is not ")),
@@ -242,6 +242,8 @@ INPUTS = [
     ("jsonl: lone, --map", {"a.jsonl": LONE}, "--map bertdata.prepare:nfkc", [FACE], "3 lone surrogates"),
     ("jsonl: lone, strict", {"a.jsonl": ROW_A + LONE}, "--strict", Refused("not-text", "a.jsonl, line 2: the ")),
     ("jsonl: byte first", {"a.jsonl": b'{"text": "\xff"}\n' + LONE}, "--strict", Refused("not-text", "byte 10 is ")),
+    ("jsonl: byte first, bad row", {"a.jsonl": b'{"text": "\xff"}\n7'}, "--strict", Refused("not-text", "byte 10 is ")),
+    ("jsonl: bad row, byte", {"a.jsonl": b'7\n{"text": "\xff"}'}, "--strict", Refused("bad-row", "line 1: ")),
     ("jsonl: bad row first", {"a.jsonl": b"7\n" + LONE}, "--strict", Refused("bad-row", "a.jsonl, line 1: ")),
     ("jsonl: another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
     ("jsonl: both", {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'}, "", ["\ufffd\ufffd"], "1 lone ", "1 sequence "),
@@ -261,19 +263,21 @@ INPUTS = [
     *[
         (
             f"{name}: zstd with a window of 2^{log}, after frames with none",
-            {name: SKIPPED + PACK[".zst"](b"a\n\n") + zstd_frame(b"b", log) + SKIPPED + zstd_frame(b"c", log)},
+            {name: SKIPPED.join([b"", PACK[".zst"](b"a\n\n") + zstd_frame(b"b", log), zstd_frame(b"c", log), b""])},
             "",
             ["a", "bc"],
         )
         for name in ("a.zst", "-")
         for log in (27, 28, 31)
     ],
+    ("xz: padding", {"a.xz": PACK[".xz"](b"a\n") + bytes(8) + PACK[".xz"](b"\nb") + bytes(8)}, "", ["a", "b"]),
     (
         "a zstd file that ends in a block",
         {"a.zst": zstd_frame(b"abc", 31)[:-1]},
         "",
         Refused("cut-short", "inside", None),
     ),
+    ("zeros behind gzip", {"a.gz": PACK[".gz"](b"a") + bytes(9)}, "", Refused("cut-short", "other bytes", None)),
     ("plain text with the name of gzip", {"a.gz": b"a" * 99}, "", Refused("cut-short", "correct its name", None)),
     ("a zstd dictionary", {"a.zst": DICTIONARY}, "", Refused("unsupported", "needs a dictionary", None)),
     *[

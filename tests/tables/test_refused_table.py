@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import refused, refuses, write_all
+from helpers import build, import_ids, refused, refuses, write_all
 from reference import ids
 
 from bertdata.cli import main
-from bertdata.write import build, import_ids
 
 NAN, TEXTS, IDS = float("nan"), ["salt", "river"], [[10, 11, 3], [12]]
 PREPARE, SECRET = "bertdata.prepare", "s3://key:secret@bucket/a.txt"
@@ -24,6 +23,7 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
     "malformed part": [f"build t.txt --part={part}" for part in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3", "''")],
     "malformed shard_size": [f"build t.txt --shard-size {size}" for size in ("many", "9" * 20, "9" * 400, "0.5")],
     "malformed documents": ["build t.txt --documents page"],
+    "malformed type": [f"{command} t.txt --type char" for command in ("build", "train-tokenizer")],
     "malformed ray": ["build t.txt --ray t.txt", "build t.txt --ray ray://host:10001"],
     "malformed format": ["import a.bin --format csv"],
     "tokenizer-not-found tokenizer": ["build t.txt --tokenizer ./nowhere.json"],
@@ -76,7 +76,7 @@ def builds():
     }.items():
         yield from (({option: value}, f"out-of-range {option}") for value in values)
     yield {"validation": 0.6, "test": 0.4}, "out-of-range test"
-    yield from (({option: "page"}, f"unknown {option}") for option in ("sentences", "documents", "on_error"))
+    yield from (({option: "page"}, f"unknown {option}") for option in ("sentences", "documents", "on_error", "type"))
     yield from (({"encoding": name}, "unknown encoding") for name in ("latin-99", "base64", "rot13", "", "utf-8\0"))
     for spec in (
         "nothing",
@@ -150,7 +150,7 @@ def imports():
         (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "id-outside-vocabulary tokenizer", f"row 1: id {2**64 - 1}"),
     ):
         yield {"inputs": pa.table({"input_ids": column})}, kind, says
-    yield {"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "only ids;"
+    yield {"inputs": pa.table({"ids": [[1]]})}, "no-column inputs", "columns: ids"
 
 
 @pytest.fixture(autouse=True)

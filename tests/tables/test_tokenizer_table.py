@@ -169,8 +169,8 @@ DIRECTORIES = [
     ("merges: a space before", bpe(tokenizer_class="RobertaTokenizer", add_prefix_space=True), AS_TRANSFORMERS),
     ("merges: type of the model", bpe() | {CONFIG: {"model_type": "roberta"}}, AS_TRANSFORMERS),
     ("merges: added", bpe(tokenizer_class="RobertaTokenizer") | {ADDED: {"<new>": 330}, MAP: GAP}, AS_TRANSFORMERS),
-    ("merges: no class", bpe(), Refused("must say a tokenizer_class")),
-    ("merges: no class of files", bpe(tokenizer_class="PreTrainedTokenizerFast"), Refused("that reads its files")),
+    ("merges: no class", bpe(), Refused("correct tokenizer_class")),
+    ("merges: no class of files", bpe(tokenizer_class="PreTrainedTokenizerFast"), Refused("correct tokenizer_class")),
     ("merges: Python", bpe(tokenizer_class="CTRLTokenizer"), Refused("CTRLTokenizer")),
     # ----------------------------------------------------------------------------------- settings beside tokenizer.json
     ("json", saved(LIKE_BERT), AS_TRANSFORMERS),

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import uint64
 
 from bertdata import keys
 from bertdata.jit import inline, part
 
 U0, U1, U2, U6, U32, U63 = (np.uint64(number) for number in (0, 1, 2, 6, 32, 63))
 LOW32 = np.uint64(0xFFFFFFFF)
-GOLDEN = np.uint64(keys.GOLDEN)
+GOLDEN = keys.GOLDEN
 
 
-@inline()
-def mix(x):
-    """The last step of SplitMix64: 64 bits → 64 bits, one to one."""
-    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return x ^ (x >> uint64(31))
+mix = inline()(keys.mix)
 
 
 @inline()

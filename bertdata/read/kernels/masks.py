@@ -1,4 +1,4 @@
-"""Masks: which places of a row are predicted, and what stands there instead."""
+"""Masks: which token positions of a row are predicted, and which ids replace theirs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from numba import uint64
 from numpy.typing import NDArray
 
 from bertdata import keys
-from bertdata.bits import trailing_zeros
 from bertdata.jit import inline, jit, part
-from bertdata.read.kernels.draws import LOW32, U0, U1, U6, U32, U63, absorb, below32, draw, key3
+from bertdata.read.kernels.draws import LOW32, U0, U32, absorb, below32, draw, key3
 from bertdata.types import IGNORE_INDEX
 
 MASK = np.uint64(keys.purpose("mask"))
 EXACT, BERNOULLI, WHOLE_WORD, SPANS, UNIFORM = range(5)  # as choices.MASKING_POLICIES lists them
 MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
-INSIDE, NOT_STORED = np.uint8(1), np.uint8(2)  # a place of inside_word: it continues a word; nothing is stored for it
+INSIDE, NOT_STORED = np.uint8(1), np.uint8(2)  # values of inside_word: the token continues a word; nothing is stored
 MOST_IN_WORD = 16  # tokens, by rule 2
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
@@ -42,7 +41,8 @@ class MaskRules(NamedTuple):
     mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
     random_below: np.uint64  # else a random id if they are below this, else it keeps its id
     pool: NDArray[np.int64]  # ids to draw a random one from
-    every_place: NDArray[np.int64]  # [T]: 0, 1, 2, ...
+    first_special: np.uint64  # the least id that is not MASKABLE
+    special_range: np.uint64  # the largest one minus the least
 
 
 class MaskRows(NamedTuple):
@@ -58,49 +58,70 @@ class MaskRows(NamedTuple):
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
 
 
-@inline()
-def _is_set(bits, place):
-    """Whether bit `place` of a uint64 array is set."""
-    return bits[uint64(place) >> U6] >> (uint64(place) & U63) & U1
+class Scratch(NamedTuple):
+    """Arrays that masking overwrites: of T + 8 elements, unless a shape is given."""
 
-
-@inline()
-def _set(bits, place):
-    bits[uint64(place) >> U6] |= U1 << (uint64(place) & U63)
+    selected: NDArray[np.uint8]  # 1 at selected places; all 0 between two rows
+    places: NDArray[np.int64]  # the selected places, ascending
+    draws: NDArray[np.uint64]
+    starts: NDArray[np.int64]  # of words; of EXACT and UNIFORM, the candidates from index 1 on
+    stops: NDArray[np.int64]  # of words
+    random_places: NDArray[np.int64]  # [B * K + 1]: places of all rows that get a random id, from the batch's first
+    random_draws: NDArray[np.uint64]  # [B * K + 1]
 
 
 @part()
-def _select_exact(key, num_candidates, quota, selected):
-    """Selects `quota` of the numbers [0, num_candidates), all subsets equally likely (Floyd's method)."""
+def _candidates(row, n, rules, starts):
+    """Return the number of maskable places of a row, and write them to starts[1:] unless all n - 2 places are."""
+    num_special = 0
+    for t in range(1, n - 1):  # compiled to vector instructions, which a table of ids is not
+        num_special += uint64(row[t]) - rules.first_special <= rules.special_range
+    if num_special == 0:
+        return n - 2
+    num_candidates = 0
+    for t in range(1, n - 1):
+        starts[1 + num_candidates] = t
+        num_candidates += np.int64(rules.kinds[uint64(row[t])] & MASKABLE)
+    return num_candidates
+
+
+@inline()
+def _vectors(count):
+    """Return count rounded up to a multiple of 8: a loop of as many steps has no slow remainder."""
+    return (count + 7) & ~7
+
+
+@part()
+def _select_exact(key, num_candidates, quota, selected, draws):
+    """Select `quota` of the numbers 1 to num_candidates, all subsets equally likely (Floyd's method)."""
+    first = num_candidates - quota
+    for j in range(_vectors(quota)):
+        draws[j] = below32(draw(key, SELECT + uint64(j)), uint64(first + j + 1))
     for j in range(quota):
-        last = uint64(num_candidates - quota + j)
-        t = below32(draw(key, SELECT + uint64(j)), last + U1)
-        if _is_set(selected, t):
-            t = last
-        _set(selected, t)
+        t = np.int64(draws[j]) + 1
+        if selected[t]:
+            t = first + j + 1
+        selected[t] = 1
 
 
 @part()
 def _select_bernoulli(key, n, select_below, selected):
-    """Selects each of the places [1, n - 1) by its own draw."""
-    for word in range((n + 62) >> 6):
-        bits = U0
-        for t in range(max(1, word << 6), min(n - 1, (word + 1) << 6)):
-            bits |= uint64((draw(key, uint64(t)) >> U32) < select_below) << uint64(t & 63)
-        selected[word] = bits
+    """Select each of the places [1, n - 1) by its own draw."""
+    for t in range(1, n - 1):
+        selected[t] = draw(key, uint64(t)) >> U32 < select_below
 
 
 @part()
-def _find_words(row, n, kinds, inside_word, is_rule_1, starts, stops):
-    """Writes where the words of a row begin and end. Returns the number of words, and of candidates."""
+def _find_words(rows, b, n, kinds, is_rule_1, starts, stops):
+    """Write where the words of a row begin and end. Return the number of words, and of maskable places."""
     num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
-        kind = kinds[uint64(row[t])]
+        kind = kinds[uint64(rows.ids[b, t])]
         if kind & MASKABLE:
             num_candidates += 1
             continues = kind & CONTINUES != 0
-            if inside_word.size:
-                stored = inside_word[t]
+            if rows.inside_word.size:
+                stored = rows.inside_word[b, t]
                 continues = stored == INSIDE or (continues and (is_rule_1 or stored == NOT_STORED))
             if not (continues and kind_before & MASKABLE):
                 starts[num_words] = t
@@ -112,7 +133,7 @@ def _find_words(row, n, kinds, inside_word, is_rule_1, starts, stops):
 
 @part()
 def _split_long_words(num_words, most, starts, stops):
-    """Splits each word of more than `most` places into words of one place. Returns the number of words."""
+    """Split each word of more than `most` places into words of one place. Return the number of words."""
     total = 0
     for w in range(num_words):
         size = stops[w] - starts[w]
@@ -130,14 +151,8 @@ def _split_long_words(num_words, most, starts, stops):
 
 
 @part()
-def _select_range(start, stop, selected):
-    for t in range(start, stop):
-        _set(selected, t)
-
-
-@part()
 def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
-    """Goes through the words in random order, and selects each that still fits into the quota of places.
+    """Select each word, in random order, that still fits into the quota of places.
 
     If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit: consecutive
     places from a random one, which continue with the first place of the word after its last one.
@@ -150,7 +165,7 @@ def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
         start, stop = starts[r], stops[r]
         starts[r], stops[r] = starts[j], stops[j]
         if stop - start <= left:
-            _select_range(start, stop, selected)
+            selected[start:stop] = 1
             left -= stop - start
         elif passed_over < 0:
             passed_over = j
@@ -159,13 +174,13 @@ def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
         start, size = starts[passed_over], stops[passed_over] - starts[passed_over]
         place = np.int64(below32(draw(key, AMOUNT), uint64(size)))
         for _ in range(left):
-            _set(selected, start + place)
+            selected[start + place] = 1
             place = place + 1 if place + 1 < size else 0
 
 
 @part()
 def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected):
-    """Selects spans of neighbouring words, of random length, until the quota of places is full; the last is cut."""
+    """Select spans of neighbouring words, of random length, until the quota of places is full; the last is cut."""
     left = quota
     for attempt in range(64 + 16 * quota):
         if left == 0:
@@ -177,90 +192,102 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
             words_left += bits >= bound
         place = starts[w]
         while words_left > 0 and w < num_words and starts[w] == place and left > 0:
-            if _is_set(selected, place):
+            if selected[place]:
                 break
             place = min(stops[w], place + left)
             left -= place - starts[w]
-            _select_range(starts[w], place, selected)
+            selected[starts[w] : place] = 1
             words_left -= 1
             w += 1
 
 
-@jit()
-def mask(rules, rows):
-    """Selects places of each row, notes their ids as targets, and changes them in the row."""
-    rules, rows = MaskRules(*rules), MaskRows(*rows)
-    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # local names are faster in the inner loop
-    masked_positions, targets = rows.masked_positions, rows.targets
-    length = rules.every_place.size
-    # starts and stops of words; with EXACT and UNIFORM, `starts` holds the candidates
-    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)
-    selected = np.zeros((length >> 6) + 1, np.uint64)  # a bit for each place or candidate; all 0 between rows
-    num_slots, pool_size = targets.shape[1], uint64(pool.size)
-    for b in range(rows.ids.shape[0]):
-        row = rows.ids[b]
-        key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
-        n = rows.text_places[b] + 2
-        quota = rules.quota[n]
-
-        candidates = rules.every_place  # bit i of `selected` is place candidates[i]
-        if policy in (EXACT, UNIFORM):
-            m, candidates = n - 2, rules.every_place[1:]
-            for t in range(1, n - 1):
-                m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1
-            if m < n - 2:
-                m, candidates = 0, starts
-                for t in range(1, n - 1):
-                    starts[m] = t
-                    m += np.int64(kinds[uint64(row[t])] & MASKABLE)
-            quota = min(m, quota)
-            if policy == UNIFORM:
-                rows.weights[b] = 0
-                if quota:
-                    quota = 1 + np.int64(below32(draw(key, AMOUNT), uint64(quota)))
-                    rows.weights[b] = m / quota
-            _select_exact(key, m, quota, selected)
-        elif policy == BERNOULLI:
-            _select_bernoulli(key, n, rules.select_below, selected)
+@part()
+def _select(rules, rows, b, key, scratch):
+    """Select places of row b. Return how many."""
+    row, n = rows.ids[b], rows.text_places[b] + 2
+    policy, quota = rules.policy, rules.quota[n]
+    selected, places, starts, stops = scratch.selected, scratch.places, scratch.starts, scratch.stops
+    num_candidates = np.int64(-1)
+    if policy in (EXACT, UNIFORM):
+        num_candidates = _candidates(row, n, rules, starts)
+        quota = min(num_candidates, quota)
+        if policy == UNIFORM:
+            quota = 1 + np.int64(below32(draw(key, AMOUNT), uint64(quota))) if quota else 0
+            rows.weights[b] = num_candidates / quota if quota else 0
+        _select_exact(key, num_candidates, quota, selected, scratch.draws)
+    elif policy == BERNOULLI:
+        _select_bernoulli(key, n, rules.select_below, selected)
+    else:
+        num_words, num_places = _find_words(rows, b, n, rules.kinds, rules.is_rule_1, starts, stops)
+        if not rules.is_rule_1:
+            most = min(MOST_IN_WORD, quota) if policy == SPANS else MOST_IN_WORD
+            num_words = _split_long_words(num_words, most, starts, stops)
+        quota = min(num_places, quota)
+        if policy == WHOLE_WORD:
+            _select_words(key, num_words, quota, rules.is_rule_1, starts, stops, selected)
         else:
-            inside_word = rows.inside_word[b] if rows.inside_word.size else rows.inside_word.ravel()
-            num_words, m = _find_words(row, n, kinds, inside_word, rules.is_rule_1, starts, stops)
-            if not rules.is_rule_1:
-                most = min(MOST_IN_WORD, quota) if policy == SPANS else MOST_IN_WORD
-                num_words = _split_long_words(num_words, most, starts, stops)
-            if policy == WHOLE_WORD:
-                _select_words(key, num_words, min(m, quota), rules.is_rule_1, starts, stops, selected)
-            else:
-                _select_spans(key, num_words, min(m, quota), rules.lengths_below, starts, stops, selected)
+            _select_spans(key, num_words, quota, rules.lengths_below, starts, stops, selected)
+    count = 0
+    for t in range(1, n - 1):  # without a branch, which could not be predicted
+        places[count] = t
+        count += np.int64(selected[t])
+    selected[:n] = 0
+    if policy == BERNOULLI:
+        num_selected, count = count, 0
+        for i in range(num_selected):
+            places[count] = places[i]
+            count += np.int64(rules.kinds[uint64(row[places[i]])] & MASKABLE)
+    elif 0 <= num_candidates < n - 2:
+        for i in range(count):
+            places[i] = starts[places[i]]
+    return count
 
-        slot, place_before, span_low_bits = 0, np.int64(-2), U0
-        for word in range((n + 63) >> 6):
-            bits = selected[word]
-            selected[word] = U0
-            while bits:
-                t = candidates[(word << 6) + trailing_zeros(bits)]
-                bits &= bits - U1
-                old = row[t]
-                if slot == num_slots or not kinds[uint64(old)] & MASKABLE:
-                    continue
-                masked_positions[b, slot] = t
-                targets[b, slot] = old
-                slot += 1
-                drawn = draw(key, uint64(t))
-                low_bits = drawn & LOW32
-                if policy != SPANS:
-                    if low_bits < rules.mask_below:
-                        row[t] = rules.mask_id
-                    elif low_bits < rules.random_below:
-                        width = rules.random_below - rules.mask_below
-                        row[t] = pool[(low_bits - rules.mask_below) * pool_size // width]
-                    continue
-                if t != place_before + 1:
-                    span_low_bits = low_bits
-                place_before = t
-                if span_low_bits < rules.mask_below:
-                    row[t] = rules.mask_id
-                elif span_low_bits < rules.random_below:
-                    row[t] = pool[below32(drawn, pool_size)]
-        masked_positions[b, slot:] = 0
-        targets[b, slot:] = IGNORE_INDEX
+
+@part()
+def _mask_row(rules, rows, b, num_random, scratch):
+    """Mask row b. Add the places that get a random id to the first `num_random`, and return how many there are then."""
+    row, places, draws = rows.ids[b], scratch.places, scratch.draws
+    masked_positions, targets = rows.masked_positions[b], rows.targets[b]
+    key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
+    count = min(_select(rules, rows, b, key, scratch), targets.size)
+    for i in range(count):
+        masked_positions[i], targets[i] = places[i], row[places[i]]
+    masked_positions[count:], targets[count:] = 0, IGNORE_INDEX
+    for i in range(_vectors(count)):
+        draws[i] = draw(key, uint64(places[i]))
+    width, low_bits = rules.random_below - rules.mask_below, U0
+    for i in range(count):  # without branches, as above
+        place, target = places[i], targets[i]
+        if rules.policy != SPANS or i == 0 or place != places[i - 1] + 1:
+            low_bits = draws[i] & LOW32
+        row[place] = rules.mask_id if low_bits < rules.mask_below else target
+        scratch.random_places[num_random], scratch.random_draws[num_random] = b * row.size + place, draws[i]
+        num_random += low_bits - rules.mask_below < width
+    return num_random
+
+
+@part()
+def _mask_rows(rules, rows, scratch):
+    """Mask all rows, and then write random ids, in a loop whose steps do not wait for each other."""
+    num_random = np.int64(0)
+    for b in range(rows.ids.shape[0]):
+        num_random = _mask_row(rules, rows, b, num_random, scratch)
+    ids, pool, width = rows.ids.reshape(-1), rules.pool, rules.random_below - rules.mask_below
+    for i in range(num_random):
+        drawn = scratch.random_draws[i]
+        if rules.policy == SPANS:
+            n = below32(drawn, uint64(pool.size))
+        else:
+            n = ((drawn & LOW32) - rules.mask_below) * uint64(pool.size) // width
+        ids[scratch.random_places[i]] = pool[n]
+
+
+@jit(arrays=True)
+def mask(rules, rows):
+    """Select places of each row, write their ids to targets, and replace them in the row."""
+    rules, rows = MaskRules(*rules), MaskRows(*rows)
+    room, most = rows.ids.shape[1] + 8, rows.targets.size + 1
+    selected, places, draws = np.zeros(room, np.uint8), np.zeros(room, np.int64), np.empty(room, np.uint64)
+    starts, stops = np.empty(room, np.int64), np.empty(room, np.int64)
+    random = np.empty(most, np.int64), np.empty(most, np.uint64)
+    _mask_rows(rules, rows, Scratch(selected, places, draws, starts, stops, *random))

@@ -6,7 +6,7 @@ import numpy as np
 from numba import uint64
 
 from bertdata import keys
-from bertdata.jit import jit
+from bertdata.jit import jit, part
 from bertdata.read.kernels.draws import U0, U1, U2, U32, U63, absorb, below32, draw, key3
 
 # The words of a key that say what it is for. "window" names groups of blocks: the word may not change any more.
@@ -47,24 +47,44 @@ def permuted(key, n, bits, x):
             return x
 
 
-@jit()
+@part()
+def _scramble(key, bits, numbers):
+    """Apply the network of `permuted` once to each number, uint64 [n]: compiled to vector instructions."""
+    lo = bits // U2
+    hi = bits - lo
+    lo_mask = (U1 << lo) - U1
+    for r in range(0, ROUNDS, 2):
+        even, odd = uint64(r) << U32, uint64(r + 1) << U32
+        for i in range(numbers.size):
+            left, right = numbers[i] >> lo, numbers[i] & lo_mask
+            left ^= draw(key, even + right) >> (uint64(64) - hi)
+            right ^= draw(key, odd + left) >> (uint64(64) - lo)
+            numbers[i] = (left << lo) | right
+
+
+@jit(arrays=True)
 def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
-    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 45 ns a sample.
+    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 15 ns a sample.
 
     num_samples int64 [S]: of the epochs of each source. which int64 [B], bounds int64 [S + 1]: positions
     which[bounds[s]] to which[bounds[s + 1] - 1] are of source s.
     """
+    numbers = np.empty(which.size, np.uint64)
     for s in range(num_samples.size):
-        size = num_samples[s]
-        n = uint64(size)
-        bits = num_bits(n)
-        epoch, start, key = np.int64(0), np.int64(0), key3(seed, ORDER, U0)
-        for i in which[bounds[s] : bounds[s + 1]]:
-            if not 0 <= positions[i] - start < size:
-                epoch = positions[i] // size
-                start, key = epoch * size, key3(seed, ORDER, uint64(epoch))
-            epochs[i] = epoch
-            sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - start)))
+        n, bits = uint64(num_samples[s]), num_bits(uint64(num_samples[s]))
+        first = bounds[s]
+        while first < bounds[s + 1]:
+            epoch = positions[which[first]] // num_samples[s]
+            start, stop = epoch * num_samples[s], first
+            while stop < bounds[s + 1] and 0 <= positions[which[stop]] - start < num_samples[s]:
+                numbers[stop] = positions[which[stop]] - start
+                stop += 1
+            key = key3(seed, ORDER, uint64(epoch))
+            _scramble(key, bits, numbers[first:stop])
+            for i in range(first, stop):
+                number = numbers[i] if numbers[i] < n else permuted(key, n, bits, numbers[i])
+                epochs[which[i]], sample_ids[which[i]] = epoch, np.int64(number)
+            first = stop
 
 
 @jit()
@@ -116,7 +136,7 @@ def counts_before(weights, block, counts):
         total -= weights[s]
 
 
-@jit()
+@jit(arrays=True)
 def mix_sources(positions, weights, seed, sources, inner, which, bounds):
     """Writes the source of each position of a mix, and which position of the source's own stream it is.
 

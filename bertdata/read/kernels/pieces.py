@@ -69,7 +69,7 @@ def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, n
     return num_spans
 
 
-@jit()
+@jit(arrays=True)
 def pack(sizes, order, capacity, rows):
     """Puts pieces into rows by best fit.
 

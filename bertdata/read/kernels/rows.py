@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -49,7 +49,7 @@ class Frames(NamedTuple):
 
 @intrinsic
 def _pointer(typing: Any, address: Any, like: Any) -> Any:
-    """A pointer to numbers of the type of `like`, for `carray`."""
+    """Return a pointer to numbers of the type of `like`. An index that follows it is not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -120,7 +120,7 @@ def fill_rows(frames, num_spans, like, pad):
     for i in range(num_spans):
         span = frames.spans[i]
         place, length = span["place"], span["length"]
-        tokens = carray(_pointer(span["address"], like), length)
+        tokens = _pointer(span["address"], like)
         out = ids[span["row"], place : place + length]
         largest_of_span = like
         for t in range(length):
@@ -154,6 +154,6 @@ def mark_inside_words(spans, starts, word_addresses, inside_word):
         row, place, length = span["row"], span["place"], span["length"]
         shard = shard_of(starts, span["start"])
         first = span["start"] - starts[shard]
-        words = carray(_pointer(word_addresses[shard], np.uint8(0)), (first + length + 7) >> 3)
+        words = _pointer(word_addresses[shard], np.uint8(0))
         for t in range(length):
             inside_word[row, place + t] = words[(first + t) >> 3] >> np.uint8((first + t) & 7) & 1 ^ 1

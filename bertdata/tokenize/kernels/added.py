@@ -8,10 +8,10 @@ from numba import int64, uint64
 from bertdata.bits import trailing_zeros
 from bertdata.jit import jit
 from bertdata.tokenize.kernels.bits import decoded, in_ranges64
-from bertdata.tokenize.kernels.tries import child_of, token_of
+from bertdata.tokenize.kernels.tries import longest_token
 
 
-@jit(_nrt=False)
+@jit()
 def find_added(text, starts, stops, added, seen, found):
     """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
 
@@ -32,13 +32,8 @@ def find_added(text, starts, stops, added, seen, found):
                 mask &= mask - uint64(1)
                 if i < free or not begins[int64(text[i]) << 8 | int64(text[i + 1])]:
                     continue
-                entry, token = trie[0], int64(-1)
-                for k in range(i, stop):
-                    entry = child_of(trie, entry, text[k])
-                    if entry == uint64(0):
-                        break
-                    if token_of(entry) >= 0:
-                        token, free = token_of(entry), k + 1
+                token, after = longest_token(trie, 0, text, i, stop)
+                free = max(free, after)
                 if token >= 0 and ids[token] != -1:
                     if count < found.shape[0]:
                         found[count, 0], found[count, 1] = piece, i
@@ -52,7 +47,7 @@ def find_added(text, starts, stops, added, seen, found):
     return count
 
 
-@jit(_nrt=False)
+@jit()
 def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
     """Sets is_harmed[i] where piece i may get an added token by its normal form alone.
 

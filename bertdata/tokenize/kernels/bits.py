@@ -7,17 +7,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import int64, types, uint64
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
 from bertdata.jit import cpu_has, part
-from bertdata.tokenize.kernels.records import LETTERS, PRINTED, RANGES
-
-
-def _is_stop(builder: Any, text: Any) -> Any:
-    folded = builder.or_(text, ir.Constant(text.type, [0x20] * 64))
-    return builder.not_(builder.or_(is_among(builder, folded, ord("a"), 26), is_among(builder, text, ord("0"), 10)))
+from bertdata.tokenize.kernels.records import RANGES
 
 
 @intrinsic
@@ -30,20 +24,10 @@ def least32(typing: Any, lanes: Any) -> Any:
         numbers = builder.load(builder.bitcast(data, vector.as_pointer()))
         numbers.align = 4
         kind = ir.FunctionType(ir.IntType(32), [vector])
-        least = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.smin.v32i32")
+        least = builder.module.declare_intrinsic("llvm.vector.reduce.smin.v32i32", (), kind)
         return builder.call(least, [numbers])
 
     return types.int32(lanes), generate
-
-
-@intrinsic
-def ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is an ASCII character, no letter and no digit."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.and_(_is_stop(builder, text), is_among(builder, text, 0, 128))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
 @intrinsic
@@ -86,35 +70,7 @@ def not_lower64(typing: Any, array: Any, offset: Any) -> Any:
     return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
-@intrinsic
-def _not_print64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the characters ! to ~."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.not_(is_among(builder, text, ord("!"), 94))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
-
-
-@intrinsic
-def _not_letter64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is no ASCII letter."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.not_(is_among(builder, builder.or_(text, ir.Constant(text.type, [0x20] * 64)), ord("a"), 26))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
-
-
-@part(forceinline=True, _nrt=False)
-def outside64(text, i, inside):
-    """A bit for each of the 64 bytes from byte i on: 1 where the byte is not of the set `inside`."""
-    if inside == LETTERS:
-        return _not_letter64(text, i)
-    return _not_print64(text, i) if inside == PRINTED else not_lower64(text, i)
-
-
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def decoded(text, i):
     """The code point at byte i of valid UTF-8 and its width."""
     point = int64(text[i])
@@ -137,7 +93,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
         bytes64, shorts32, number = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(16), 32), ir.IntType(32)
         mask = ir.VectorType(ir.IntType(1), 64)
         kind = ir.FunctionType(bytes64, [bytes64, bytes64, mask])
-        compress = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v64i8")
+        compress = builder.module.declare_intrinsic("llvm.x86.avx512.mask.compress.v64i8", (), kind)
         all_places, none = ir.Constant(bytes64, list(range(64))), ir.Constant(bytes64, [0] * 64)
         found = builder.call(compress, [all_places, none, builder.bitcast(bits, mask)])
         first = builder.insert_element(
@@ -161,7 +117,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
     return types.int64(places, types.int64, types.uint64, types.int64), generate
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _places_one_by_one(places, count, bits, distance):
     """Does what `write_places` does, on any processor."""
     num_places = count_ones(bits)

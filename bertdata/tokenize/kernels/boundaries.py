@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import int64, uint64
 
+from bertdata.bits import trailing_zeros
 from bertdata.jit import part
-from bertdata.tokenize.kernels.bits import decoded
+from bertdata.tokenize.kernels.bits import decoded, not_lower64
 from bertdata.tokenize.kernels.records import (
     BEFORE,
     BLANK,
@@ -29,7 +31,7 @@ MAY_DIFFER = -1
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 
 
-@part(_nrt=False)
+@part()
 def strip(text, start, stop, strips, points, state):
     """What is left of text[start:stop] if blank code points at its ends are removed: its start, its stop, and a code.
 
@@ -62,7 +64,7 @@ def strip(text, start, stop, strips, points, state):
     return start, stop, code if strips & STRIPS_LATE != 0 else DONE
 
 
-@part(_nrt=False)
+@part()
 def _entry(text, i, points, state):
     """The entry of the code point at byte i, and its width. The code point is noted in case the entry is missing."""
     point, width = decoded(text, i)
@@ -70,7 +72,7 @@ def _entry(text, i, points, state):
     return points[point, 0], width
 
 
-@part(_nrt=False)
+@part()
 def _before(text, begin, i):
     """Where the code point before byte i begins; i is after byte `begin`."""
     i -= 1
@@ -79,7 +81,7 @@ def _before(text, begin, i):
     return i
 
 
-@part(_nrt=False)
+@part()
 def is_unstable(text, begin, start, stop, points, stable, state):
     """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
@@ -123,7 +125,7 @@ def is_unstable(text, begin, start, stop, points, stable, state):
     return 0
 
 
-@part(_nrt=False)
+@part()
 def cut_after(text, i, stop, points, cuts, state):
     """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
@@ -151,33 +153,53 @@ def cut_after(text, i, stop, points, cuts, state):
     return stop
 
 
-@part(_nrt=False)
-def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, state):
+@part(forceinline=True)
+def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
+    """Find where the automaton ends the word at byte i: -1 if none begins there.
+
+    Return a code, that place, the place after the last code point that was read, and the flags of all steps.
+    """
+    place, word_stop, flags, width = i, int64(-1), np.uint16(0), 0
+    while True:
+        kind = uint64(0)
+        if place < end:
+            point, width = int64(text[uint64(place)]), 1
+            if point < 0x80:
+                kind = uint64(ascii_classes[uint64(point)])
+            else:
+                point, width = decoded(text, place)
+                kind = points[point, 0] & uint64(0xFF)
+            if kind == uint64(0):
+                state[CODE_POINT] = point
+                return UNKNOWN_CODE_POINT, word_stop, place, flags
+        step = steps[automaton * uint64(CLASSES) + kind]
+        flags |= step
+        if step & ENDED != 0:
+            word_stop = place
+        automaton = uint64(step & STATES)
+        if automaton == uint64(0) or place >= end:
+            return DONE, word_stop, min(place + width, end), flags
+        place += width
+        if skips[automaton]:
+            mask = not_lower64(text, place)
+            skipped = min(trailing_zeros(mask) if mask != uint64(0) else 64, end - place)
+            if skipped > 0:
+                place += skipped
+                word_stop = place - 1
+
+
+@part()
+def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, skips, state):
     """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 
     keeps_gaps: whether text between words is a word too; then that is found from where it begins.
     """
     begin = i
     while i < stop:
-        best, automaton, place = int64(-1), uint64(start_state), i
-        while True:
-            width, kind = 0, uint64(0)
-            if place < stop:
-                point, width = decoded(text, place)
-                kind = uint64(ascii_classes[point]) if point < 0x80 else points[point, 0] & uint64(0xFF)
-                if kind == uint64(0):
-                    state[CODE_POINT] = point
-                    return -2
-            step = steps[automaton * uint64(CLASSES) + kind]
-            if step & ENDED != 0:
-                best = place
-            automaton = uint64(step & STATES)
-            if automaton == uint64(0) or width == 0:
-                break
-            place += width
-        if not keeps_gaps:
-            return best
-        if best >= 0:
-            return best if i == begin else i
+        code, word_stop, _, _ = walk(text, i, stop, uint64(start_state), points, ascii_classes, steps, skips, state)
+        if code != DONE:
+            return int64(-2)
+        if not keeps_gaps or word_stop >= 0:
+            return i if keeps_gaps and i > begin else word_stop
         i += decoded(text, i)[1]
     return stop

@@ -55,8 +55,10 @@ from bertdata.tokenize.kernels.runs import (
     near_set,
     num_ids,
     other_slot,
+    put_hard,
     put_ids,
     put_more,
+    put_new,
 )
 from bertdata.tokenize.kernels.splits import cut_word
 
@@ -140,7 +142,7 @@ def _contractions64(typing: Any, array: Any, offset: Any, fold: Any) -> Any:
     return types.UniTuple(types.uint64, 2)(array, types.int64, types.uint64), generate
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _below(count):
     """The lowest `count` bits, all if there are 64 or more."""
     if count >= 64:
@@ -148,13 +150,13 @@ def _below(count):
     return (ONE << uint64(count)) - ONE if count > 0 else uint64(0)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _after(bits, carry):
     """The bits of the bytes after those of `bits`. carry: whether the first byte is one, 0 or 1."""
     return (bits << ONE) | carry
 
 
-@part(_nrt=False)
+@part()
 def _add_others(text, i, begin, end, high, bits, classes):
     """Adds the characters of a block that are not ASCII to its bits, by their code points.
 
@@ -182,7 +184,7 @@ def _add_others(text, i, begin, end, high, bits, classes):
     return True, int64(0)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _block(text, i, begin, end, tables):
     """The classes of 64 bytes, or fewer at the end, where what is behind counts as blank.
 
@@ -208,7 +210,7 @@ def _block(text, i, begin, end, tables):
     return spaces & valid, newlines & valid, apostrophes & valid, (zeros & valid) != uint64(0), last, is_known, point
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _with_contractions(text, i, left, begins, apostrophes, fold, carry):
     """Where words begin if contractions such as 's and 'll are words: not inside these, and after them."""
     begins = (begins | carry[BEGIN]) & ~carry[INSIDE]
@@ -225,7 +227,7 @@ def _with_contractions(text, i, left, begins, apostrophes, fold, carry):
     return begins
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _gpt2_begins(text, i, begin, end, tables):
     """A bit for each of 64 bytes at which a word of GPT-2's rule begins.
 
@@ -248,7 +250,7 @@ def _gpt2_begins(text, i, begin, end, tables):
     return begins & _below(end - i), has_zero, True, point
 
 
-@part(_nrt=False)
+@part()
 def _has_newline(text, i, end, classes):
     """Whether the blanks from byte i on have a newline among them, and what `_add_others` returns."""
     while i < end:
@@ -261,7 +263,7 @@ def _has_newline(text, i, end, classes):
     return False, True, int64(0)
 
 
-@part(_nrt=False)
+@part()
 def _group_begins(numbers, inside, carry):
     """Where groups of up to three digits begin, digit by digit."""
     size, begins = int64(carry[DIGITS]), uint64(0)
@@ -277,7 +279,7 @@ def _group_begins(numbers, inside, carry):
     return begins
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _number_begins(numbers, inside, carry):
     """Where groups of up to three digits begin."""
     before = _after(numbers, carry[NUMBERS])
@@ -291,7 +293,7 @@ def _number_begins(numbers, inside, carry):
     return numbers & ~before
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _llama3_begins(text, i, begin, end, tables):
     """The same for the rule of Llama 3, which is that of tiktoken's cl100k_base with digits in groups of three."""
     bits, carry, valid = tables.bits, tables.carry, _below(end - i)
@@ -330,7 +332,7 @@ def _llama3_begins(text, i, begin, end, tables):
     return begins & valid, has_zero, True, point
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def find_words(text, begin, i, end, tables, state):
     """Writes the places of words that begin in a window of a piece to tables.places, as distances from byte i.
 
@@ -358,7 +360,7 @@ def find_words(text, begin, i, end, tables, state):
     return count, i, has_zero, True
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _make_keys(text, first, start, count, has_zero, tables, runs):
     """Makes the keys of words, and asks the processor to load their sets.
 
@@ -381,7 +383,7 @@ def _make_keys(text, first, start, count, has_zero, tables, runs):
         _drop_zeros(text, first, start, count, tables, runs)
 
 
-@part(_nrt=False)
+@part()
 def _hash_long(text, first, start, count, tables, runs):
     """Makes the hashes of words of more than 16 bytes, and asks the processor to load their sets."""
     for k in range(count):
@@ -393,7 +395,7 @@ def _hash_long(text, first, start, count, tables, runs):
         start = stop
 
 
-@part(_nrt=False)
+@part()
 def _drop_zeros(text, first, start, count, tables, runs):
     """Makes the keys of words with a zero byte zeros."""
     for k in range(count):
@@ -404,7 +406,7 @@ def _drop_zeros(text, first, start, count, tables, runs):
         start = stop
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _new_word(text, start, length, k, tables, runs, output, p):
     """Writes the ids of word number k, which RunTables.near does not have, at place p.
 
@@ -415,17 +417,14 @@ def _new_word(text, start, length, k, tables, runs, output, p):
         value = find_far(text, start, length, runs.keys[q + uint64(3)], runs.far, runs.spelled)
         if value != EMPTY:
             return emit(out, p, value, runs.pool)
-    count, num_special = cut_word(text, start, start + length, tables, ids, tables.dead), 0
+    count = cut_word(text, start, start + length, tables, ids, tables.dead)
     if count == 0:
         for i in range(length):
             ids[i] = text[start + i]
         count = merge(length, tables.pairs, tables.merged, ids, runs.ranks[0])[0]
     for i in range(count):
         ids[i] = tables.ids[ids[i]]
-        if tables.special[ids[i]]:
-            num_special += 1
-            ids[i] = tables.special_to
-        out[p + i] = ids[i]
+    num_special = put_new(out, p, ids, count, tables.special, tables.special_to)
     if num_special > 0:
         output.state[REPLACED] += num_special
         return count if tables.special_to >= 0 else -1
@@ -437,7 +436,7 @@ def _new_word(text, start, length, k, tables, runs, output, p):
     return count
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _write_known(k, count, keys, near, pool, out, p):
     """Writes the ids of words from number k on, up to the first that RunTables.near does not have, at out[p:].
 
@@ -472,7 +471,7 @@ def _write_known(k, count, keys, near, pool, out, p):
     return k, p
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _write_words(text, first, start, count, tables, runs, output, p):
     """Writes the ids of words whose keys are made. Returns the place after them, -1 for a special id.
 
@@ -486,9 +485,7 @@ def _write_words(text, first, start, count, tables, runs, output, p):
         begin = first + int64(places[uint64(k - 1)]) if k > 0 else start
         stop = first + int64(places[uint64(k)])
         if stop - begin > LONGEST_WORD:
-            row = output.hard[output.state[NUM_HARD]]
-            row[0], row[1], row[2], row[3] = begin, stop, p, ONE_WORD
-            output.state[NUM_HARD] += 1
+            put_hard(output, begin, stop, p, ONE_WORD)
         else:
             num_ids = _new_word(text, begin, stop - begin, k, tables, runs, output, p)
             if num_ids < 0:
@@ -497,7 +494,7 @@ def _write_words(text, first, start, count, tables, runs, output, p):
         k += 1
 
 
-@jit(_nrt=False)
+@jit()
 def find_changes(pieces, tables, first, may_change):
     """Sets may_change[i] for the pieces, from number `first` on, that may not be their own normal form.
 
@@ -520,7 +517,7 @@ def find_changes(pieces, tables, first, may_change):
     return pieces.starts.size, int64(0)
 
 
-@jit(_nrt=False)
+@jit()
 def encode_bytes(pieces, tables, runs, output):
     """Encodes pieces of text by byte-level BPE. Returns DONE, UNKNOWN_CODE_POINT, TOO_MANY_HARD or GIVES_SPECIAL.
 

@@ -9,7 +9,7 @@ from bertdata.jit import jit, part
 from bertdata.tokenize.kernels.bits import least32
 from bertdata.tokenize.kernels.records import EMPTY
 from bertdata.tokenize.kernels.runs import GOLDEN
-from bertdata.tokenize.kernels.tries import child_of, token_of
+from bertdata.tokenize.kernels.tries import whole_word
 
 NO_RANK = np.int64(1 << 62)
 SILVER = np.uint64(0xD6E8FEB86659FD93)
@@ -18,13 +18,13 @@ LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _slot(key, factor, slots):
     """One of the two slots in which a key may be in a table of merges of so many slots, a power of two."""
     return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def rank_of(pairs, left, right):
     """The rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
     predict it.
@@ -37,7 +37,7 @@ def rank_of(pairs, left, right):
     return int64(found & uint64(0xFFFFFF)) if found >> uint64(24) == key else NO_RANK
 
 
-@part(_nrt=False)
+@part()
 def merge(size, pairs, merged, ids, ranks):
     """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
@@ -67,13 +67,13 @@ def merge(size, pairs, merged, ids, ranks):
     return size, last
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _lane(rank, place):
     """An entry of the lanes of `merge_short`."""
     return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE
 
 
-@part(_nrt=False)
+@part()
 def merge_short(size, pairs, merged, ids, lanes, links):
     """Does what `merge` does, for at most LANES ids, with one vector instruction for each search of the lowest rank.
 
@@ -105,7 +105,7 @@ def merge_short(size, pairs, merged, ids, lanes, links):
     return count
 
 
-@part(_nrt=False)
+@part()
 def merge_any(size, tables, runs):
     """Merges runs.ids[:size] in place. Returns how many ids are left."""
     if size <= LANES:
@@ -113,7 +113,7 @@ def merge_any(size, tables, runs):
     return merge(size, tables.pairs, tables.merged, runs.ids, runs.ranks[0])[0]
 
 
-@jit()
+@jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
 
@@ -137,7 +137,7 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     return True
 
 
-@jit()
+@jit(arrays=True)
 def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
     """Sets is_whole[t] where merging the bytes text[bounds[t] : bounds[t + 1]] of a token gives its id ids[t].
 
@@ -153,7 +153,7 @@ def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
         is_whole[t] = has_ids and merge_short(size, pairs, merged, found, lanes, links) == 1 and found[0] == ids[t]
 
 
-@jit(_nrt=False)
+@jit()
 def add_pairs(lefts, rights, ranks, pairs):
     """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
 
@@ -174,18 +174,15 @@ def add_pairs(lefts, rights, ranks, pairs):
     return True
 
 
-@part(_nrt=False)
+@part()
 def character_ids(word, size, tables, ids):
     """Writes the ids of the characters of a word to `ids`, for BPE. Returns how many."""
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4
-        entry = tables.trie[int64(i + width == size)]  # under root 1 are the characters that end a word
-        for k in range(i, i + width):
-            entry = child_of(tables.trie, entry, word[k])
-            if entry == uint64(0):
-                break
-        found = token_of(entry)
+        found = whole_word(
+            word, i, i + width, tables.trie, int64(i + width == size)
+        )  # root 1: characters that end a word
         if found >= 0:
             ids[count] = found
             count += 1

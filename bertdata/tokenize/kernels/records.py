@@ -8,11 +8,6 @@ import numpy as np
 
 PADDING = 80  # bytes that must be readable after the text
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # of a table of runs: it has no such run; of a table of merges: a free slot
-# Classes of code points for WordPiece, in the low 3 bits of an entry. 0 means that the entry is not known yet.
-#   SILENT  the normalizer removes it          LETTER  it is part of a word
-#   BREAK   it ends a word, like a space       ALONE   it ends a word and is a word itself, like a comma
-#   HARD    its result depends on its neighbours, so the tokenizer must be asked
-SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))
 # What the kernels return: all text is encoded; the entry of state[CODE_POINT] is missing; what `tokenizers` does with
 # the code points state[BEFORE] and state[CODE_POINT] side by side is missing; `Output.hard` is full; the text gives the
 # id of a special token
@@ -34,7 +29,8 @@ ENDED = np.uint16(0x8000)  # a word ends before the character
 #   SPACE_FORM   has the normal form of a space
 #   BLANK        is removed at the ends of a piece
 #   PREFIXED     has a normal form that begins with the prefix
-MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED = (np.uint64(1 << n) for n in range(24, 30))
+#   LONE         is a word by itself, or such a word and what ends words: the second uint64 is the value of its ids
+MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED, LONE = (np.uint64(1 << n) for n in range(24, 31))
 # WordTables.prefix_when: before which pieces, words or text a prefix is put
 NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)
 # WordTables.model
@@ -42,11 +38,12 @@ BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
 # Output.hard, last column: where a hard run stands (LATER_PIECE: a whole piece, but not the one that begins the text),
 # or that it is one word, to which the prefix is added or not
 IN_MIDDLE, AT_BEGIN, LATER_PIECE, ONE_WORD, WITH_PREFIX = range(5)
-# WordTables.inside: the sets of bytes of which a quick word consists
-NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
-# WordTables.after: what a byte is that follows a quick word. NOT_QUICK: the automaton must be asked; NEXT_BEGINS: the
-# next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
-NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
+# WordTables.finds: NOTHING; words, which end before bytes of `ends`; or runs, perhaps of several words, between bytes
+# that cut words
+NOTHING, WORDS, RUNS = range(3)
+# WordTables.stops: what a byte is that follows a quick word, if it is no value of ids. NOT_QUICK: the automaton must be
+# asked; NEXT_BEGINS: the next word begins with it; OWN_WORD: it is a word of its own if a space follows
+NOT_QUICK, NEXT_BEGINS, OWN_WORD = EMPTY, EMPTY - np.uint64(1), EMPTY - np.uint64(2)
 STRIPS_LEFT, STRIPS_RIGHT, STRIPS_LATE = 1, 2, 4  # bits of WordTables.strips; late: after text has changed
 RANGES = 4  # of bytes, in Added
 # ByteTables.rule and ByteTables.classes
@@ -67,17 +64,6 @@ class Text(NamedTuple):
     begins: Any  # bool [num_pieces]: whether the piece begins a document
 
 
-class WordPieceTables(NamedTuple):
-    """What the WordPiece kernel knows about a tokenizer."""
-
-    points: Any  # uint64 [0x110000, 2]: an entry for each code point (wordpiece.py packs them); 0: not known yet
-    stop_values: Any  # uint64 [256]: value of each stop that is one ASCII byte; EMPTY for all other bytes
-    fold: Any  # uint64: FOLD if the tokenizer lower-cases, else 0
-    max_chars: int  # a word with more characters is unknown
-    unk: int  # id of the unknown token
-    trie: Any  # uint64 [n]: the tokens that begin a word (root 0) and that continue one (root 1); see `child_of`
-
-
 class WordTables(NamedTuple):
     """What the kernel for words knows about a tokenizer."""
 
@@ -86,8 +72,12 @@ class WordTables(NamedTuple):
     quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
     skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is, and a word may end before each
-    inside: int  # LETTERS, ...: what a quick word consists of, after a byte that NEXT_BEGINS or none
-    after: Any  # uint8 [256]: NEXT_BEGINS, ...
+    finds: int  # NOTHING, ...: what the kernel finds without the automaton
+    ends: Any  # uint8 [RANGES, 2]: ranges (least, most - least) of the bytes that may end it
+    stops: Any  # uint64 [256]: NEXT_BEGINS, ..., or the value of the ids of a byte that is a word, or in none
+    has_marks: int  # 1 if a code point may change the stop before it, else 0
+    fold: Any  # uint64: 0x20 in each byte if quick words in capital letters have the ids of small ones, else 0
+    longest: int  # bytes of a word that is not hard
     starts: Any  # int64 [num_rules]
     keeps_gaps: Any  # bool [num_rules]: whether text between the words of a rule is a word too
     cuts: Any  # bool [CLASSES * CLASSES]

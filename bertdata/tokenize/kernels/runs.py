@@ -10,7 +10,7 @@ from numba import int64, uint64
 
 from bertdata.bits import load64, store64
 from bertdata.jit import jit, part
-from bertdata.tokenize.kernels.records import EMPTY
+from bertdata.tokenize.kernels.records import EMPTY, NUM_HARD
 
 UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -18,7 +18,7 @@ LOW32 = np.uint64(0xFFFFFFFF)
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def put_ids(out, p, value):
     """Writes the ids of a value at out[p:] and returns how many they are. Always writes three places."""
     if out.itemsize == 2:
@@ -29,7 +29,7 @@ def put_ids(out, p, value):
     return int64(value >> uint64(60))
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def put_more(out, p, more):
     """Writes the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
     if out.itemsize == 2:
@@ -38,19 +38,19 @@ def put_more(out, p, more):
         put_ids(out, p, more)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def most_ids(out):
     """How many ids the two values of a slot hold."""
     return uint64(7) if out.itemsize == 2 else uint64(6)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def num_ids(out, value):
     """How many ids a value holds, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def packed(out, ids, first, stop):
     """The bits of a value, or of a second one, for ids[first:stop]."""
     bits, value = uint64(16) if out.itemsize == 2 else uint64(20), uint64(0)
@@ -59,13 +59,33 @@ def packed(out, ids, first, stop):
     return value
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def counted(out, count):
     """The bits of a value that say how many ids there are."""
     return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
 
 
-@part(_nrt=False)
+@part(forceinline=True)
+def put_new(out, p, ids, count, special, special_to):
+    """Write ids[:count] at out[p:], with `special_to` in place of special ids. Return how many these are."""
+    num_special = 0
+    for k in range(count):
+        if special[ids[k]]:
+            num_special += 1
+            ids[k] = special_to
+        out[p + k] = ids[k]
+    return num_special
+
+
+@part()
+def put_hard(output, start, stop, place, where):
+    """Add a row to Output.hard."""
+    row = output.hard[output.state[NUM_HARD]]
+    row[0], row[1], row[2], row[3] = start, stop, place, where
+    output.state[NUM_HARD] += 1
+
+
+@part()
 def clear_runs(runs):
     """Empties the tables of runs."""
     for table in (runs.near, runs.far):
@@ -73,33 +93,33 @@ def clear_runs(runs):
     runs.used[:] = 0
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _first_bytes(word, count):
     """The first `count` bytes of a word, 0 to 8, and zeros."""
     half = uint64(32 - 4 * count)  # a shift by 64 would have no result
     return word & ((~uint64(0) >> half) >> half)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def near_key(text, start, length):
     """The first 8 bytes of a run of up to 16 bytes, and the others. Zeros fill both up."""
     key = _first_bytes(load64(text, start), min(length, 8))
     return key, _first_bytes(load64(text, start + 8), max(length, 8) - 8)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def near_set(near, key, rest):
     """The slot of RunTables.near where the search for a run begins."""
     return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(near.size - 8)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def far_set(far, run_hash):
     """The slot of RunTables.far where the search for a longer run begins."""
     return (run_hash >> uint64(42)) & uint64(far.size - 8)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def find_near(near, j, key, rest):
     """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: its `near_set`."""
     if near[j] == key and near[j + uint64(1)] == rest:
@@ -108,7 +128,7 @@ def find_near(near, j, key, rest):
     return EMPTY if slot == j else _moved_first(near, j, slot)
 
 
-@part(_nrt=False)
+@part()
 def other_slot(near, j, key, rest):
     """The slot of a run of RunTables.near if it is in another slot of its set than j, else j."""
     for k in range(1, 4):
@@ -118,7 +138,7 @@ def other_slot(near, j, key, rest):
     return j
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _moved_first(table, j, slot):
     """Exchanges the slots j and `slot` of a set. Returns the value that is in the first then."""
     for k in range(4):
@@ -127,7 +147,7 @@ def _moved_first(table, j, slot):
     return table[j + uint64(2)]
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def set_run(table, j, first, second, value):
     """Writes a new run to a slot of the set of slot j, a free one, else the second one. Returns the slot."""
     slot = j
@@ -141,7 +161,7 @@ def set_run(table, j, first, second, value):
     return slot
 
 
-@part(_nrt=False)
+@part()
 def add_to_pool(ids, count, runs):
     """Adds ids[:count] to the pool. Returns where they are, as a value holds it. The caller has made room."""
     first = runs.used[1]
@@ -151,13 +171,13 @@ def add_to_pool(ids, count, runs):
     return uint64(first) | (uint64(count) << uint64(32))
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _has_zero(word):
     """Whether one of the 8 bytes of a word is zero."""
     return ((word - uint64(0x0101010101010101)) & ~word & uint64(0x8080808080808080)) != uint64(0)
 
 
-@part(_nrt=False)
+@part()
 def hash_of(text, start, length):
     """The hash of a run of 9 bytes or more."""
     h = uint64(length)
@@ -168,7 +188,7 @@ def hash_of(text, start, length):
     return h ^ (h >> uint64(32))
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def find_run(text, start, length, near, far, spelled):
     """The value of a run, EMPTY if the tables do not have it. length: 1 to LONGEST_KEY.
 
@@ -183,7 +203,7 @@ def find_run(text, start, length, near, far, spelled):
     return find_near(near, near_set(near, key, rest), key, rest)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _is_spelled(text, start, length, spelled, place):
     """Whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
     k, last = 0, length - 8
@@ -192,7 +212,7 @@ def _is_spelled(text, start, length, spelled, place):
     return k >= last and load64(text, start + last) == load64(spelled, place + last)
 
 
-@part(_nrt=False)
+@part()
 def find_far(text, start, length, run_hash, far, spelled):
     """The value of a run of 17 to LONGEST_KEY bytes, EMPTY if the table does not have it."""
     j = far_set(far, run_hash)
@@ -205,7 +225,7 @@ def find_far(text, start, length, run_hash, far, spelled):
     return EMPTY
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def keep_run(text, start, length, ids, count, out, runs):
     """Adds a run that the tables do not have, with its ids. If there is no room, all tables are emptied first.
 
@@ -232,13 +252,23 @@ def keep_run(text, start, length, ids, count, out, runs):
     used[0] += length
 
 
-@part(forceinline=True, _nrt=False)
+@part()
+def keep_key(text, stop, keys, q, ids, count, out, runs):
+    """Add a run that ends at byte `stop` with its ids, by row q of RunTables.keys. See `keep_run`."""
+    length = int64(keys[q + uint64(2)] >> uint64(48))
+    if length > 16:
+        keep_run(text, stop - length, length, ids, count, out, runs)
+    elif count <= runs.pool.size:
+        keep_near(keys[q + uint64(2)] & LOW32, keys[q], keys[q + uint64(1)], ids, count, out, runs)
+
+
+@part(forceinline=True)
 def keep_near(j, key, rest, ids, count, out, runs):
     """Adds a run of up to 16 bytes with this key and no zero byte, whose search begins at slot j. See `keep_run`."""
     set_run(runs.near, j, key, rest, value_of(ids, count, out, runs))
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def keep_in_slot(j, key, rest, ids, count, out, runs):
     """Does what `keep_near` does, for a kernel that reads both values of a slot."""
     if 3 < count <= most_ids(out):
@@ -248,7 +278,7 @@ def keep_in_slot(j, key, rest, ids, count, out, runs):
         keep_near(j, key, rest, ids, count, out, runs)
 
 
-@part(_nrt=False)
+@part()
 def emit_slot(out, p, near, slot, pool):
     """Writes the ids of a slot that `keep_in_slot` has filled at out[p:] and returns how many they are."""
     value = near[slot + uint64(2)]
@@ -261,7 +291,7 @@ def emit_slot(out, p, near, slot, pool):
     return int64(size)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def value_of(ids, count, out, runs):
     """The value of ids[:count]."""
     if count <= 3:
@@ -271,7 +301,7 @@ def value_of(ids, count, out, runs):
     return counted(out, UNPACKED) | add_to_pool(ids, count, runs)
 
 
-@jit(_nrt=False)
+@jit()
 def keep_runs(text, runs_of_text, ids, bounds, out, runs):
     """Adds runs that `tokenizers` has encoded to the tables.
 
@@ -287,7 +317,7 @@ def keep_runs(text, runs_of_text, ids, bounds, out, runs):
             keep_run(text, start, length, ids[bounds[i] :], bounds[i + 1] - bounds[i], out, runs)
 
 
-@part(_nrt=False)
+@part()
 def stable_place(stable, key):
     """The slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
     mask = uint64(stable.size - 1)
@@ -297,7 +327,7 @@ def stable_place(stable, key):
     return j
 
 
-@jit(_nrt=False)
+@jit()
 def keep_pair(before, point, is_stable, runs):
     """Adds a pair of code points to RunTables.stable. The table is emptied when it is half full."""
     key = (before << 21) | point
@@ -311,7 +341,7 @@ def keep_pair(before, point, is_stable, runs):
     runs.stable[stable_place(runs.stable, key)] = (key << 1) | int64(is_stable)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def emit(out, p, value, pool):
     """Writes the ids of a value at out[p:] and returns how many they are."""
     if num_ids(out, value) == UNPACKED:
@@ -319,7 +349,7 @@ def emit(out, p, value, pool):
     return put_ids(out, p, value)
 
 
-@part(_nrt=False)
+@part()
 def _emit_pooled(out, p, value, pool):
     """Does what `emit` does, for a value that says where its ids are in the pool."""
     first, count = int64(value & LOW32), int64((value >> uint64(32)) & uint64(0xFFFF))

@@ -22,7 +22,7 @@ NUM_BYTES = 256
 LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of ByteTables.symbols
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def stay_apart(left, right, tables):
     """Whether merging leaves two symbols side by side as they are.
 
@@ -41,7 +41,7 @@ def stay_apart(left, right, tables):
     return False
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def cut_word(text, start, stop, tables, chain, dead):
     """Writes the symbols of the word text[start:stop] to `chain`, and returns how many they are.
 

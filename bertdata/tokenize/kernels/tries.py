@@ -11,7 +11,7 @@ NO_BYTE = np.uint64(256)  # of an entry of a trie; see `child_of`
 OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def child_of(trie, entry, byte):
     """The entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
@@ -24,27 +24,27 @@ def child_of(trie, entry, byte):
     return child if child & uint64(0x1FF) == uint64(byte) else uint64(0)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def token_of(entry):
     """The id of the token that ends at an entry of a trie, -1 if none does."""
     return int64(entry >> uint64(40)) - 1
 
 
-@jit()
+@jit(arrays=True)
 def grow_trie(text, bounds, roots, ids, trie):
-    """Fills a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
+    """Fill a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
 
     The tokens are sorted by root and spelling, and none is empty. trie: uint64, all NO_BYTE, a multiple of 256 and at
-    least 512. Returns how many entries are in use; 0 if there are too few.
+    least 512. Return how many entries are in use, 0 if there are too few.
     """
     most = bounds[-1] + 2
     first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), np.zeros(most, np.int32)
     byte_of, id_of, place_of = np.zeros(most, np.uint8), np.full(most, -1, np.int32), np.zeros(most, np.int32)
-    path, num_nodes, previous = np.zeros(most, np.int32), 2, -1
+    path, num_nodes = np.zeros(most, np.int32), 2
     for t in range(ids.size):
         length, shared = bounds[t + 1] - bounds[t], 0
-        if previous >= 0 and roots[previous] == roots[t]:
-            start, width = bounds[previous], bounds[previous + 1] - bounds[previous]
+        if t > 0 and roots[t - 1] == roots[t]:
+            start, width = bounds[t - 1], bounds[t] - bounds[t - 1]
             while shared < min(length, width) and text[start + shared] == text[bounds[t] + shared]:
                 shared += 1
         path[0] = roots[t]
@@ -57,7 +57,6 @@ def grow_trie(text, bounds, roots, ids, trie):
             last_child[parent], byte_of[node], path[depth + 1] = node, text[bounds[t] + depth], node
             num_nodes += 1
         id_of[path[length]] = ids[t]
-        previous = t
     # A list of the free entries of the last blocks: after[e] and before[e] are the free entries around e.
     after, before = np.zeros(trie.size, np.int32), np.zeros(trie.size, np.int32)
     has_base, bytes_of_node = np.zeros(trie.size, np.bool_), np.zeros(256, np.int64)
@@ -100,12 +99,25 @@ def grow_trie(text, bounds, roots, ids, trie):
     return size
 
 
-@part(_nrt=False)
-def whole_word(word, start, stop, trie):
+@part()
+def whole_word(word, start, stop, trie, root):
     """The id of word[start:stop] if that is a token, else -1."""
-    entry = trie[0]
+    entry = trie[root]
     for k in range(start, stop):
         entry = child_of(trie, entry, word[k])
         if entry == uint64(0):
             return int64(-1)
     return token_of(entry)
+
+
+@part()
+def longest_token(trie, root, word, start, stop):
+    """The id of the longest token that word[start:stop] begins with, and its end; -1 and `start` if there is none."""
+    entry, token, end = trie[root], int64(-1), start
+    for k in range(start, stop):
+        entry = child_of(trie, entry, word[k])
+        if entry == uint64(0):
+            break
+        if token_of(entry) >= 0:
+            token, end = token_of(entry), k + 1
+    return token, end

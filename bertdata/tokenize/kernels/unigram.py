@@ -8,7 +8,7 @@ from bertdata.jit import part
 from bertdata.tokenize.kernels.tries import child_of, token_of, whole_word
 
 
-@part(_nrt=False)
+@part()
 def most_probable(word, size, tables, ids, ranks, best):
     """Writes the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Returns how many.
 
@@ -50,7 +50,7 @@ def most_probable(word, size, tables, ids, ranks, best):
         if unknown_stop >= 0:  # word[i:unknown_stop] is unknown
             found = int64(-1)
             if tables.byte_ids[0, 0] >= 0:
-                found = whole_word(word, i, unknown_stop, trie)
+                found = whole_word(word, i, unknown_stop, trie, 0)
             if tables.byte_ids[0, 0] >= 0 and found < 0:
                 for k in range(unknown_stop - 1, i - 1, -1):
                     ids[count] = tables.byte_ids[0, word[k]]

@@ -14,7 +14,7 @@ from bertdata.tokenize.kernels.unigram import most_probable
 from bertdata.tokenize.kernels.wordpiece import longest_matches
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _letters(text, start, stop, tables, ids):
     """Writes the id of each byte of text[start:stop] to ids, where each is a character with an id. Returns whether."""
     for k in range(stop - start):
@@ -24,7 +24,7 @@ def _letters(text, start, stop, tables, ids):
     return True
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _normal_form(text, start, stop, prefixed, tables, word):
     """Writes the normal form of text[start:stop] to word. Returns its bytes and its characters."""
     size, num_chars, after_space = 0, 0, False
@@ -43,8 +43,9 @@ def _normal_form(text, start, stop, prefixed, tables, word):
             if is_space and after_space:
                 continue
             after_space = is_space
-        store64(word, size, tables.points[point, 1])
-        store64(word, size + 8, entry >> uint64(32))
+        if size + 16 <= word.size:  # else the word has too many characters for WordPiece
+            store64(word, size, tables.points[point, 1])
+            store64(word, size + 8, entry >> uint64(32))
         size += length
         num_chars += int64((entry >> uint64(16)) & uint64(255))
     if prefixed and tables.prefix_when == EACH_WORD:
@@ -60,7 +61,7 @@ def _normal_form(text, start, stop, prefixed, tables, word):
     return size, num_chars
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def _merged(word, size, tables, runs):
     """Writes the ids that BPE gives for word[:size] to runs.ids. Returns how many."""
     ids, count = runs.ids, 0
@@ -75,7 +76,7 @@ def _merged(word, size, tables, runs):
     return merge_any(count, tables, runs)
 
 
-@part(forceinline=True, _nrt=False)
+@part(forceinline=True)
 def encode_word(text, start, stop, prefixed, tables, runs):
     """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
 
@@ -84,7 +85,7 @@ def encode_word(text, start, stop, prefixed, tables, runs):
     word, ids = runs.word, runs.ids
     is_bpe = tables.model == BYTE_BPE or tables.model == CHARACTER_BPE  # noqa: PLR1714
     if is_bpe and not prefixed and _letters(text, start, stop, tables, ids):
-        found = whole_word(text, start, stop, tables.trie) if tables.whole != 0 else int64(-1)
+        found = whole_word(text, start, stop, tables.trie, 0) if tables.whole != 0 else int64(-1)
         if found < 0:
             return merge_any(stop - start, tables, runs)
         ids[0] = found
@@ -96,7 +97,7 @@ def encode_word(text, start, stop, prefixed, tables, runs):
         return most_probable(word, size, tables, ids, runs.ranks, runs.best)
     if tables.model == WORD_PIECE:
         return longest_matches(word, size, num_chars, tables, ids)
-    found = whole_word(word, 0, size, tables.trie) if not is_bpe or tables.whole != 0 else int64(-1)
+    found = whole_word(word, 0, size, tables.trie, 0) if not is_bpe or tables.whole != 0 else int64(-1)
     if is_bpe and found < 0:
         return _merged(word, size, tables, runs)
     ids[0] = found if found >= 0 else tables.unk

@@ -23,13 +23,15 @@ from bertdata.support import (
     HEADER_BYTES,
     ArrayWriter,
     DatasetError,
+    Stage,
     UsageError,
     array_faults,
+    array_name,
     array_path,
     fsync_directory,
-    naming,
     open_array,
     read_record,
+    sealed_record,
     write_record,
 )
 
@@ -130,23 +132,18 @@ def write_unit(
     OSError on a full disk; the unit is then missing, and the next run writes it again.
     """
     expected, unit = shapes(header, number), unit_name(number)
-    arrays = {name: ArrayWriter(array_path(directory, unit, name), dtype) for name, (dtype, _) in expected.items()}
     counts: dict[str, Any] = {"samples": 0, "targets": 0, "entropy": 0.0, "tail_mass": 0.0}
-    try:
-        with naming(directory):
-            for answers, piece_counts in pieces:
-                for name, values in answers._asdict().items():
-                    arrays[name].append(values)
-                counts = {name: counts[name] + piece_counts[name] for name in counts}
-            assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
-            entries = {name: array.commit() for name, array in arrays.items()}
-    except BaseException:
-        for array in arrays.values():
-            array.discard()
-        raise
-    fsync_directory(directory)
-    record = {"format_version": FORMAT_VERSION, "arrays": entries, "counts": counts}
-    write_record(directory / f"{unit}.json", record)
+    with Stage(directory) as stage:
+        arrays = {name: ArrayWriter(stage, array_name(unit, name), dtype) for name, (dtype, _) in expected.items()}
+        for answers, piece_counts in pieces:
+            for name, values in answers._asdict().items():
+                arrays[name].append(values)
+            counts = {name: counts[name] + piece_counts[name] for name in counts}
+        assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
+        entries = {name: array.finish() for name, array in arrays.items()}
+        record = {"format_version": FORMAT_VERSION, "arrays": entries, "counts": counts}
+        stage.write(f"{unit}.json", sealed_record(record))
+        stage.publish()
 
 
 def publish(directory: Path, header: dict[str, Any]) -> None:

@@ -10,8 +10,7 @@ from glob import has_magic
 
 from bertdata.errors import RemoteError, UsageError
 from bertdata.remote import hub, stores, web
-from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import absent
+from bertdata.remote.access import RemoteFile, absent
 from bertdata.urls import require_sound, scheme_of, without_secrets
 
 

@@ -1,26 +1,32 @@
-"""Inputs → the units of a build, from sizes and footers alone: nothing of the text is read.
+"""Inputs → the units of a build, from sizes and footers alone, and their text in blocks of about 4 MiB.
 
-docs/format.md says which unit a document belongs to.
+docs/format.md says which unit a document belongs to. Memory: two blocks, and a few copies of the longest document,
+which has at most 256 MiB. The text of a plain file is copied once, by the kernel that cuts it.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
+from bertdata.errors import BertdataError
+from bertdata.sources import formats
+from bertdata.sources.blocks import Block, Source
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.tables import TABLE_KINDS, group_units
+from bertdata.sources.tables import TABLE_KINDS, TableFile, group_units
+from bertdata.sources.text import TextFile
 
 UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
 TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for TASKS_A_WORKER
 TASKS_A_WORKER = 8
+MOST_INPUTS = 1 << 12  # in a block: each takes 2 KB in addition to its text
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,96 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
     return Plan(files, form, stretches)
 
 
+def source_of(file: Input, form: TextFormat, number: int = 0) -> Source:
+    """Return what reads an input. number: of the input."""
+    kind = form.kind or file.kind
+    return (TableFile if kind in TABLE_KINDS else TextFile)(file, kind, form, number)
+
+
 def _is_plain(file: Input, form: TextFormat) -> bool:
     """Whether an offset in the text is an offset in the file."""
     is_table = (form.kind or file.kind) in TABLE_KINDS
     return not (is_table or file.compression or file.is_stream) and form.encoding == UTF_8
+
+
+def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[Block]:
+    """Yield the text of all inputs in order, in blocks of one unit each.
+
+    is_wanted: which units to give. What is not wanted is not read: units of plain files and of Parquet, and other files
+    of which no unit is wanted.
+
+    Raises InputError for input that cannot be read, as `Block.decode` does. It names file and line, byte or row.
+    """
+    limit = plan.form.max_documents
+    # With max_documents every document counts, also those of units that are not wanted.
+    blocks = _read(plan, is_wanted if limit is None else lambda unit: True)
+    if limit is not None:
+        blocks = (block for block in _first(blocks, limit) if is_wanted(block.unit))
+    return _together(blocks)
+
+
+def _read(plan: Plan, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
+    """Yield blocks of one input each. A file that has nothing of the units that are wanted is not opened."""
+    before = 0  # bytes of the inputs before
+    for stretch in plan.stretches:
+        base = stretch.base
+        for index in stretch.inputs:
+            source, read = source_of(plan.files[index], plan.form, index), 0
+            if any(map(is_wanted, _units_of(source, stretch, base))):
+
+                def wanted(number: int, stretch: Stretch = stretch) -> bool:
+                    return is_wanted(stretch.unit(number))
+
+                for block in source.blocks(base, wanted):
+                    read = block.bytes_read
+                    yield block._replace(unit=stretch.unit(block.unit), bytes_read=before + read)
+                    del block  # a long document goes before the next one is read
+            base += source.file.size or 0
+            before += read if source.file.size is None else source.file.size
+
+
+def _units_of(source: Source, stretch: Stretch, base: int) -> Iterable[int]:
+    """Return the units that an input may have text of. base: where it begins in the stretch."""
+    if not (stretch.is_divisible and isinstance(source, TextFile)):
+        return stretch.units
+    size, of_unit = source.file.size or 0, source.form.shard_size
+    stop = base + (min(size, 1) if source.is_one_document else size)  # one document belongs to one unit
+    return (stretch.unit(number) for number in range(base // of_unit, -(-stop // of_unit)))
+
+
+def _first(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
+    """Yield so many documents, and the rows without a text before the last of them."""
+    for block in blocks:
+        source, raw = block.raw[0]
+        found = source.decode(raw)
+        if found.starts.size >= limit:
+            found = found.part(0, limit)
+            found = replace(found, bad=[each for each in found.bad if each.place < found.starts[-1]])
+        yield block._replace(raw=[(source, found)], is_decoded=True)
+        limit -= found.starts.size
+        if not limit:
+            return
+
+
+def _together(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield blocks of a unit that follow each other as one. What was read before an error comes before it."""
+    pending: Block | None = None
+    try:
+        for block in blocks:
+            if pending and (pending.unit != block.unit or pending.num_bytes + block.num_bytes > formats.BLOCK_BYTES):
+                yield pending
+                pending = None
+            if pending:
+                pending.raw.extend(block.raw)
+                block = block._replace(num_bytes=pending.num_bytes + block.num_bytes, raw=pending.raw)  # noqa: PLW2901
+            pending = block
+            del block  # a long document goes before the next one is read
+            if pending.num_bytes >= formats.BLOCK_BYTES or len(pending.raw) >= MOST_INPUTS:
+                yield pending
+                pending = None
+    except BertdataError:
+        if pending:
+            yield pending
+        raise
+    if pending:
+        yield pending

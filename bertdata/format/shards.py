@@ -1,0 +1,315 @@
+"""The shards of a dataset: as columns in memory, as a list or two tables in a manifest, and as files of arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import damaged
+from bertdata.files import Stage
+from bertdata.format.arrays import ArrayWriter, array_name, array_path, npy_header, open_array
+from bertdata.format.records import FORMAT_VERSION, sealed_record
+
+TABLE, DIGESTS = "shards.npy", "digests.npy"
+DTYPES = {TABLE: "<u8", DIGESTS: "|u1"}
+ARRAY_DTYPES = {
+    "tokens": ("<u2", "<u4"),
+    "documents": ("<u8",),
+    "sentences": ("<u8",),
+    "words": ("|u1",),
+    "empty": ("<u8",),
+}
+_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # whose lengths follow from the numbers of documents, tokens and sentences
+_ANY_DTYPE = r"[<|](b1|[iu][1248]|f[248]|c8)"  # of arrays of unknown names
+SPLITS = ("train", "validation", "test")
+_COLUMNS = 4  # of TABLE: the number in the name of a shard, its documents, tokens and sentences
+_DIGEST_BYTES = 32
+_LARGEST = 1 << 62
+OpenTable = Callable[[str, str, int], NDArray[Any]]
+"""Name, dtype and length of a table → its numbers. Raises DatasetError if the file is another one."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the manifest says about one shard."""
+
+    name: str
+    num_documents: int
+    num_tokens: int  # separators included
+    num_sentences: int | None  # None: sentences are not stored
+    arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
+
+
+class Shards(Sequence[Shard]):
+    """The shards of a split, as columns. A Shard is made when it is used.
+
+    .numbers int64 [num_shards, 4]: the rows of TABLE. .arrays: name and dtype of each array that a shard has.
+    .lengths int64 [num_shards, num_arrays]: of each array, -1 where a shard lacks it. .digests uint8 [num_shards,
+    num_arrays, 32]: the SHA-256 of each file.
+    """
+
+    def __init__(
+        self,
+        split: str,
+        numbers: NDArray[np.int64],
+        arrays: Sequence[tuple[str, str]],
+        lengths: NDArray[np.int64],
+        digests: Callable[[], NDArray[np.uint8]],
+    ) -> None:
+        self.split, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
+
+    @classmethod
+    def of(cls, shard: Shard) -> Shards:
+        """Return the columns of one shard."""
+        split, _, number = shard.name.rpartition("-")
+        entries = shard.arrays.values()
+        row = int(number), shard.num_documents, shard.num_tokens, shard.num_sentences or 0
+        digests = np.frombuffer(bytes.fromhex("".join(entry["sha256"] for entry in entries)), np.uint8)
+        return cls(
+            split,
+            np.array([row], np.int64),
+            [(name, entry["dtype"]) for name, entry in shard.arrays.items()],
+            np.array([[entry["length"] for entry in entries]], np.int64),
+            lambda: digests.reshape(1, -1, _DIGEST_BYTES),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shards]) -> Shards:
+        """Return the shards of all parts of a split, in the order of their numbers."""
+        arrays = list(dict.fromkeys(array for part in parts for array in part.arrays))
+
+        def column(values_of: Callable[[Shards], NDArray[Any]], missing: int) -> Any:
+            """Return the values of all parts, and `missing` for arrays that a part lacks."""
+            columns = []
+            for values, part in ((values_of(part), part) for part in parts):
+                columns.append(np.full((len(values), len(arrays), *values.shape[2:]), missing, values.dtype))
+                columns[-1][:, [arrays.index(array) for array in part.arrays]] = values
+            return np.concatenate(columns)[order]
+
+        numbers = np.concatenate([part.numbers for part in parts])
+        order = np.argsort(numbers[:, 0], kind="stable")
+        digests = column(lambda part: part.digests, 0)
+        return cls(parts[0].split, numbers[order], arrays, column(lambda part: part.lengths, -1), lambda: digests)
+
+    @cached_property
+    def digests(self) -> NDArray[np.uint8]:
+        return self._digests()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        unit, documents, tokens, sentences = self.numbers[index].tolist()
+        arrays = {
+            name: {"dtype": dtype, "length": length, "sha256": digest.tobytes().hex()}
+            for (name, dtype), length, digest in zip(
+                self.arrays, self.lengths[index].tolist(), self.digests[index], strict=True
+            )
+            if length >= 0
+        }
+        num_sentences = sentences if "sentences" in arrays else None
+        return Shard(shard_name(self.split, unit), documents, tokens, num_sentences, arrays)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(len(self)))
+
+    def number_of(self, name: str) -> int:
+        """Return the index of a shard in the split, by its name. Raises KeyError if there is none."""
+        unit = int(name.removeprefix(f"{self.split}-"))
+        number = int(np.searchsorted(self.numbers[:, 0], unit))
+        if number == len(self) or self.numbers[number, 0] != unit:
+            raise KeyError(name)
+        return number
+
+    def stores(self, array: str) -> bool:
+        """Return whether every shard has an array of this name."""
+        columns = [name == array for name, _ in self.arrays]
+        return bool((self.lengths[:, columns] >= 0).any(1).all())
+
+    def checked(self, token_dtype: str) -> Shards:
+        """Return the same shards. Raises ValueError if they break a rule of the format."""
+        numbers, lengths_of = self.numbers, _lengths(self.numbers)
+        is_too_large = (numbers >= _LARGEST).any() or (numbers.astype(np.float64).sum(axis=0) >= _LARGEST).any()
+        if is_too_large or (numbers[:, 1:3] < 1).any() or (np.diff(numbers[:, 0]) <= 0).any():
+            raise ValueError(f"numbers of the shards of {self.split}")
+        if not (self.stores("tokens") and self.stores("documents")):
+            raise ValueError(f"{self.split} has a shard without tokens or documents")
+        has_sentences = np.zeros(len(self), np.bool_)
+        for (name, dtype), lengths in zip(self.arrays, self.lengths.T, strict=True):
+            dtypes, is_stored = ARRAY_DTYPES.get(name, (dtype,)), lengths >= 0
+            is_right = lengths[is_stored] == lengths_of.get(name, lengths)[is_stored]
+            if dtype not in ((token_dtype,) if name == "tokens" else dtypes) or not is_right.all():
+                raise ValueError(f"array {name!r} of {self.split}")
+            if not (re.fullmatch(r"[a-z0-9_-]+", name) and re.fullmatch(_ANY_DTYPE, dtype)):
+                raise ValueError(f"array {name!r} of {self.split}")
+            if name == "empty" and (lengths == 0).any():
+                raise ValueError(f"array {name!r} of {self.split}")
+            has_sentences |= is_stored & (name == "sentences")
+        if ((numbers[:, 3] > 0) != has_sentences).any():
+            raise ValueError(f"sentences of {self.split}")
+        return self
+
+
+def _lengths(numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Return the length of each array that can be in tables, from the rows of TABLE."""
+    documents, tokens, sentences = numbers[:, 1:].T
+    return {"tokens": tokens, "documents": documents + 1, "sentences": sentences + 1, "words": -(-tokens // 8)}
+
+
+def shard_name(split: str, unit: int) -> str:
+    return f"{split}-{unit:05d}"
+
+
+def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Shards:
+    """Return the shards that a manifest lists. Raises ValueError, KeyError and the like for a broken rule."""
+    listed = [Shard(**entry) for entry in entries]
+    shards = Shards.joined([Shards.of(shard) for shard in listed]).checked(token_dtype)
+    if split != shards.split or list(shards) != listed:
+        raise ValueError(f"split {split!r}")
+    return shards
+
+
+def fits_tables(splits: Iterable[Shards]) -> bool:
+    """Return whether tables can hold the shards: all have the same arrays, and none of unknown length."""
+    names = {frozenset(name for name, _ in shards.arrays) for shards in splits}
+    return len(names) == 1 and next(iter(names)) <= _IN_TABLES and all((each.lengths >= 0).all() for each in splits)
+
+
+def write_tables(stage: Stage, splits: Mapping[str, Shards]) -> dict[str, Any]:
+    """Write the arrays, and return what the manifest says of the shards, which must fit tables."""
+    arrays = sorted(name for name, _ in next(iter(splits.values())).arrays)
+    writers = {name: ArrayWriter(stage, name, dtype) for name, dtype in DTYPES.items()}
+    for shards in splits.values():
+        order = np.argsort([name for name, _ in shards.arrays])
+        writers[TABLE].append(shards.numbers.reshape(-1))
+        writers[DIGESTS].append(shards.digests[:, order].reshape(-1))
+    tables = {name: writer.finish()["sha256"] for name, writer in writers.items()}
+    return {"arrays": arrays, "splits": {name: len(each) for name, each in splits.items()}, "tables": tables}
+
+
+def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Shards]:
+    """Return the shards by split, from a manifest. Raises ValueError, KeyError or TypeError for a broken rule."""
+    names, counts, tables = record["arrays"], record["splits"], record["tables"]
+    if not set(names) <= _IN_TABLES or names != sorted(set(names)) or tables.keys() != DTYPES.keys():
+        raise ValueError(f"arrays {names!r}, tables {list(tables)}")
+    if any(type(count) is not int or count < 1 for count in counts.values()):
+        raise ValueError(f"splits {counts!r}")
+    total = sum(counts.values())
+    content = open_table(TABLE, DTYPES[TABLE], _COLUMNS * total)
+    sha256 = hashlib.sha256(npy_header(DTYPES[TABLE], content.size))
+    sha256.update(content.data)
+    if sha256.hexdigest() != tables[TABLE] or (content >= _LARGEST).any():
+        raise ValueError(f"{TABLE} is not the file that is named, or has numbers that are too large")
+    numbers = content.astype(np.int64).reshape(total, _COLUMNS)
+    arrays = [(name, record["token_dtype"] if name == "tokens" else ARRAY_DTYPES[name][0]) for name in names]
+    lengths = np.stack([_lengths(numbers)[name] for name in names], axis=1)
+    opened: list[NDArray[np.uint8]] = []
+
+    def digests(first: int, stop: int) -> NDArray[np.uint8]:
+        if not opened:
+            opened.append(open_table(DIGESTS, DTYPES[DIGESTS], _DIGEST_BYTES * len(arrays) * total))
+        return opened[0].reshape(total, len(arrays), _DIGEST_BYTES)[first:stop]
+
+    splits, first = {}, 0
+    for split, count in counts.items():
+        some = slice(first, first + count)
+        shards = Shards(split, numbers[some], arrays, lengths[some], partial(digests, some.start, some.stop))
+        splits[split], first = shards.checked(record["token_dtype"]), some.stop
+    return splits
+
+
+class ShardWriter:
+    """Writes the documents of one shard as files of a `Stage`; its commit record is the last one.
+
+    .origins: the SHA-256 of the origins after `finish`; None: there are none.
+    """
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.name, self._stage = name, stage
+        self.origins: str | None = None
+        self._arrays: dict[str, ArrayWriter] = {}
+        self._word_starts = np.zeros(0, np.bool_)  # up to 7, which do not fill a byte yet
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.uint64],
+        sentences: NDArray[np.uint64] | None = None,
+        word_starts: NDArray[np.bool_] | None = None,
+        empty: NDArray[np.int64] | None = None,
+        origins: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Add documents. Each call gives the same arrays. tokens [n]: their ids, separators included.
+
+        documents, sentences: where each ends in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
+        token begins a word. empty: for each document without an id, how many of `documents` come before it.
+        """
+        before = self._append("tokens", tokens, tokens.dtype.str)
+        num_documents = self._append("documents", documents + np.uint64(before))
+        if sentences is not None:
+            self._append("sentences", sentences + np.uint64(before))
+        if word_starts is not None:
+            waiting = np.concatenate([self._word_starts, word_starts])
+            num_packed = waiting.size // 8 * 8
+            self._append("words", np.packbits(waiting[:num_packed], bitorder="little"), "|u1")
+            self._word_starts = waiting[num_packed:]
+        if empty is not None and empty.size:
+            self._append("empty", empty + (num_documents - 1))
+        if origins is not None:
+            self._append("origins", origins)
+
+    def _append(self, array: str, values: NDArray[Any], dtype: str = "<u8") -> int:
+        """Add numbers to an array, and return how many it had."""
+        if array not in self._arrays:
+            self._arrays[array] = ArrayWriter(self._stage, array_name(self.name, array), dtype)
+            if array in ("documents", "sentences"):
+                self._arrays[array].append(np.zeros(1, np.uint64))
+        length = self._arrays[array].length
+        self._arrays[array].append(values)
+        return length
+
+    def finish(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
+        """Finish the arrays, write the commit record, and return what a manifest says of the shard."""
+        if "words" in self._arrays:
+            self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
+        arrays = {name: array.finish() for name, array in self._arrays.items()}
+        self.origins = arrays.pop("origins", {}).get("sha256")
+        record = {
+            "format_version": FORMAT_VERSION,
+            "split": self.name.rpartition("-")[0],
+            "arrays": arrays,
+            "input": {"start": input_range[0], "stop": input_range[1]},
+            "counts": dict(counts),
+        }
+        self._stage.write(f"{self.name}.json", sealed_record(record))
+        num_sentences = arrays["sentences"]["length"] - 1 if "sentences" in arrays else None
+        published = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
+        return Shard(self.name, arrays["documents"]["length"] - 1, arrays["tokens"]["length"], num_sentences, published)
+
+    def discard(self) -> None:
+        """Remove the files of a shard without documents."""
+        self._stage.discard(array_name(self.name, array) for array in self._arrays)
+
+
+def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
+    """Open the arrays of a shard, by name. Raises DatasetError for a wrong size, header, first or last offset."""
+    return {name: open_one(directory, shard, name) for name in ARRAY_DTYPES.keys() & shard.arrays.keys()}
+
+
+def open_one(directory: Path, shard: Shard, name: str) -> NDArray[Any]:
+    """Open one array of a shard."""
+    entry, path = shard.arrays[name], array_path(directory, shard.name, name)
+    array = open_array(path, entry["dtype"], entry["length"])
+    if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
+        raise damaged(path, f"its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}")
+    return array

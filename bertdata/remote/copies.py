@@ -1,0 +1,320 @@
+"""Datasets that move: `push` uploads one to a URL, `pull` copies one to a directory, `local_copy` into the cache.
+
+All files but the manifest come first, and the manifest last. Every byte is checked before an upload and after a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from bertdata.errors import BertdataError, BuildError, DatasetError, RemoteError, UsageError, damaged
+from bertdata.files import (
+    TEMPORARY,
+    Stage,
+    cache_directory,
+    fsync_directory,
+    locked,
+    make_directory,
+    naming,
+    write_file,
+)
+from bertdata.format.arrays import HEADER_BYTES, array_name, digest, file_bytes, npy_header
+from bertdata.format.dataset import stamp
+from bertdata.format.manifest import (
+    MANIFEST,
+    Manifest,
+    not_a_dataset,
+    parse_manifest,
+    read_manifest,
+    read_with_content,
+)
+from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
+from bertdata.format.records import MAX_RECORD_BYTES, parse_record, read_record
+from bertdata.format.verify import require_own_tokens
+from bertdata.remote import hub, stores
+from bertdata.remote.access import RemoteFile
+from bertdata.remote.find import within
+from bertdata.urls import is_url, without_secrets
+
+LOCK = ".pull.lock"
+THREADS = 8  # files at the same time
+_PIECE = 1 << 23
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done, and all."""
+FileOf = Callable[[str], RemoteFile]
+_Result = TypeVar("_Result")
+
+
+def push(
+    directory: str | Path,
+    url: str,
+    *,
+    public: bool = False,
+    origins: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> str:
+    """Upload the dataset in a directory to a URL, and return its dataset_id. Checks every file before its upload.
+
+    url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. After an interruption, the same
+    command uploads all files again. If the dataset is there already, nothing is uploaded, unless `origins` are to be
+    added. public: of the hub, also upload to a repository that everybody sees. origins: also upload origins/, which
+    names inputs with their paths, to the hub; an object store always gets it. progress: called with the bytes that are
+    done, and all.
+
+    Raises UsageError, DatasetError for a dataset that is damaged or replaced meanwhile, BuildError if another dataset
+    is there, and RemoteError.
+    """
+    source, root = Path(directory), url.rstrip("/")
+    is_hub = root.startswith("hf:")
+    if not is_url(root) or root.startswith("http"):
+        shown = without_secrets(root)
+        sentence = f"{shown} cannot hold a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name"
+        raise UsageError(sentence, "bad-url", option="url", given=shown)
+    before = stamp(source / MANIFEST)
+    manifest, content = read_with_content(source)
+    _require_own_id(manifest)
+    parent, is_public = hub.head(root) if is_hub else (None, False)
+    try:
+        there = _dataset_under(root)[2].dataset_id
+    except DatasetError as error:
+        if error.kind != "not-a-dataset":
+            raise
+        there = None
+    if there == manifest.dataset_id and not origins:
+        return there
+    if there not in (None, manifest.dataset_id):
+        sentence = f"{root} holds another dataset already; give another URL, or remove that one first"
+        raise BuildError(sentence, "out-exists", option="url", given=root)
+    if is_public and not public:
+        sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
+        raise RemoteError(sentence, "missing", option="public")
+    files, sizes, done = _files_of(manifest), _array_sizes(manifest), 0
+    if (origins or not is_hub) and (record := Record.read(source, manifest)):
+        files |= {name: sha256 for name, (sha256, _) in record.files(manifest).items()} | {RECORD: None}
+
+    def upload(name: str) -> int:
+        _require_sound(source / name, files[name])
+        if not is_hub:
+            stores.write(f"{root}/{name}", source / name)
+        return sizes.get(name, 0)
+
+    def require_same(error: Exception | None = None) -> None:
+        if stamp(source / MANIFEST) != before or type(error) in (FileNotFoundError, ValueError):
+            sentence = f"{source} was replaced during the push; push again"
+            raise DatasetError(sentence, "replaced", given=source) from None
+
+    try:
+        for size in _at_once(upload, files):
+            done += size
+            progress(done, sum(sizes.values()))
+        if is_hub:
+            paths = {name: source / name for name in files}
+            contents = {name: path if path.suffix == ".npy" else path.read_bytes() for name, path in paths.items()}
+            message = f"Dataset {manifest.dataset_id[:16]}"
+            hub.commit(root, {**contents, MANIFEST: content}, parent, message, public=public, check=require_same)
+        else:
+            require_same()
+            stores.write(f"{root}/{MANIFEST}", content)
+    except (BertdataError, OSError, ValueError) as error:
+        require_same(error)
+        raise
+    return manifest.dataset_id
+
+
+def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
+    """Copy the dataset under a URL to a directory, check every byte, and return its dataset_id.
+
+    After a kill, the same command continues with the files that are not here. Raises UsageError, DatasetError if there
+    is no dataset or a file is not what the manifest says, BuildError if the directory holds something else, and
+    RemoteError.
+    """
+    root, target = url.rstrip("/"), Path(directory)
+    if not is_url(root):
+        raise UsageError(f"{url} is not a URL; give one such as s3://bucket/name", "bad-url", option="url", given=url)
+    file_of, content, manifest = _dataset_under(root)
+    if target.exists() and any(target.iterdir()) and not any((target / name).exists() for name in (LOCK, MANIFEST)):
+        raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
+    make_directory(target)
+    with locked(target / LOCK, f"{target} is being filled", "wait for it"):
+        there = [*target.iterdir()]  # looked at once, as a build may end meanwhile, which has .build or the manifest
+        if target / MANIFEST not in there:
+            fsync_directory(target)  # before any file, as the name of the lock says whose they are
+            names = {*_files_of(manifest), MANIFEST, LOCK, ORIGINS}
+            if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
+                sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
+                raise BuildError(sentence, "out-exists", option="directory", given=target)
+            _get_files(file_of, target, manifest, progress)
+            write_file(target / MANIFEST, content)
+            there = []
+        (target / LOCK).unlink(missing_ok=True)
+    if read_manifest(target).dataset_id != manifest.dataset_id:
+        sentence = f"{target} already holds another dataset; give another directory"
+        raise BuildError(sentence, "out-exists", option="directory", given=target)
+    for name, sha256 in _files_of(manifest).items() if there else ():  # nothing was copied now
+        _require_sound(target / name, sha256)
+    return manifest.dataset_id
+
+
+def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
+    """Return the directory of this host that has the dataset under a URL: in the cache, and copied there once.
+
+    Of several processes the first one copies, and the others wait for it. The copy is named by the digest of its
+    manifest, so another dataset under the same URL is another copy. Nothing removes it; the directory may be deleted
+    when nobody reads it. say: called with a line before a copy begins. Raises as `pull` does.
+    """
+    root = url.rstrip("/")
+    file_of, content, manifest = _dataset_under(root)
+    target = cache_directory() / "datasets" / hashlib.sha256(content).hexdigest()[:32]
+    if not (target / MANIFEST).exists():
+        make_directory(target)
+        with locked(target.with_name(f"{target.name}.lock"), wait=True):
+            if not (target / MANIFEST).exists():
+                say(f"copying {root} to {target}")
+                _get_files(file_of, target, manifest, lambda done, total: None)
+                write_file(target / MANIFEST, content)
+    return target
+
+
+def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
+    """Return name → file, and the manifest, as bytes too. Raises DatasetError if there is no dataset."""
+    try:
+        file_of = within(root)
+        content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
+    except RemoteError as error:
+        if error.kind == "not-found":
+            raise not_a_dataset(root) from None
+        raise
+
+    def open_table(name: str, dtype: str, length: int) -> np.ndarray:
+        raw, size = file_of(name).read(MAX_RECORD_BYTES), np.dtype(dtype).itemsize * length
+        if raw[:HEADER_BYTES] != npy_header(dtype, length) or len(raw) != HEADER_BYTES + size:
+            raise _not_named(f"{root}/{name}")
+        return np.frombuffer(raw, dtype, offset=HEADER_BYTES)
+
+    return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
+
+
+def _files_of(manifest: Manifest) -> dict[str, str | None]:
+    """Return name → SHA-256 of every file but the manifest; None for commit records, which hold their own."""
+    files: dict[str, str | None] = {**manifest.tokenizer, **manifest.tables}
+    for shard in manifest.shards:
+        files |= {array_name(shard.name, name): entry["sha256"] for name, entry in shard.arrays.items()}
+        files[f"{shard.name}.json"] = None
+    return files
+
+
+def _array_sizes(manifest: Manifest) -> dict[str, int]:
+    """Return name → bytes of the file of each array."""
+    every = ((shard.name, array, entry) for shard in manifest.shards for array, entry in shard.arrays.items())
+    return {array_name(shard, array): file_bytes(**entry) for shard, array, entry in every}
+
+
+def _require_own_id(manifest: Manifest) -> None:
+    """Raises DatasetError if a dataset gives itself the id of another, for which `local_copy` would then take it."""
+    if manifest.computed_id() != manifest.dataset_id:
+        raise damaged(MANIFEST, f"its dataset_id {manifest.dataset_id[:16]} is not that of its arrays")
+
+
+def _require_sound(path: Path, sha256: str | None) -> None:
+    """Raises DatasetError for a file that is missing or damaged. sha256: None for a record, which has a checksum."""
+    if sha256 is None:
+        read_record(path)
+    elif not path.exists() or digest(path)[0] != sha256:
+        raise _not_named(path)
+
+
+def _not_named(path: str | Path) -> DatasetError:
+    return damaged(path, f"it is not the file that {MANIFEST} names")
+
+
+def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
+    """Copy all files but the manifest, without those that are here, and check each."""
+    _require_own_id(manifest)
+    record, content = _origins_under(file_of, manifest)
+    sizes, is_over, done = _array_sizes(manifest), threading.Event(), 0
+    files = {name: (sha256, sizes.get(name, MAX_RECORD_BYTES)) for name, sha256 in _files_of(manifest).items()}
+    files |= record.files(manifest) if record else {}
+    total = sum(sizes.values())
+    prepare_directory(target, record.shards if record else {})
+    try:
+        for size in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
+            done += size
+            progress(min(done, total), total)
+    finally:
+        is_over.set()
+    require_own_tokens(target, manifest)
+    if record:
+        write_file(target / RECORD, content)
+
+
+def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
+    """Return the record of the origins of a dataset under a URL, as bytes too; None: it has none."""
+    try:
+        file = file_of(RECORD)
+    except RemoteError as error:
+        if error.kind not in ("not-found", "access-denied"):  # some stores refuse access to what does not exist
+            raise
+        return None, b""
+    content = file.read(MAX_RECORD_BYTES)
+    return Record.of(parse_record(content, file.name), manifest, file.name), content
+
+
+def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
+    """Copy a file of at most so many bytes, unless it is here, and return its size."""
+    if sha256 is not None and path.exists() and digest(path)[0] == sha256:
+        return path.stat().st_size
+    file, copied = find(), hashlib.sha256()
+    if file.size > most:
+        raise _not_named(file.name)
+    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # to which a copy that failed may still write
+    stage = Stage(path.parent)  # no context, whose end would remove the file of a later copy
+    with file.open() as source, naming(path), stage.open(path.name) as copy:
+        while not is_over.is_set() and (piece := source.read(_PIECE)):
+            copied.update(piece)
+            copy.write(piece)
+        if is_over.is_set():
+            return 0
+        if sha256 is None:
+            copy.seek(0)
+            parse_record(copy.read(), file.name)
+        elif sha256 != copied.hexdigest():
+            stage.discard([path.name])
+            raise _not_named(file.name)
+        stage.publish()
+    return file.size
+
+
+def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
+    """Yield the results of `do` for all names, as they come.
+
+    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
+    """
+    every, results, is_over = list(names), queue.SimpleQueue[_Result | BaseException](), threading.Event()
+    waiting = iter(every)  # which threads may share
+
+    def work() -> None:
+        for name in waiting:
+            if is_over.is_set():
+                return
+            try:
+                results.put(do(name))
+            except BaseException as error:
+                is_over.set()
+                results.put(error)
+
+    for _ in range(min(THREADS, len(every))):
+        threading.Thread(target=work, name="transfer", daemon=True).start()
+    try:
+        for _ in every:
+            if isinstance(result := results.get(), BaseException):
+                raise result
+            yield result
+    finally:
+        is_over.set()

@@ -1,0 +1,188 @@
+"""A tokenizer.json and what follows from it, made when it is first needed, and kept on disk where that takes long."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import json
+import threading
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken
+
+from bertdata.errors import TokenizerError, UsageError
+from bertdata.files import cache_directory, make_directory, write_file
+from bertdata.tokenize.models import read_only
+
+MOST_KEPT = 1 << 30  # bytes of the files of all tokenizers
+
+
+class NotAnObject(TokenizerError):
+    """A file is not a JSON object."""
+
+
+class Source:
+    """A tokenizer.json. May be used by several threads at once."""
+
+    special_is_text = True
+    """Whether `library` takes special tokens in a text for text."""
+    is_as_stored = True
+    """Whether `content` has the added tokens and the post-processor of the file."""
+    outline: dict[str, Any]
+    """`content` without the vocabulary and the merges, and with a normalizer and a pre-tokenizer as the library spells
+    them today; {}: not known yet."""
+    added: dict[int, AddedToken]
+    """Id → added token."""
+
+    def __init__(self, spelled: bytes, *settings: object) -> None:
+        """spelled: tokenizer.json. settings: all else that decides about what is kept."""
+        self._spelled, self._lock, self.outline = spelled.removeprefix(b"\xef\xbb\xbf"), threading.RLock(), {}
+        self._key = hashlib.sha256(self._spelled)
+        self._key.update(repr((settings, tokenizers.__version__, np.__version__, _code())).encode())
+        self.unused: list[tokenizers.Tokenizer] = []  # parsed, and not yet the library of a source
+
+    def allowing_special(self) -> Source:
+        """Return the same source with a library that takes special tokens in a text for what they are."""
+        other = copy.copy(self)
+        other.special_is_text = False
+        other.__dict__.pop("library", None)
+        self.forget()
+        return other
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The JSON that a dataset stores. Raises NotAnObject."""
+        collects = gc.isenabled()
+        gc.disable()  # with it, many new objects take twice the time
+        try:
+            changed = {name: self.outline[name] for name in ("added_tokens", "post_processor") if name in self.outline}
+            no_limits = {"truncation": None, "padding": None}  # a dataset holds whole documents
+            return {} | json.loads(self._spelled.decode()) | no_limits | changed
+        except (TypeError, ValueError, RecursionError) as error:
+            sentence = f"the `tokenizers` library cannot read this tokenizer: {error}"
+            raise NotAnObject(sentence, "tokenizer-unreadable", option="tokenizer") from None
+        finally:
+            (gc.enable if collects else gc.disable)()
+
+    @cached_property
+    def library(self) -> tokenizers.Tokenizer:
+        """The tokenizer of `tokenizers`. Raises TokenizerError if the JSON is no tokenizer."""
+        with self._lock:
+            library = self.unused.pop() if self.unused else self.parse()
+        library.encode_special_tokens = self.special_is_text
+        return library
+
+    def parse(self) -> tokenizers.Tokenizer:
+        """Return a new library. Raises TokenizerError if the JSON is no tokenizer."""
+        try:
+            # The library reads the scores of Unigram with an error in the last bit, which depends on their spelling.
+            if self.is_as_stored and b'"Unigram"' not in self._spelled and b'"unk_id"' not in self._spelled:
+                with suppress(Exception):
+                    library = tokenizers.Tokenizer.from_buffer(self._spelled)
+                    library.no_truncation()
+                    library.no_padding()
+                    return library
+            return tokenizers.Tokenizer.from_str(json.dumps(self.content, ensure_ascii=False))
+        except TokenizerError:
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if not is_failure(error):
+                raise
+            sentence = f"the `tokenizers` library cannot read this tokenizer: {error}"
+            raise TokenizerError(sentence, "tokenizer-unreadable", option="tokenizer") from None
+
+    def model(self) -> dict[str, Any]:
+        """The JSON of the model, with the scores of Unigram as the library has them."""
+        is_unigram = self.outline["model"]["type"] == "Unigram"
+        return (json.loads(self.library.to_str()) if is_unigram else self.content)["model"]
+
+    def vocabulary(self, *, with_added: bool = False) -> dict[str, int]:
+        """Token → id."""
+        tokens = self.content["model"]["vocab"]
+        known = tokens if isinstance(tokens, dict) else {token: number for number, (token, _) in enumerate(tokens)}
+        return known | {token.content: number for number, token in self.added.items()} if with_added else known
+
+    def forget(self) -> None:
+        """Free the JSON, which is parsed again if it is needed."""
+        self.__dict__.pop("content", None)
+
+    def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what the cache has under a name, or else what `make` returns, which is kept there.
+
+        The values are arrays, which become read-only, and what JSON has.
+        """
+        return self.read(name) or self.keep(name, make())
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return what the cache has under a name, {} if it has nothing."""
+        with suppress(OSError, ValueError, UsageError):  # no such file, a damaged one, or no directory for it
+            return _values(self._path(name).read_bytes())
+        return {}
+
+    def keep(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values, and keep them if the cache can be written."""
+        values = {name: read_only(v) if isinstance(v, np.ndarray) else v for name, v in values.items()}
+        with suppress(OSError, UsageError):
+            _keep(self._path(name), values)
+        return values
+
+    def _path(self, name: str) -> Path:
+        key = self._key.copy()
+        key.update(name.encode())
+        return cache_directory() / "tokenizers" / key.hexdigest()
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an error is one of the library, whose Rust code may panic, and not such as KeyboardInterrupt."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@cache
+def _code() -> list[tuple[str, int, int]]:
+    """Name, time and size of each file of code that makes what is kept."""
+    facts = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    return [(name, fact.st_mtime_ns, fact.st_size) for name, fact in facts]
+
+
+def _values(file: bytes) -> dict[str, Any]:
+    """Return the values in a file of the cache. Raises ValueError if it is damaged."""
+    if zlib.crc32(file[4:]) != int.from_bytes(file[:4], "little"):
+        raise ValueError
+    end = file.index(b"\n", 4)
+    rest, shapes = json.loads(file[4:end])
+    arrays, start = {}, end + 1
+    for name, (dtype, shape) in shapes.items():
+        start += -start % 64
+        arrays[name] = np.ndarray(shape, dtype, file, start)
+        start += arrays[name].nbytes
+    return arrays | rest
+
+
+def _keep(path: Path, values: dict[str, Any]) -> None:
+    """Write a file of the cache, and remove the oldest ones if all of them have more than MOST_KEPT bytes.
+
+    The file has the CRC-32 of what follows, a line of JSON, and the bytes of arrays at multiples of 64 bytes.
+    """
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    rest = {name: value for name, value in values.items() if name not in arrays}
+    file = bytearray(4) + json.dumps([rest, {name: (a.dtype.str, a.shape) for name, a in arrays.items()}]).encode()
+    file += b"\n"
+    for array in arrays.values():
+        file += bytes(-len(file) % 64) + array.tobytes()
+    file[:4] = zlib.crc32(memoryview(file)[4:]).to_bytes(4, "little")
+    make_directory(path.parent)
+    write_file(path, bytes(file))
+    known = sorted(((each, each.stat()) for each in path.parent.iterdir()), key=lambda pair: -pair[1].st_mtime_ns)
+    size = 0
+    for each, facts in known:
+        size += facts.st_size
+        if size > MOST_KEPT:
+            each.unlink(missing_ok=True)
