@@ -257,7 +257,7 @@ class Config(Options):
             lambda c: not c.data or c.mix_temperature is not None or len(c.weights) == len(c.data) * (len(c.data) > 1),
             "a number for each of several --data, such as --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature",
         ),
-        Needs(("objective",), _has_its_masks, "--masking uniform"),
+        Check("masking", _has_its_masks, "uniform, which --objective diffusion needs"),
         Check(
             "random_fraction", lambda c: c.mask_fraction + c.random_fraction < 1 + 1e-9, "1 - --mask-fraction or less"
         ),

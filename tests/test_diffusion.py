@@ -68,9 +68,7 @@ def test_two_ranks_have_the_losses_of_one(dataset, tmp_path):
 
 
 def test_other_masks_are_refused(dataset, tmp_path):
-    refused_run(
-        dataset.path, tmp_path / "run", **OPTIONS | {"masking": "exact"}, kind="needs-option", option="objective"
-    )
+    refused_run(dataset.path, tmp_path / "run", **OPTIONS | {"masking": "exact"}, kind="conflict", option="masking")
 
 
 def test_the_example_fills_in_half_of_a_row(dataset, tmp_path, monkeypatch, capsys):
