@@ -57,12 +57,6 @@ def pretrain(config: Config) -> None:
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
-        if resumed_from and run.state.step >= run.stream.plan.steps:
-            if ranks.rank == 0:  # a kill may have come before `last` was made
-                checkpoint.Writer(config.keep, resumed_from, click.echo, ()).clear(resumed_from)
-                complete = f"the run is complete: {resumed_from}; give more --steps, or another --out"
-                click.echo("\n".join([*warnings, complete]))
-            return
         if is_new:
             command = f"bertrain pretrain --config {shlex.quote(f'{out}/run.json')}"
             run.changes = [f"--out {out}; {command} resumes this run"]
@@ -131,6 +125,8 @@ class Pretraining:
         self.stream.resume(self.resumed_from, saved, self.made_with)
         with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
             self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
+        if saved.step >= self.stream.plan.steps:  # an evaluation may be missing
+            self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or another --out")
         return saved
 
     def facts(self) -> dict[str, object]:

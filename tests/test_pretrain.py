@@ -100,7 +100,7 @@ def test_stopped_after_any_step_and_resumed_the_losses_are_the_same_bits(finishe
 
 def test_a_run_that_is_over_is_done_and_does_not_become_shorter(dataset, copied, capsys):
     train(dataset.path, copied, steps=6, data_seed=0)  # as --seed
-    assert capsys.readouterr().out.startswith("the run is complete: ")
+    assert capsys.readouterr().out.startswith("the run is complete, with step 6; ")
     assert names(copied)[-1] == "step-00000006"
     refused_run(dataset.path, copied, steps=5, kind="other-settings", option="steps")
 
