@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import binding
@@ -63,33 +62,8 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
-class _PartLibrary(JITCodeLibrary):
-    """LLVM's code of a part, which is optimized and compiled only with the kernels that call the part."""
-
-    codegen = SimpleNamespace(set_env=lambda name, environment: None)  # noqa: ARG005
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
-        self._ensure_finalized()
-        return 0
-
-
-class _PartCompiler(Compiler):
-    def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
-        super().__init__(typing, target, library or _PartLibrary(target.codegen(), "part"), *more)
-
-
 class _Part(CPUDispatcher):
     """A function that only kernels call. numba would let Python call it, which ends the process."""
-
-    def __init__(self, function: Any, **options: Any) -> None:
-        super().__init__(function, pipeline_class=_PartCompiler, **options)
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__name__} is a part of kernels, which Python cannot call")
