@@ -429,7 +429,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     from bertdata.write import import_ids
 
     with _bar("import") as progress:
-        options |= {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
+        options |= {"ids": IdsFormat.pop_from(options), "shares": Shares.pop_from(options)}
         dataset = import_ids(files, out, **options, say=_say, progress=progress)
     counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
     if separator is None:
@@ -478,7 +478,7 @@ def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     """
     from bertdata import write
 
-    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    vocabulary, text = Vocabulary.pop_from(options), TextFormat.pop_from(options, documents="line")
     if vocabulary.kind in FIXED_TOKENIZERS:
         others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
         _say_without_effect(sorted(others), f"--type {vocabulary.kind} has a fixed vocabulary")

@@ -73,7 +73,7 @@ KINDS = {
     "too-many-files": "The system allows too few open files. Raise its limits, or make larger shards.",
     # tokenizers
     "tokenizer-not-found": "There is no tokenizer of this name. Give a file, a directory, or a name on the hub.",
-    "tokenizer-unreadable": "A file is no tokenizer that can be read. Give another.",
+    "tokenizer-unreadable": "A file cannot be read as a tokenizer. Give another.",
     "tokenizer-lacks-token": "A tokenizer has no special token that is needed. Add it, or give another tokenizer.",
     "tokenizer-differs": "Two parts were made with different tokenizers. Give parts that fit.",
     "tokenizer-failed": "A tokenizer cannot encode a text. Change the text.",

@@ -56,7 +56,7 @@ class Options:
         return {one.target.id: " ".join(ast.literal_eval(two.value).split()) for one, two in pairs}
 
     @classmethod
-    def taken(cls: type[_Group], options: dict[str, Any], **more: Any) -> _Group:
+    def pop_from(cls: type[_Group], options: dict[str, Any], **more: Any) -> _Group:
         """Remove the options of this group from a dict by names of the command line, and return them as an object."""
         return cls(**{each.name: options.pop(name) for name, each in cls.declared() if name in options} | more)
 
@@ -235,6 +235,6 @@ class IdsFormat(Options):
 def build_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `build` for options by their names on the command line."""
     rest = dict(options)
-    groups = {"text": TextFormat.taken(rest), "shares": Shares.taken(rest), "machines": Machines.taken(rest)}
-    vocabulary, tokenizer = Vocabulary.taken(rest), rest.pop("tokenizer", None)
+    groups = {"text": TextFormat.pop_from(rest), "shares": Shares.pop_from(rest), "machines": Machines.pop_from(rest)}
+    vocabulary, tokenizer = Vocabulary.pop_from(rest), rest.pop("tokenizer", None)
     return {**rest, **groups, "tokenizer": vocabulary if tokenizer is None else tokenizer}

@@ -481,11 +481,11 @@ def build(inputs, out, **options):
 
 def import_ids(inputs, out, **options):
     """bertdata.import_ids, with options by their names on the command line."""
-    groups = {"ids": IdsFormat.taken(options), "shares": Shares.taken(options)}
+    groups = {"ids": IdsFormat.pop_from(options), "shares": Shares.pop_from(options)}
     return bertdata.import_ids(inputs, out, **options, **groups)
 
 
 def train_tokenizer(inputs, out, **options):
     """bertdata.train_tokenizer, with options by their names on the command line."""
-    vocabulary, text = Vocabulary.taken(options), TextFormat.taken(options, documents="line")
+    vocabulary, text = Vocabulary.pop_from(options), TextFormat.pop_from(options, documents="line")
     return bertdata.train_tokenizer(inputs, out, vocabulary, text=text, **options)

@@ -140,7 +140,7 @@ def of_ids(scratch: Path) -> Iterator[tuple[str, Target]]:
     def use(given: Path, **of_format: Any) -> Callable[[], None]:
         def imported() -> None:
             shutil.rmtree(out, ignore_errors=True)
-            groups = {"ids": IdsFormat.taken(dict(of_format)), "shares": Shares(validation=0.0)}
+            groups = {"ids": IdsFormat.pop_from(dict(of_format)), "shares": Shares(validation=0.0)}
             dataset = bertdata.import_ids([given], out, tokenizer=vocabulary, **groups)
             assert dataset.num_tokens > 0
 

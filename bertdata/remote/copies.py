@@ -132,7 +132,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     """Copy the dataset under a URL to a directory, check every byte, and return its dataset_id.
 
     After a kill, the same command continues with the files that are not here. Raises UsageError, DatasetError if there
-    is no dataset or a file is not what the manifest says, BuildError if the directory holds something else, and
+    is not a dataset or a file is not what the manifest says, BuildError if the directory holds something else, and
     RemoteError.
     """
     root, target = url.rstrip("/"), Path(directory)

@@ -233,7 +233,7 @@ def _open_megatron(name: str) -> IdsFile:
     header = FileArray(index, np.uint8, min(size, begin))[:].tobytes().ljust(begin, b"\0")
     magic, version, code, num_sequences, num_documents = struct.unpack(_HEADER, header)
     if magic != b"MMIDIDX\0\0" or version != 1 or code not in _DTYPES:
-        raise refused(index, "not-of-format", " is no index of version 1 for ids; give one that Megatron wrote")
+        raise refused(index, "not-of-format", " is not an index of version 1 for ids; give one that Megatron wrote")
     expected = begin + 12 * num_sequences + 8 * num_documents
     if size != expected:
         raise refused(index, "cut-short", f" has {size:,} bytes, not the {expected:,} of its header; get it again")

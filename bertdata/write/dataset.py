@@ -132,7 +132,7 @@ def build(
         **{f"the code of {spec}": code_of(spec) for spec in functions_of(form)},
     }
     plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)
-    work = _Work(plan, form, shares, choice, machines, overwrite, say, progress)
+    work = _Build(plan, form, shares, choice, machines, overwrite, say, progress)
     with nullcontext() if machines.ray is None else connected(machines.ray, say):
         return work.run(Path(out))
 
@@ -168,7 +168,7 @@ def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], 
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Build:
     """What a build makes. Its options were checked."""
 
     plan: BuildPlan
