@@ -51,15 +51,16 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = ranks.from_first(lambda: checkpoint.directory_of(config))
         is_new, config = not config.out, replace(config, out=str(out))
-        if ranks.rank == 0:
-            stack.callback(checkpoint.remove_unused, out, made=is_new or not out.exists())
+        made = is_new or not out.exists()
         ranks.on_first(lambda: stack.enter_context(checkpoint.lock(out)))
+        if ranks.rank == 0:  # not before the lock: another run may hold it
+            stack.callback(checkpoint.remove_unused, out, made)
         resumed_from, warnings = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Pretraining(config, ranks, resumed_from, warnings))
         ranks.require_same_on_all_ranks(run.facts())
         if is_new:
             command = f"bertrain pretrain --config {shlex.quote(f'{out}/run.json')}"
-            run.changes = [f"--out {out}; {command} resumes this run"]
+            run.changes.append(f"--out {out}; {command} resumes this run")
         run.begin()
         with run.report, Signals(ranks) as signals:
             run.report.callback(run.writer.wait)
