@@ -111,14 +111,14 @@ def signature(node: ast.FunctionDef, name: str, *, is_method: bool) -> str:
 
 def _broken(arguments: ast.arguments) -> str:
     """Arguments, one in a line."""
-    text, depth, parts = ast.unparse(arguments), 0, [""]
-    for character in text:
+    depth, parts = 0, [""]
+    for character in re.sub(r"lambda [^:]*", lambda match: match[0].replace(",", "\0"), ast.unparse(arguments)):
         depth += (character in "([{") - (character in ")]}")
         if character == "," and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
-    return ",\n    ".join(part.strip() for part in parts)
+    return ",\n    ".join(part.strip() for part in parts).replace("\0", ",")
 
 
 def described(source: Source, node: Definition, name: str, below: str, level: int) -> Iterator[str]:
