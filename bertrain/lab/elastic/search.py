@@ -15,6 +15,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,13 @@ CHILDREN = 100  # in a row without a new trial are enough
 DRAWS = 1000  # in a row without a new trial end a search
 WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
 SHOWN = 10  # trials that are printed
+ONE = click.IntRange(min=1)
 METHODS = ("evolution", "random")
 TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
 
 
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
-    """Draw `number` of a search, a function of the arguments alone.
+    """Return draw `number` of a search, a function of the arguments alone.
 
     best: the sub-network that it is a child of: each of its sizes goes to the next smaller or larger value of the space
     with probability 1/4. None: any of the space.
@@ -57,24 +60,13 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
     if best is None:
         return space[int(draw.integers(len(space)))]
     while True:
-        child = Sizes(
-            *(
-                _beside(size, values, up=draw.random() < 0.5) if draw.random() < MUTATION else size
-                for size, values in zip(best, space.values, strict=True)
-            )
-        )
-        if child in space:
-            return child
-
-
-def _beside(size: int, values: list[int], *, up: bool) -> int:
-    """Return the next larger or smaller value, or the size itself at the end of the values."""
-    index = values.index(size) + (1 if up else -1)
-    return values[min(max(index, 0), len(values) - 1)]
-
-
-def _explores(seed: int, trial: int) -> bool:
-    return np.random.default_rng(bertdata.key(seed, "explore", trial)).random() < EXPLORE
+        child = list(best)
+        for place, values in enumerate(space.values):
+            if draw.random() < MUTATION:
+                index = values.index(best[place]) + (1 if draw.random() < 0.5 else -1)
+                child[place] = values[min(max(index, 0), len(values) - 1)]
+        if Sizes(*child) in space:
+            return Sizes(*child)
 
 
 def search(
@@ -92,24 +84,22 @@ def search(
     number, last = 0, 0  # of the next sample, and of that which gave the last trial
     with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
         while len(losses) < trials and number - last < DRAWS:
-            evolves = method == "evolution" and len(losses) >= FIRST
-            evolves = evolves and number - last < CHILDREN and not _explores(seed, len(losses))
+            evolves = method == "evolution" and len(losses) >= FIRST and number - last < CHILDREN
+            if evolves:
+                evolves = np.random.default_rng(bertdata.key(seed, "explore", len(losses))).random() >= EXPLORE
             best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
             sizes = candidate(space, number, seed=seed, best=best)
             number += 1
             if sizes not in losses and known.latency(sizes) <= limit:
-                losses[sizes] = known.loss(sizes)
-                last = number
+                losses[sizes], last = known.loss(sizes), number
                 bar.update()
     return losses
 
 
-# ----------------------------------------------------------------------------------------------------------- measuring
-
-
 @torch.no_grad()
-def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device) -> float:
-    """Return the median time in ms of the encoder's forward pass for `rows` rows of `length` tokens."""
+def cost(encoder: Encoder, *, rows: int, length: int) -> dict[str, Any]:
+    """Return the parameters, and the median time in ms of a forward pass for `rows` rows of `length` tokens."""
+    device = encoder.model.device
     places = torch.arange(length, device=device).expand(rows, -1)
     ids = places % encoder.model.config.vocab_size
     times, synchronize = [], getattr(torch, device.type).synchronize
@@ -119,14 +109,15 @@ def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device
         encoder.encode(ids, position_ids=places)
         synchronize()
         times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times[WARMUP:])
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    return {"parameters": parameters, "latency_ms": statistics.median(times[WARMUP:])}
 
 
 class Measurements:
-    """Latency, loss and accuracy of sub-networks. Each is measured once, and kept in trials.jsonl.
+    """Numbers of sub-networks. Each is measured once, and kept in trials.jsonl.
 
-    settings: what the numbers depend on. Raises UsageError if those in the directory were made with others, and
-    DatasetError if search.json does not say with which.
+    settings: what the numbers depend on. make: a sub-network. cost: its "parameters" and "latency_ms". judge: its
+    "loss" and "accuracy". Raises UsageError if the numbers in the directory were measured with other settings.
     """
 
     def __init__(
@@ -134,66 +125,49 @@ class Measurements:
         out: Path,
         settings: Mapping[str, Any],
         make: Callable[[Sizes], Encoder],
-        latency: Callable[[Encoder], float],
+        cost: Callable[[Encoder], Mapping[str, Any]],
         judge: Callable[[Encoder], Mapping[str, Any]],
     ) -> None:
-        """make: a sub-network. latency: of one, in ms. judge: its "loss" and "accuracy"."""
-        self._path, self._make, self._latency, self._judge = out / TRIALS, make, latency, judge
+        self._path, self._make, self._cost, self._judge = out / TRIALS, make, cost, judge
         self.entries: dict[Sizes, dict[str, Any]] = {}
         if self._path.exists():
-            self._require_same(out, settings)
-            self._read(self._path.read_text(errors="replace"))
+            _require_same(out, settings)
+            for line in self._path.read_text(errors="replace").splitlines():
+                # a line may be cut off as the process died, or damaged as the power failed
+                with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    entry = json.loads(line)
+                    sizes = Sizes(*(entry[name] for name in Sizes._fields))
+                    measured = ("parameters", "latency_ms", *(("loss", "accuracy") if "loss" in entry else ()))
+                    if all(type(number) in (int, float) for number in (*sizes, *map(entry.get, measured))):
+                        self.entries[sizes] = entry
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
-        lines = "".join(json.dumps(entry) + "\n" for entry in self.entries.values())
-        write_file(self._path, lines.encode())
-
-    def _require_same(self, out: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            before = dict(json.loads((out / SETTINGS).read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
-            sentence = (
-                f"{out / SETTINGS} is not as bertrain search wrote it, so nobody knows what the trials beside it "
-                "depend on; put it back, or give another --out"
-            )
-            raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
-        names = [name for name in {**settings, **before} if before.get(name) != settings.get(name)]
-        if names:
-            listed = ", ".join(f"{name} {before.get(name)} → {settings.get(name)}" for name in names)
-            sentence = (
-                f"--out {out} holds a search of other settings (old → new): {listed}; give the old ones, or another "
-                "--out"
-            )
-            raise UsageError(sentence, "other-settings", option="out", given=str(out))
-
-    def _read(self, text: str) -> None:
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-                sizes = Sizes(*(entry[name] for name in Sizes._fields))
-                measured = ("parameters", "latency_ms", *(("loss", "accuracy") if "loss" in entry else ()))
-                is_whole = all(type(number) in (int, float) for number in (*sizes, *map(entry.get, measured)))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # cut off as the process died, or damaged as the power failed
-            if is_whole:
-                self.entries[sizes] = entry
+        write_file(self._path, "".join(json.dumps(entry) + "\n" for entry in self.entries.values()).encode())
 
     def latency(self, sizes: Sizes) -> float:
-        if sizes not in self.entries:
-            encoder = self._make(sizes)
-            parameters = sum(parameter.numel() for parameter in encoder.parameters())
-            self._keep(sizes, {"parameters": parameters, "latency_ms": self._latency(encoder)})
-        return self.entries[sizes]["latency_ms"]
+        return self._measured(sizes, "latency_ms", self._cost)
 
     def loss(self, sizes: Sizes) -> float:
-        if "loss" not in self.entries[sizes]:
-            result = self._judge(self._make(sizes))
-            self._keep(sizes, self.entries[sizes] | {name: result[name] for name in ("loss", "accuracy")})
-        return self.entries[sizes]["loss"]
+        return self._measured(sizes, "loss", self._judge)
 
-    def _keep(self, sizes: Sizes, entry: dict[str, Any]) -> None:
-        self.entries[sizes] = sizes._asdict() | entry
-        with naming(self._path), open(self._path, "a") as file:
-            file.write(json.dumps(self.entries[sizes]) + "\n")
+    def _measured(self, sizes: Sizes, name: str, measure: Callable[[Encoder], Mapping[str, Any]]) -> float:
+        known = self.entries.get(sizes, sizes._asdict())
+        if name not in known:
+            known = self.entries[sizes] = {**known, **measure(self._make(sizes))}
+            with naming(self._path), open(self._path, "a") as file:
+                file.write(json.dumps(known) + "\n")
+        return float(known[name])
+
+
+def _require_same(out: Path, settings: Mapping[str, Any]) -> None:
+    try:
+        before = dict(json.loads((out / SETTINGS).read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        sentence = f"{out / SETTINGS} is missing or damaged, so nobody knows what {TRIALS} holds; give another --out"
+        raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
+    if names := [name for name in {**settings, **before} if before.get(name) != settings.get(name)]:
+        listed = ", ".join(f"{name} {before.get(name)} → {settings.get(name)}" for name in names)
+        sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
+        raise UsageError(sentence, "other-settings", option="out", given=str(out))
 
 
 def _milliseconds(given: str) -> float:
@@ -212,7 +186,6 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     axis.scatter(entries[0]["latency_ms"], entries[0]["loss"], s=60, marker="*", color="C3", label="best")
     axis.axvline(limit, color="gray", linestyle="--", linewidth=1, label="limit")
     axis.set(xlabel="latency (ms)", ylabel="validation loss (nats a token)")
-    axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     with naming(path):
         figure.savefig(path, dpi=100)
@@ -229,7 +202,7 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
 @click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--latency", "limit", required=True, help="Longest latency of a sub-network, such as 5ms or 0.2s.")
-@click.option("--trials", default=60, type=click.IntRange(min=1), help="Number of sub-networks to evaluate.")
+@click.option("--trials", default=60, type=ONE, help="Number of sub-networks to evaluate.")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -237,118 +210,72 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     help="evolution: children of the best sub-network so far, and random ones. random: only random ones.",
 )
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed of the choice of sub-networks.")
-@click.option(
-    "--batch-size", default=1, type=click.IntRange(min=1), help="Rows of the forward pass whose latency is measured."
-)
+@click.option("--batch-size", default=1, type=ONE, help="Rows of the forward pass whose latency is measured.")
 @click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: the length of the run.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option(
-    "--max-samples",
-    default=512,
-    type=click.IntRange(min=1),
-    help="Number of samples to evaluate on.",
-)
+@click.option("--max-samples", default=512, type=ONE, help="Number of samples to evaluate on.")
 @click.option("--out", required=True, type=Output(), help="Directory for trials.jsonl and search.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
-def main(
-    path: str,
-    data: str,
-    limit: str,
-    trials: int,
-    method: str,
-    seed: int,
-    batch_size: int,
-    length: int | None,
-    split: str,
-    max_samples: int,
-    out: str,
-    as_json: bool,
-) -> None:
+def main(path: str, data: str, limit: str, batch_size: int, out: str, as_json: bool, **options: Any) -> None:
     """Find the sub-network of an elastic run with the lowest validation loss within a latency limit.
 
     The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
     work on the machine makes it longer.
     """
     most, pyplot = _milliseconds(limit), drawing()
+    choice = {name: options.pop(name) for name in ("method", "trials", "seed")}
     with world() as ranks:
-        if ranks.world_size > 1:
-            raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
-        encoder, shards, directory, places = opened(path, data, split, length, ranks)
+        encoder, shards, directory, length = opened(path, data, options["split"], options["length"], ranks)
         if not (trained := trained_space(directory)):
-            sentence = (
-                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
-            )
+            sentence = f"{directory} was not trained with --elastic, so it has no sub-networks; give a run that was"
             raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
+        space, samples = Space(trained, encoder.model.config), options | {"length": length}
+        settings = {
+            "weights": fingerprint(encoder.model),
+            "dataset_id": shards.dataset_id,
+            "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+            "threads": torch.get_num_threads(),
+            **samples,
+            "batch_size": batch_size,
+        }
+        complete = encoder.model.cpu().eval()
+
+        def make(sizes: Sizes) -> Encoder:
+            return Encoder(elastic.cut(complete, sizes), isolate=encoder.isolate).to(ranks.device).eval()
+
         with checkpoint.lock(Path(out)):
-            space = Space(trained, encoder.model.config)
-            latency = {"rows": batch_size, "length": places}
-            samples = {"split": split, "length": places, "max_samples": max_samples}
-            known = _measurements(Path(out), encoder, shards, ranks, latency, samples)
+            judge = partial(_judge, shards=shards, ranks=ranks, **samples)
+            known = Measurements(Path(out), settings, make, partial(cost, rows=batch_size, length=length), judge)
             smallest = known.latency(space[0])
-            result = search(space, known, method=method, trials=trials, seed=seed, limit=most)
+            result = search(space, known, limit=most, **choice)
             if not result:
-                sentence = (
-                    f"none of the sub-networks that were measured has a latency of {limit}; the smallest has "
-                    f"{smallest:.3g} ms: give a higher --latency"
-                )
+                sentence = f"no sub-network was as fast as {limit}; the smallest has {smallest:.3g} ms: give more"
                 raise UsageError(sentence, "out-of-range", option="latency", given=limit)
             entries = [known.entries[sizes] for sizes in result]
-            _draw(pyplot, Path(out, PICTURE), sorted(entries, key=lambda entry: entry["loss"]), most)
-    facts = {
-        "checkpoint": str(directory),
-        "method": method,
-        "seed": seed,
-        "limit_ms": most,
-        "threads": torch.get_num_threads(),
-    }
-    _say(facts | {"space": len(space)} | latency, entries, out, as_json=as_json)
-
-
-def _measurements(
-    out: Path,
-    encoder: Encoder,
-    shards: bertdata.Dataset,
-    ranks: World,
-    latency: dict[str, int],
-    samples: dict[str, Any],
-) -> Measurements:
-    """Return the measurements of the sub-networks of a model, with those that `out` has already."""
-    model, device = encoder.model, ranks.device
-    on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    settings = {
-        "weights": fingerprint(model),
-        "dataset_id": shards.dataset_id,
-        "device": on,
-        "threads": torch.get_num_threads(),
-        **samples,
-        "batch_size": latency["rows"],
-    }
-    complete = model.cpu().eval()
-
-    def make(sizes: Sizes) -> Encoder:
-        return Encoder(elastic.cut(complete, sizes), isolate=encoder.isolate).to(device).eval()
-
-    def judge(small: Encoder) -> Mapping[str, Any]:
-        result = evaluate(small, shards, ranks, **samples)
-        if result is None or result["loss"] is None:
-            sentence = (
-                f"the split {samples['split']} of {shards.path} is too short to mask; choose another with --split"
-            )
-            raise UsageError(sentence, "too-short-to-mask", option="split", given=samples["split"])
-        return result
-
-    return Measurements(out, settings, make, lambda small: latency_ms(small, **latency, device=device), judge)
-
-
-def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_json: bool) -> None:
-    """Print the best trials, and the command that writes the first of them."""
-    best = sorted(entries, key=lambda entry: entry["loss"])
+            best = sorted(entries, key=lambda entry: entry["loss"])
+            _draw(pyplot, Path(out, PICTURE), best, most)
+    facts = {"checkpoint": str(directory), "method": choice["method"], "seed": choice["seed"], "limit_ms": most}
+    facts |= {"threads": torch.get_num_threads(), "space": len(space), "rows": batch_size, "length": length}
     if as_json:
         click.echo(json.dumps(facts | {"best": best[0], "trials": entries}))
-        return
+    else:
+        _say(facts, best, out)
+
+
+def _judge(small: Encoder, *, shards: bertdata.Dataset, ranks: World, split: str, **samples: Any) -> dict[str, Any]:
+    """Return the loss and the accuracy of a sub-network."""
+    result = evaluate(small, shards, ranks, split=split, **samples)
+    if result is None or result["loss"] is None:
+        sentence = f"the split {split} of {shards.path} is too short to mask; choose another with --split"
+        raise UsageError(sentence, "too-short-to-mask", option="split", given=split)
+    return {name: result[name] for name in ("loss", "accuracy")}
+
+
+def _say(facts: dict[str, Any], best: list[dict[str, Any]], out: str) -> None:
+    """Print the best trials, and the command that writes the first of them."""
     click.echo(
-        f"{facts['checkpoint']}: {len(entries)} of {facts['space']:,} sub-networks tried ({facts['method']}), latency "
-        f"at most {facts['limit_ms']:g} ms for {facts['rows']} × {facts['length']} tokens, threads: {facts['threads']}"
+        f"{facts['checkpoint']}: {len(best)} of {facts['space']:,} sub-networks tried ({facts['method']}), latency at "
+        f"most {facts['limit_ms']:g} ms for {facts['rows']} × {facts['length']} tokens, threads: {facts['threads']}"
     )
     for entry in best[:SHOWN]:
         sizes = ", ".join(f"{name} {entry[name]:,}" for name in (*Sizes._fields, "parameters"))

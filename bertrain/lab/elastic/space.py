@@ -26,10 +26,10 @@ from bertdata import key
 from bertdata.support import UsageError, counted
 from bertrain.lab import growth as grow
 from bertrain.models.families import FUSED
-from bertrain.options import flag
 
 HEADS = {"bert": "any", "modernbert": "same"}  # rotary positions turn pairs of a head's dimensions
 """How wide heads of a sub-network are, by type of model: at most the model's, or the same. Others have none."""
+RULE = "a head has width / heads dimensions, an integer, at most as many as a head of the model (modernbert: as many)"
 EXAMPLE = "layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64"
 
 
@@ -46,51 +46,27 @@ class Sizes(NamedTuple):
         return f"{layers}, width {self.width}, {heads}, feed-forward {self.feed_forward}"
 
 
-class Values(NamedTuple):
-    """By the names of Sizes, the numbers that a space has, ascending."""
-
-    layers: list[int]
-    width: list[int]
-    heads: list[int]
-    feed_forward: list[int]
-
-
 def sizes_of(config: PreTrainedConfig) -> Sizes:
-    """The sizes of a complete model. Raises UsageError for a family without sub-networks."""
-    if config.model_type not in HEADS:
-        can = " or ".join(HEADS)
-        raise UsageError(
-            f"{config.model_type} has no sub-networks; give a {can}", "unsupported", given=config.model_type
-        )
+    """Return the sizes of a complete model. Raises UsageError for a family without sub-networks."""
+    if (kind := config.model_type) not in HEADS:
+        raise UsageError(f"{kind} has no sub-networks; give a {' or '.join(HEADS)}", "unsupported", given=kind)
     return Sizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
 
 
 def check(config: PreTrainedConfig, sizes: Sizes) -> None:
-    """Raises UsageError for sizes that no sub-network of a model has."""
-    for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
-        if not 1 <= size <= most:
-            sentence = f"{flag(name)} is {size}, and the model has {most}; give 1 to {most}"
-            raise UsageError(sentence, "out-of-range", option=name, given=size)
-    if not _heads_fit(config, sizes.width, sizes.heads):
-        sentence = f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others"
-        raise UsageError(sentence, "conflict", option="heads", given=sizes.heads)
-
-
-def _head_width(config: PreTrainedConfig) -> int:
-    return config.hidden_size // config.num_attention_heads
+    """Raise UsageError for sizes that no sub-network of a model has."""
+    full = sizes_of(config)
+    too_large = [name for name, size, most in zip(Sizes._fields, sizes, full, strict=True) if not 1 <= size <= most]
+    if too_large or not _heads_fit(config, sizes.width, sizes.heads):
+        sentence = f"a model of {full} has no sub-network of {sizes}; give sizes from 1 to the model's, where {RULE}"
+        raise UsageError(sentence, "out-of-range", option=(too_large or ["heads"])[0], given=str(sizes))
 
 
 def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
-    """Whether a sub-network may have a width with so many heads."""
+    """Return whether a sub-network may have a width with so many heads."""
     each, rest = divmod(width, heads)
-    most = _head_width(config)
+    most = config.hidden_size // config.num_attention_heads
     return rest == 0 and (each <= most if HEADS[config.model_type] == "any" else each == most)
-
-
-def _rule(config: PreTrainedConfig) -> str:
-    most = _head_width(config)
-    narrower = f"at most the {most} of the model" if HEADS[config.model_type] == "any" else f"the {most} of the model"
-    return f"a head has width / heads dimensions, an integer, {narrower}"
 
 
 # --------------------------------------------------------------------------------------------------------------- space
@@ -105,61 +81,53 @@ class Space:
 
     def __init__(self, text: str, config: PreTrainedConfig) -> None:
         full = sizes_of(config)
-        self.values = Values(*([size] for size in full))
-        for name, numbers in _ranges(text).items():
-            most = getattr(full, name)
-            if numbers[-1] != most:
-                sentence = f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}"
-                raise UsageError(sentence, "out-of-range", option="elastic", given=text)
-            self.values = self.values._replace(**{name: list(numbers)})
-        heads = self.values.heads
-        self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
-        for width in self.values.width:
-            if width not in dict(self._pairs):
-                sentence = (
-                    f"--elastic: width {width} goes with none of the heads {', '.join(map(str, heads))}: "
-                    f"{_rule(config)}; name other heads or widths"
-                )
-                raise UsageError(sentence, "conflict", option="elastic", given=text)
+        ranges = _ranges(text)
+        self.values = [ranges.get(name, range(size, size + 1)) for name, size in full._asdict().items()]
+        """The numbers of each of the four sizes, ascending."""
+        if wrong := [
+            name for name, size, values in zip(full._fields, full, self.values, strict=True) if values[-1] != size
+        ]:
+            sentence = f"--elastic {text}: {wrong[0]} must end with the model's {getattr(full, wrong[0])}; write it so"
+            raise UsageError(sentence, "out-of-range", option="elastic", given=text)
+        self._layers, widths, heads, self._inner = self.values
+        self._pairs = [(width, number) for width in widths for number in heads if _heads_fit(config, width, number)]
+        if missing := set(widths) - {width for width, _ in self._pairs}:
+            sentence = (
+                f"--elastic {text}: width {min(missing)} goes with none of the heads, as {RULE}; name other heads"
+            )
+            raise UsageError(sentence, "conflict", option="elastic", given=text)
 
     def __len__(self) -> int:
-        return len(self.values.layers) * len(self._pairs) * len(self.values.feed_forward)
+        return len(self._layers) * len(self._pairs) * len(self._inner)
 
     def __getitem__(self, number: int) -> Sizes:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        number, inner = divmod(number, len(self.values.feed_forward))
+        number, inner = divmod(number, len(self._inner))
         layer, pair = divmod(number, len(self._pairs))
-        return Sizes(self.values.layers[layer], *self._pairs[pair], self.values.feed_forward[inner])
+        return Sizes(self._layers[layer], *self._pairs[pair], self._inner[inner])
 
     def __contains__(self, sizes: Sizes) -> bool:
-        return (sizes.width, sizes.heads) in self._pairs and all(
-            size in values for size, values in zip(sizes, self.values, strict=True)
-        )
+        fits = (sizes.width, sizes.heads) in self._pairs
+        return fits and sizes.layers in self._layers and sizes.feed_forward in self._inner
 
     def pick(self, seed: int, step: int, index: int) -> Sizes:
-        """The sub-network `index` of a step: a function of these numbers alone, each as likely as any other."""
+        """Return the sub-network `index` of a step: a function of these numbers alone, each as likely as any other."""
         return self[key(seed, "subnet", step, index) % len(self)]
 
 
 def _ranges(text: str) -> dict[str, range]:
-    """--elastic by name, in its order. Raises UsageError for what is no range, or names no size."""
+    """Return the ranges of --elastic by name. Raises UsageError for anything else."""
     ranges: dict[str, range] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
-        if not match or match[1] not in Sizes._fields or match[1] in ranges:
+    for part in map(str.strip, text.split(",")):
+        match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part)
+        name, first, last, step = match.groups() if match else ("", 0, 0, 0)
+        first, last, step = int(first), int(last or first), int(step or 1)
+        if name not in {*Sizes._fields} - {*ranges} or not 1 <= first <= last or step < 1 or (last - first) % step:
             sentence = (
-                f"--elastic {text}: {part.strip() or 'an empty part'} is not one of {', '.join(Sizes._fields)}, each "
-                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}"
+                f"--elastic {text}: {part or 'an empty part'} is not one of {', '.join(Sizes._fields)}, each once "
+                f"with first:last or first:last:step, whose steps lead from first to last; write it like {EXAMPLE}"
             )
             raise UsageError(sentence, "malformed", option="elastic", given=text)
-        first, last, step = int(match[2]), int(match[3] or match[2]), int(match[4] or 1)
-        if not 1 <= first <= last or step < 1 or (last - first) % step:
-            sentence = (
-                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
-            )
-            raise UsageError(sentence, "malformed", option="elastic", given=text)
-        ranges[match[1]] = range(first, last + 1, step)
+        ranges[name] = range(first, last + 1, step)
     return ranges
 
 
