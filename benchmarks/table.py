@@ -6,7 +6,7 @@
 The directory gets the corpus, the vocabulary, the shards, the environments of other libraries, and measured.jsonl, with
 one line for each question. A question that has a line of the same commit, text, settings and machine is not measured
 again, so a run that was stopped goes on; but with changes that are not committed, all is measured. The results are
-benchmarks/results/comparison.json, .md and .png, and a part of docs/benchmarks.md.
+benchmarks/results/comparison.json, and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from environments import PINS, ROOT, LeftOut, last_line, python_of
 
 from bertrain.commands import docstrings
 
-HERE, OUT = Path(__file__).parent, ROOT / "benchmarks" / "results" / "comparison"
+HERE = Path(__file__).parent
+OUT = ROOT / "benchmarks" / "results" / "comparison.json"
 VOCABULARY = 30_522
 LIMIT_S = 900  # of a question
 # Spellings of special tokens of all tokenizers below; <extra_id_0> and the like are T5's.
@@ -352,50 +353,23 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def markdown(data: dict[str, Any]) -> str:
-    """The whole table."""
-    stamped = data["stamp"]
-    cpu = stamped["machine"]
-    lines = [
-        "# Comparison with other libraries", "",
-        f"Made by `make bench` on {stamped['date']}, commit {stamped['commit']}: {counted(cpu['cores'], 'core')} of "
-        f"{cpu['cpu']}, {stamped['memory, GB']:.0f} GB, Python {cpu['python']}, {stamped['corpus, MB']:.0f} MB of "
-        f"text, medians of {counted(stamped['rounds'], 'round')} in turns.",
-    ]  # fmt: skip
-    if stamped["other programs ran"]:
-        lines += ["", f"**Other programs ran**: they took {stamped['share of other programs']:.0%} of the cores' time."]
-    for question, regime in REGIMES.items():
-        lines += ["", f"## {question.capitalize()}", "", f"{regime[0].upper()}{regime[1:]}.", ""]
-        if note := data["notes"].get(question):
-            lines += [f"{note[0].upper()}{note[1:]}.", ""]
-        lines += ["| | library | ours | theirs | | times |", "|---|---|---|---|---|---|"]
-        for one in (one for one in data["rows"] if one["question"] == question):
-            ours = one["reason"] if one["ours"] is None else number(one["ours"])
-            missing = "–" if one["ours"] is None else one["reason"]
-            theirs = missing if one["theirs"] is None else number(one["theirs"])
-            times = f"{one['times']:g}" if one["times"] else ""
-            lines.append(f"| {one['what']} | {one['library']} | {ours} | {theirs} | {one['unit']} | {times} |")
-    return "\n".join(lines) + "\n"
-
-
 def page(data: dict[str, Any]) -> str:
-    """What docs/benchmarks.md holds between its two comments: no ratio of a run that had other programs beside it."""
+    """Return what docs/benchmarks.md holds between its two comments: no ratio of a run with other programs."""
     stamped = data["stamp"]
     cpu = stamped["machine"]
     if stamped["other programs ran"]:
         return (
-            f"The newest run of `make bench` ({stamped['date']}) had other programs beside it; its figures are in\n"
-            "`benchmarks/results/comparison.md`."
+            f"Other programs ran during the newest run of `make bench` ({stamped['date']}); its numbers are in\n"
+            "`benchmarks/results/comparison.json`."
         )
     lines = [
         f"`make bench` measured this on {stamped['date']}: commit {stamped['commit']}, "
         f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, "
         f"{counted(stamped['rounds'], 'round')}.",
         "4.9 means that ours is 4.9 times as fast (or small); below 1 the other library is better.",
-        "`benchmarks/results/comparison.md` has all figures.",
         "",
-        "| what | ours beside each library | how |",
-        "|---|---|---|",
+        "| what | ours | compared with each library | how |",
+        "|---|---|---|---|",
     ]
     hows = {question: regime.split(";")[0] for question, regime in REGIMES.items()}  # in the first row of each
     if limit := data["notes"].get("reading"):
@@ -403,53 +377,33 @@ def page(data: dict[str, Any]) -> str:
     whats = dict.fromkeys((one["question"], one["what"]) for one in data["rows"])
     for question, what in whats:
         rows = [one for one in data["rows"] if one["what"] == what]
-        cells = []
-        reasons: dict[str, list[str]] = {}
-        for one in rows:
-            if one["times"]:
-                cells.append(f"{one['library']} **{one['times']:g}**")
-            elif one["reason"]:
-                takes_not = "nsupported" in one["reason"]  # what the library itself says is in comparison.md
-                why = "does not take this tokenizer" if takes_not else one["reason"]
-                reasons.setdefault(why, []).append(one["library"])
-            elif one["unit"] == "nats":
-                cells.append(f"ours {one['ours']:.3f}, {one['library']} {one['theirs']:.3f} nats")
-            else:
-                cells.append(f"ours {number(one['ours'])}, {one['library']} {number(one['theirs'])} {one['unit']}")
-        cells += [why if why.startswith("ours: ") else f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-        lines.append(f"| {what} | {', '.join(cells)} | {hows.pop(question, '')} |")
+        mine = next((f"{number(one['ours'])} {one['unit']}" for one in rows if one["ours"] is not None), "")
+        lines.append(f"| {what} | {mine} | {', '.join(compared(rows))} | {hows.pop(question, '')} |")
     return "\n".join(lines)
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
-    """Bars of all ratios, on a logarithmic axis."""
-    from matplotlib.figure import Figure
-
-    rows = [one for one in data["rows"] if one["times"]][::-1]
-    figure = Figure(figsize=(8, 0.24 * len(rows) + 1), layout="constrained")
-    axes = figure.subplots()
-    questions = list(REGIMES)
-    colors = [f"C{questions.index(one['question'])}" for one in rows]
-    axes.barh([f"{one['what']}: {one['library']}" for one in rows], [one["times"] for one in rows], color=colors)
-    axes.set_xscale("log")
-    axes.axvline(1, color="black", linewidth=0.8)
-    for place, one in enumerate(rows):
-        axes.text(one["times"], place, f" {one['times']:g}", va="center", fontsize=7)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.margins(x=0.1, y=0.01)
-    note = ", other programs ran" if data["stamp"]["other programs ran"] else ""
-    axes.set_title(f"Times as fast, or as small: {data['stamp']['date']}, {data['stamp']['commit']}{note}", fontsize=9)
-    figure.savefig(path, dpi=110)
+def compared(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the libraries of a row with their ratios, or the reasons why there are none."""
+    cells = []
+    reasons: dict[str, list[str]] = {}
+    for one in rows:
+        if one["times"]:
+            cells.append(f"{one['library']} **{one['times']:g}**")
+        elif one["reason"]:  # what the library itself says is in comparison.json
+            why = "does not support this tokenizer" if "nsupported" in one["reason"] else one["reason"]
+            reasons.setdefault(why, []).append(one["library"])
+        else:
+            cells.append(f"{one['library']} {number(one['theirs'])} {one['unit']}")
+    return cells + [why if why.startswith("ours: ") else f"{', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 def write(data: dict[str, Any]) -> None:
-    OUT.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    OUT.with_suffix(".md").write_text(markdown(data))
-    plot(data, OUT.with_suffix(".png"))
+    """Write the results, and the table of the page."""
+    OUT.write_text(json.dumps(data, indent=1) + "\n")
     path = ROOT / "docs" / "benchmarks.md"
     before, rest = path.read_text().split(BEGIN)
     path.write_text(f"{before}{BEGIN}\n{page(data)}\n{END}{rest.split(END)[1]}")
-    print(f"{OUT.with_suffix('.md')}\n\n{markdown(data)}")
+    print(page(data))
 
 
 @click.command()
@@ -481,7 +435,7 @@ def main(
 ) -> None:
     """Measures ours beside other libraries, and writes the table."""
     if only_write:
-        data = json.loads(OUT.with_suffix(".json").read_text())
+        data = json.loads(OUT.read_text())
         write(data | {"rows": rows_of(data["measured"]), "notes": notes(data["measured"])})
         return
     directory.mkdir(parents=True, exist_ok=True)

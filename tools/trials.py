@@ -710,8 +710,6 @@ def speed() -> None:
     measured = answer("bertdata bench shards")["tokens_per_s"]
     assert {"windows", "documents", "packed", "pairs"} <= measured.keys()
     assert all(rate > 0 for rates in measured.values() for rate in rates.values())
-    measured_before = (ROOT / "benchmarks" / "results" / "2026-11-21.md").read_text(encoding="utf-8")
-    assert "| Mtok/s of one core | exact | bernoulli |" in measured_before
 
 
 @trial(35)

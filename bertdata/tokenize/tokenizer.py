@@ -1,7 +1,7 @@
 """Text → token ids, exactly as the `tokenizers` library gives them; and the special tokens and files of a tokenizer.
 
 An engine gives the ids where there is one for the tokenizer, at 60 to 500 MB/s of English text in one thread. Else
-`tokenizers` gives them, at 1 to 5 MB/s. benchmarks/results/ has the measurements.
+`tokenizers` gives them, at 1 to 5 MB/s. docs/benchmarks.md has the measurements.
 """
 
 from __future__ import annotations
