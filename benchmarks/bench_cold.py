@@ -41,8 +41,8 @@ def make(out: Path, num_tokens: int) -> None:
         tokens[-1] = 102
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
-        shards.append(Shards.of(writer.finish(input_range=(0, 1), counts={})))
-    splits = {"train": Split(Shards.joined(shards))}
+        shards.append(writer.finish(input_range=(0, 1), counts={}))
+    splits = {"train": Split(Shards.of(shards))}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 

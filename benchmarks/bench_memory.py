@@ -42,8 +42,8 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                     file.write(np.array([0, size], "<u8").tobytes())
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
-        shards.append(Shards.of(Shard(name, 1, size, None, arrays)))
-    stage, splits = Stage(out), {"train": Split(Shards.joined(shards))}
+        shards.append(Shard(name, 1, size, None, arrays))
+    stage, splits = Stage(out), {"train": Split(Shards.of(shards))}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 

@@ -109,9 +109,12 @@ class Manifest:
         sha256, comma = hashlib.sha256(b'{"arrays":['), b""
         for split, shards in self.splits.items():
             for shard in shards.shards:
-                for array, entry in sorted(shard.arrays.items()):
-                    sha256.update(comma + canonical([split, array, entry["dtype"], entry["length"], entry["sha256"]]))
-                    comma = b","
+                arrays = [
+                    [split, array, entry["dtype"], entry["length"], entry["sha256"]]
+                    for array, entry in sorted(shard.arrays.items())
+                ]
+                sha256.update(comma + canonical(arrays)[1:-1])
+                comma = b","
         sha256.update(b"]," + canonical(identity)[1:])
         return sha256.hexdigest()
 

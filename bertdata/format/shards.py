@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,37 +68,20 @@ class Shards(Sequence[Shard]):
         self.split, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
 
     @classmethod
-    def of(cls, shard: Shard) -> Shards:
-        """Return the columns of one shard."""
-        split, _, number = shard.name.rpartition("-")
-        entries = shard.arrays.values()
-        row = int(number), shard.num_documents, shard.num_tokens, shard.num_sentences or 0
+    def of(cls, shards: Iterable[Shard]) -> Shards:
+        """Return the columns of some shards of a split, in the order of their numbers."""
+        by_number = sorted(((int(each.name.rpartition("-")[2]), each) for each in shards), key=itemgetter(0))
+        numbers = [(n, each.num_documents, each.num_tokens, each.num_sentences or 0) for n, each in by_number]
+        rows = [{(name, entry["dtype"]): entry for name, entry in each.arrays.items()} for _, each in by_number]
+        arrays = list(dict.fromkeys(array for row in rows for array in row))
+        missing = {"length": -1, "sha256": "00" * _DIGEST_BYTES}
+        entries = [row.get(array, missing) for row in rows for array in arrays]
+        lengths = np.array([entry["length"] for entry in entries], np.int64).reshape(len(rows), -1)
         digests = np.frombuffer(bytes.fromhex("".join(entry["sha256"] for entry in entries)), np.uint8)
+        digests = digests.reshape(len(rows), -1, _DIGEST_BYTES)
         return cls(
-            split,
-            np.array([row], np.int64),
-            [(name, entry["dtype"]) for name, entry in shard.arrays.items()],
-            np.array([[entry["length"] for entry in entries]], np.int64),
-            lambda: digests.reshape(1, -1, _DIGEST_BYTES),
+            by_number[0][1].name.rpartition("-")[0], np.array(numbers, np.int64), arrays, lengths, lambda: digests
         )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Shards]) -> Shards:
-        """Return the shards of all parts of a split, in the order of their numbers."""
-        arrays = list(dict.fromkeys(array for part in parts for array in part.arrays))
-
-        def column(values_of: Callable[[Shards], NDArray[Any]], missing: int) -> Any:
-            """Return the values of all parts, and `missing` for arrays that a part lacks."""
-            columns = []
-            for values, part in ((values_of(part), part) for part in parts):
-                columns.append(np.full((len(values), len(arrays), *values.shape[2:]), missing, values.dtype))
-                columns[-1][:, [arrays.index(array) for array in part.arrays]] = values
-            return np.concatenate(columns)[order]
-
-        numbers = np.concatenate([part.numbers for part in parts])
-        order = np.argsort(numbers[:, 0], kind="stable")
-        digests = column(lambda part: part.digests, 0)
-        return cls(parts[0].split, numbers[order], arrays, column(lambda part: part.lengths, -1), lambda: digests)
 
     @cached_property
     def digests(self) -> NDArray[np.uint8]:
@@ -107,21 +91,21 @@ class Shards(Sequence[Shard]):
         return len(self.numbers)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
-        unit, documents, tokens, sentences = self.numbers[index].tolist()
-        arrays = {
-            name: {"dtype": dtype, "length": length, "sha256": digest.tobytes().hex()}
-            for (name, dtype), length, digest in zip(
-                self.arrays, self.lengths[index].tolist(), self.digests[index], strict=True
-            )
-            if length >= 0
-        }
-        num_sentences = sentences if "sentences" in arrays else None
-        return Shard(shard_name(self.split, unit), documents, tokens, num_sentences, arrays)
+        return tuple(self._shards(index)) if isinstance(index, slice) else next(self._shards([index]))
 
     def __iter__(self) -> Iterator[Shard]:
-        return (self[number] for number in range(len(self)))
+        return self._shards(slice(None))
+
+    def _shards(self, index: Any) -> Iterator[Shard]:
+        rows = self.numbers[index].tolist(), self.lengths[index].tolist(), self.digests[index]
+        for (unit, documents, tokens, sentences), lengths, digests in zip(*rows, strict=True):
+            arrays = {
+                name: {"dtype": dtype, "length": length, "sha256": digest.tobytes().hex()}
+                for (name, dtype), length, digest in zip(self.arrays, lengths, digests, strict=True)
+                if length >= 0
+            }
+            num_sentences = sentences if "sentences" in arrays else None
+            yield Shard(shard_name(self.split, unit), documents, tokens, num_sentences, arrays)
 
     def number_of(self, name: str) -> int:
         """Return the index of a shard in the split, by its name. Raises KeyError if there is none."""
@@ -173,7 +157,7 @@ def shard_name(split: str, unit: int) -> str:
 def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Shards:
     """Return the shards that a manifest lists. Raises ValueError, KeyError and the like for a broken rule."""
     listed = [Shard(**entry) for entry in entries]
-    shards = Shards.joined([Shards.of(shard) for shard in listed]).checked(token_dtype)
+    shards = Shards.of(listed).checked(token_dtype)
     if split != shards.split or list(shards) != listed:
         raise ValueError(f"split {split!r}")
     return shards

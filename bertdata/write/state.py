@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class FinishedUnits:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
         self.checksums = dict[int, int]()  # of units that were made from an iterable
-        self._shards = {split: list[Shards]() for split in SPLITS}
+        self._shards: dict[str, list[Any]] = {split: [[]] for split in SPLITS}  # columns, and at the end a list
         self._lock = threading.Lock()
         for record in records:
             self.add(record)
@@ -128,10 +129,10 @@ class FinishedUnits:
         """Adds a unit that is not there yet."""
         with self._lock:
             for split, shard in record.shards.items():
-                shards = self._shards[split]
-                shards.append(Shards.of(shard))
-                if len(shards) > _ROWS_JOINED:
-                    shards[:] = [Shards.joined(shards)]
+                *_, last = parts = self._shards[split]
+                last.append(shard)
+                if len(last) == _ROWS_JOINED:
+                    parts[-1:] = [Shards.of(last), []]
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
@@ -140,7 +141,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        return {split: Split(Shards.joined(shards)) for split, shards in self._shards.items() if shards}
+        return {split: Split(Shards.of(chain(*parts))) for split, parts in self._shards.items() if any(parts)}
 
 
 def finished_units(staging: Path) -> FinishedUnits:
