@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, NoDatasetError, damaged
 from bertdata.files import Stage
-from bertdata.format.arrays import open_array
+from bertdata.format.arrays import file_bytes, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, sealed_record
 from bertdata.format.shards import (
     ARRAY_DTYPES,
@@ -122,6 +122,11 @@ class Manifest:
     def shards(self) -> Iterator[Shard]:
         """Those of all splits."""
         return (shard for split in self.splits.values() for shard in split.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files of all arrays."""
+        return sum(file_bytes(**entry) for shard in self.shards for entry in shard.arrays.values())
 
     def shard_of(self, document: int) -> tuple[str, int, int]:
         """Return the split, the number of the shard and the number in the shard of a document. document: of all."""

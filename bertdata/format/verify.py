@@ -23,6 +23,7 @@ from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, SpecialTokens
 
 _PIECE = 1 << 20  # numbers that are checked at a time
+_ONE = np.uint64(1)
 
 
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
@@ -38,7 +39,7 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         return faults + table_faults
     if manifest.computed_id() != manifest.dataset_id:
         faults.append(f"{directory}: its dataset_id is not that of its arrays")
-    done, total = 0, sum(file_bytes(**entry) for shard in manifest.shards for entry in shard.arrays.values())
+    done, total = 0, manifest.num_bytes
     for shard in manifest.shards:
         crc32_of: dict[str, list[int]] = {}
         faults += _errors(lambda: crc32_of.update(_recorded_crc32(directory, shard)))  # noqa: B023
@@ -135,93 +136,69 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
 
 
 def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterator[str]:
-    """Checks the numbers of an undamaged shard; of each kind of fault only the first is reported."""
+    """Check the numbers of an undamaged shard; of each kind of fault only the first is reported."""
     special = manifest.special_tokens
     try:
         arrays = open_shard(directory, shard)
     except DatasetError as error:
         yield str(error)
         return
-    documents = arrays["documents"]
+    tokens, documents, has_separator = arrays["tokens"], arrays["documents"], special.separator is not None
 
     def file(array: str) -> Path:
         return array_path(directory, shard.name, array)
 
-    tokens_fault = _tokens_fault(arrays["tokens"], shard.num_documents, special, any_special=manifest.is_imported)
-    if tokens_fault:
-        yield f"{file('tokens')}: {tokens_fault}"
+    if fault := _tokens_fault(tokens, shard.num_documents, special, any_special=manifest.is_imported):
+        yield f"{file('tokens')}: {fault}"
     for array in ("documents", "sentences"):
-        fall = _first_fall(arrays[array]) if array in arrays else None
-        if fall is not None:
+        if array in arrays and (fall := _first(_is_fall, arrays[array], overlap=1)) is not None:
             yield f"{file(array)}: offset {fall + 1} is not above offset {fall}"
             return
-    if special.separator is not None:
-        for start, offsets in _in_pieces(documents[1:]):
-            missing = np.flatnonzero(arrays["tokens"][offsets - np.uint64(1)] != special.separator)
-            if missing.size:
-                yield f"{file('tokens')}: document {start + int(missing[0])} does not end with the separator"
-                break
-        for start, offsets in _in_pieces(documents, overlap=1):
-            empty = np.flatnonzero(np.diff(offsets) == 1)
-            if empty.size:
-                yield f"{file('documents')}: document {start + int(empty[0])} holds nothing but the separator"
-                break
+    if (
+        has_separator
+        and (number := _first(lambda stops: tokens[stops - _ONE] != special.separator, documents[1:])) is not None
+    ):
+        yield f"{file('tokens')}: document {number} does not end with the separator"
+    if has_separator and (number := _first(lambda each: np.diff(each) == 1, documents, overlap=1)) is not None:
+        yield f"{file('documents')}: document {number} holds nothing but the separator"
     if "sentences" in arrays:
         sentences = arrays["sentences"]
-        for _, offsets in _in_pieces(documents):
-            if not np.array_equal(sentences[np.searchsorted(sentences, offsets)], offsets):
-                yield f"{file('sentences')}: a document does not begin with a sentence"
-                break
+        if _first(lambda each: sentences[np.searchsorted(sentences, each)] != each, documents) is not None:
+            yield f"{file('sentences')}: a document does not begin with a sentence"
     if "empty" in arrays:
         empty = arrays["empty"]
-        if empty[-1] > shard.num_documents or any((p[1:] < p[:-1]).any() for _, p in _in_pieces(empty, overlap=1)):
+        if empty[-1] > shard.num_documents or _first(lambda x: x[1:] < x[:-1], empty, overlap=1) is not None:
             yield f"{file('empty')}: its numbers fall somewhere, or are above {shard.num_documents}"
     if "words" in arrays:
-        words_fault = _words_fault(arrays["words"], documents, has_separator=special.separator is not None)
-        if words_fault:
-            yield f"{file('words')}: {words_fault}"
+        words, number_of_bits = arrays["words"], int(documents[-1])
+
+        def are_inside(places: NDArray[np.uint64]) -> NDArray[np.bool_]:
+            return words[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8) & 1 == 0
+
+        if (number := _first(are_inside, documents[:-1])) is not None:
+            yield f"{file('words')}: the first token of document {number} does not begin a word"
+        elif has_separator and (number := _first(lambda stops: are_inside(stops - _ONE), documents[1:])) is not None:
+            yield f"{file('words')}: the separator of document {number} does not begin a word"
+        elif int(words[-1]) >> (number_of_bits - 8 * (words.size - 1)):
+            yield f"{file('words')}: a bit after the last token is 1"
 
 
 def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, any_special: bool) -> str | None:
-    """The first id that must not be stored, or a wrong number of separators. any_special: special ids may be stored."""
+    """Return the first id that must not be stored, or a wrong number of separators. any_special: any may be stored."""
+    if (number := _first(lambda ids: ids >= special.vocab_size, tokens)) is not None:
+        return f"token {number} is {tokens[number]}, outside the vocabulary of {special.vocab_size}"
+    if any_special:
+        return None
     forbidden = np.zeros(special.vocab_size, np.bool_)
-    forbidden[list(special.special_ids)] = not any_special
-    for allowed in (special.unk, special.separator):
-        if allowed is not None:
-            forbidden[allowed] = False
-    num_separators, fault = 0, None
-    for start, ids in _in_pieces(tokens):
-        large = np.flatnonzero(ids >= special.vocab_size)
-        if large.size:
-            token = start + int(large[0])
-            return f"token {token} is {ids[large[0]]}, outside the vocabulary of {special.vocab_size}"
-        wrong = np.flatnonzero(forbidden[ids])
-        if wrong.size and not fault:
-            fault = f"token {start + int(wrong[0])} is {ids[wrong[0]]}, a special id that must not be stored"
-        if special.separator is not None:
-            num_separators += int((ids == special.separator).sum())
-    is_unknown = special.unk == special.separator  # so that it may also be inside
-    if fault or any_special or is_unknown or special.separator is None or num_separators == num_documents:
-        return fault
-    return f"{num_separators} separators for {num_documents} documents"
-
-
-def _words_fault(words: NDArray[np.uint8], documents: NDArray[np.uint64], *, has_separator: bool) -> str | None:
-    """The first document or separator that does not begin a word, or a bit that is set after the last token."""
-
-    def inside(tokens: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Which of these tokens do not begin a word."""
-        return np.flatnonzero(words[tokens >> np.uint64(3)] >> (tokens & np.uint64(7)).astype(np.uint8) & 1 == 0)
-
-    for start, offsets in _in_pieces(documents, overlap=1):
-        first_tokens, last_tokens = inside(offsets[:-1]), inside(offsets[1:] - np.uint64(1))
-        if first_tokens.size:
-            return f"the first token of document {start + int(first_tokens[0])} does not begin a word"
-        if has_separator and last_tokens.size:
-            return f"the separator of document {start + int(last_tokens[0])} does not begin a word"
-    if int(words[-1]) >> (int(documents[-1]) - 8 * (words.size - 1)):
-        return "a bit after the last token is 1"
-    return None
+    forbidden[list(special.special_ids)] = True
+    forbidden[[each for each in (special.unk, special.separator) if each is not None]] = False
+    if (number := _first(lambda ids: forbidden[ids], tokens)) is not None:
+        return f"token {number} is {tokens[number]}, a special id that must not be stored"
+    if special.separator in (None, special.unk):  # which may also be inside documents
+        return None
+    num_separators = sum(int((ids == special.separator).sum()) for _, ids in _in_pieces(tokens))
+    is_right = num_separators == num_documents
+    return None if is_right else f"{num_separators} separators for {num_documents} documents"
 
 
 def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
@@ -244,7 +221,10 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         yield from faults
         if not faults:
             numbers = open_array(file, origins.DTYPE, shard.num_documents)
-            if _first_fall(numbers) is not None or int(numbers[-1]) >> record.place_bits >= record.inputs["number"]:
+            if (
+                _first(_is_fall, numbers, overlap=1) is not None
+                or int(numbers[-1]) >> record.place_bits >= record.inputs["number"]
+            ):
                 yield f"{file}: its numbers do not ascend, or the last one names no input"
 
 
@@ -254,10 +234,15 @@ def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:
         yield start, array[start : start + _PIECE + overlap]
 
 
-def _first_fall(offsets: NDArray[np.uint64]) -> int | None:
-    """The first index whose successor is not larger."""
-    for start, piece in _in_pieces(offsets, overlap=1):
-        falls = np.flatnonzero(piece[1:] <= piece[:-1])
-        if falls.size:
-            return start + int(falls[0])
+def _first(is_wrong: Callable[[Any], Any], array: Any, *, overlap: int = 0) -> int | None:
+    """Return the index of the first number that is wrong. is_wrong: a part of the array → whether each number is."""
+    for start, piece in _in_pieces(array, overlap=overlap):
+        wrong = np.flatnonzero(is_wrong(piece))
+        if wrong.size:
+            return start + int(wrong[0])
     return None
+
+
+def _is_fall(offsets: Any) -> Any:
+    """Return whether the number after each one is not larger."""
+    return offsets[1:] <= offsets[:-1]

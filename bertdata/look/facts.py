@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from bertdata.errors import DatasetError, TokenizerError, counted, damaged
-from bertdata.format.arrays import file_bytes
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.tokenize.forms import flat
@@ -48,12 +47,6 @@ def facts(
             "steps_per_epoch": num_samples / global_batch_size,
             **shares,
         }
-    size = sum(
-        file_bytes(**entry)
-        for split in dataset.splits.values()
-        for shard in split.shards
-        for entry in shard.arrays.values()
-    )
     return {
         "path": str(dataset.path),
         "dataset_id": dataset.dataset_id,
@@ -61,7 +54,7 @@ def facts(
         "sentences": _sum_or_none([split["sentences"] for split in splits.values()]),
         "tokens": dataset.num_tokens,
         "token_dtype": {"<u2": "uint16", "<u4": "uint32"}[manifest.token_dtype],
-        "bytes": size,
+        "bytes": manifest.num_bytes,
         "tokenizer": {
             "name": manifest.tokenizer_name,
             "path": str(dataset.path / TOKENIZER),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import io
 import re
+import sys
 import threading
 import time
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
@@ -57,22 +58,17 @@ def in_background(work: Callable[[], _Result]) -> Future[_Result]:
     return future
 
 
-@lru_cache(maxsize=1)
 def expected() -> tuple[type[Exception], ...]:
-    """What the libraries raise when a request fails."""
+    """Return what the libraries that were imported raise when a request fails."""
     kinds: list[type[Exception]] = [OSError, http.client.HTTPException, ElementTree.ParseError]
-    try:
+    if "obstore" in sys.modules:
         from obstore.exceptions import BaseError
 
         kinds.append(BaseError)
-    except ImportError:
-        pass
-    try:
+    if "huggingface_hub" in sys.modules:
         from huggingface_hub import errors
 
         kinds += [errors.HfHubHTTPError, errors.HFValidationError, errors.HTTPError]
-    except (ImportError, AttributeError):
-        pass
     return tuple(kinds)
 
 
@@ -172,9 +168,6 @@ class _Reader(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]

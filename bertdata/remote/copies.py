@@ -6,9 +6,9 @@ All files but the manifest come first, and the manifest last. Every byte is chec
 from __future__ import annotations
 
 import hashlib
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TypeVar
 
@@ -95,15 +95,15 @@ def push(
     if is_public and not public:
         sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
         raise RemoteError(sentence, "missing", option="public")
-    files, sizes, done = _files_of(manifest), _array_sizes(manifest), 0
+    files, done = _files_of(manifest), 0
     if (origins or not is_hub) and (record := Record.read(source, manifest)):
-        files |= {name: sha256 for name, (sha256, _) in record.files(manifest).items()} | {RECORD: None}
+        files |= record.files(manifest) | {RECORD: (None, MAX_RECORD_BYTES)}
 
     def upload(name: str) -> int:
-        _require_sound(source / name, files[name])
+        _require_sound(source / name, files[name][0])
         if not is_hub:
             stores.write(f"{root}/{name}", source / name)
-        return sizes.get(name, 0)
+        return (source / name).stat().st_size
 
     def require_same(error: Exception | None = None) -> None:
         if stamp(source / MANIFEST) != before or type(error) in (FileNotFoundError, ValueError):
@@ -113,7 +113,7 @@ def push(
     try:
         for size in _at_once(upload, files):
             done += size
-            progress(done, sum(sizes.values()))
+            progress(min(done, manifest.num_bytes), manifest.num_bytes)
         if is_hub:
             paths = {name: source / name for name in files}
             contents = {name: path if path.suffix == ".npy" else path.read_bytes() for name, path in paths.items()}
@@ -157,7 +157,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     if read_manifest(target).dataset_id != manifest.dataset_id:
         sentence = f"{target} already holds another dataset; give another directory"
         raise BuildError(sentence, "out-exists", option="directory", given=target)
-    for name, sha256 in _files_of(manifest).items() if there else ():  # nothing was copied now
+    for name, (sha256, _) in _files_of(manifest).items() if there else ():  # nothing was copied now
         _require_sound(target / name, sha256)
     return manifest.dataset_id
 
@@ -201,19 +201,16 @@ def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
 
 
-def _files_of(manifest: Manifest) -> dict[str, str | None]:
-    """Return name → SHA-256 of every file but the manifest; None for commit records, which hold their own."""
-    files: dict[str, str | None] = {**manifest.tokenizer, **manifest.tables}
+def _files_of(manifest: Manifest) -> dict[str, tuple[str | None, int]]:
+    """Return name → SHA-256 and most bytes of every file but the manifest. A commit record holds its own digest."""
+    files: dict[str, tuple[str | None, int]] = {
+        name: (sha256, MAX_RECORD_BYTES) for name, sha256 in {**manifest.tokenizer, **manifest.tables}.items()
+    }
     for shard in manifest.shards:
-        files |= {array_name(shard.name, name): entry["sha256"] for name, entry in shard.arrays.items()}
-        files[f"{shard.name}.json"] = None
+        for name, entry in shard.arrays.items():
+            files[array_name(shard.name, name)] = entry["sha256"], file_bytes(**entry)
+        files[f"{shard.name}.json"] = None, MAX_RECORD_BYTES
     return files
-
-
-def _array_sizes(manifest: Manifest) -> dict[str, int]:
-    """Return name → bytes of the file of each array."""
-    every = ((shard.name, array, entry) for shard in manifest.shards for array, entry in shard.arrays.items())
-    return {array_name(shard, array): file_bytes(**entry) for shard, array, entry in every}
 
 
 def _require_own_id(manifest: Manifest) -> None:
@@ -238,10 +235,8 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
     """Copy all files but the manifest, without those that are here, and check each."""
     _require_own_id(manifest)
     record, content = _origins_under(file_of, manifest)
-    sizes, is_over, done = _array_sizes(manifest), threading.Event(), 0
-    files = {name: (sha256, sizes.get(name, MAX_RECORD_BYTES)) for name, sha256 in _files_of(manifest).items()}
+    files, is_over, done, total = _files_of(manifest), threading.Event(), 0, manifest.num_bytes
     files |= record.files(manifest) if record else {}
-    total = sum(sizes.values())
     prepare_directory(target, record.shards if record else {})
     try:
         for size in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
@@ -296,25 +291,5 @@ def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Re
 
     After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
     """
-    every, results, is_over = list(names), queue.SimpleQueue[_Result | BaseException](), threading.Event()
-    waiting = iter(every)  # which threads may share
-
-    def work() -> None:
-        for name in waiting:
-            if is_over.is_set():
-                return
-            try:
-                results.put(do(name))
-            except BaseException as error:
-                is_over.set()
-                results.put(error)
-
-    for _ in range(min(THREADS, len(every))):
-        threading.Thread(target=work, name="transfer", daemon=True).start()
-    try:
-        for _ in every:
-            if isinstance(result := results.get(), BaseException):
-                raise result
-            yield result
-    finally:
-        is_over.set()
+    with ThreadPool(THREADS) as pool:  # its threads are daemons
+        yield from pool.imap_unordered(do, names)
