@@ -25,7 +25,7 @@ def test_a_golden_dataset_is_read_as_it_was_written(version):
     assert dataset.dataset_id == expected["dataset_id"]
     assert {name: [s.num_documents, s.num_tokens] for name, s in dataset.splits.items()} == expected["splits"]
     assert {index: dataset[int(index)].tolist() for index in expected["documents"]} == expected["documents"]
-    origins = Origins.of(dataset.path, dataset.manifest)
+    origins = Origins.read(dataset.path, dataset.manifest)
     assert [[*origins.input_and_place(number), number] for *_, number in expected["origins"]] == expected["origins"]
     batch = next(Loader(dataset, **expected["loader"])).arrays()
     assert batch.keys() == expected["batch"].keys()

@@ -161,7 +161,7 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     with patch("bertdata.write.duplicates.Crew", None):  # the text is not read again
         dataset = build(path, tmp_path / "out", **options).dataset
     assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (len(TEXTS), len(TEXTS))
-    origins = Origins.of(dataset.path, dataset.manifest)
+    origins = Origins.read(dataset.path, dataset.manifest)
     places = [origins.input_and_place(number)[1] for number in range(len(dataset))]
     assert max(places) < path.stat().st_size / 2
 

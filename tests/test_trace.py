@@ -18,7 +18,7 @@ from helpers import build, flip, published, refused, refuses, succeeds, without_
 from sources import as_jsonl, as_parquet, zstd
 
 import bertdata
-from bertdata.format.origins import Origins, Record, origins_of
+from bertdata.format.origins import Origins, origins_of
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load
 from bertrain.commands.trace import loader_of, main, parts_of, stream_of
@@ -43,7 +43,7 @@ def write_texts(path, texts):
 
 def origins_in(dataset):
     """The name of the input and the place of each document."""
-    origins = Origins.of(dataset.path, dataset.manifest)
+    origins = Origins.read(dataset.path, dataset.manifest)
     return [origins.input_and_place(number) for number in range(len(dataset))]
 
 
@@ -68,7 +68,7 @@ def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
     dataset = build(paths, tmp_path / "out", tokenizer=vocab, validation=0, on_error="skip").dataset
     first, second = map(str, paths)
     assert origins_in(dataset) == [(first, 2), (first, 20), (first, 27), (second, 1), (second, 4)]
-    named = Origins.of(dataset.path, dataset.manifest).inputs
+    named = Origins.read(dataset.path, dataset.manifest).named_inputs
     assert named[0].size == (tmp_path / "a.txt").stat().st_size
 
 
@@ -82,7 +82,7 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
     assert without_origins(made[0].path) == without_origins(made[1].path)
     shutil.rmtree(made[0].path / "origins")
     assert verify(made[0].path) == []
-    assert Origins.of(made[0].path, made[0].manifest) is None
+    assert Origins.read(made[0].path, made[0].manifest) is None
     shutil.copytree(made[1].path / "origins", made[0].path / "origins")  # of the same dataset, from the other input
     assert {name for name, _ in origins_in(made[0])} == {str(tmp_path / "b.jsonl")}
 
@@ -93,10 +93,10 @@ def test_names_that_no_input_can_have_are_damage(tmp_path, vocab, corpus):
         lines = (json.dumps([name, 1, 1]) + "\n").encode()
         (dataset.path / "origins" / "inputs.jsonl").write_bytes(lines)
         inputs = {"number": 1, "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
-        record = replace(Record.read(dataset.path, dataset.manifest), inputs=inputs)
+        record = replace(Origins.read(dataset.path, dataset.manifest), inputs=inputs)
         for size in (len(lines), 1 << 50, 1 << 70):  # no more is read than is there
             with refuses("damaged"):
-                replace(record, inputs=inputs | {"bytes": size}).named_inputs(dataset.path)
+                _ = replace(record, inputs=inputs | {"bytes": size}).named_inputs
 
 
 def test_what_came_through_a_pipe_is_named(tmp_path, vocab, monkeypatch):

@@ -53,7 +53,7 @@ She walked.
 def described(dataset: Dataset) -> dict[str, object]:
     """What is read from the golden dataset, as JSON."""
     arguments = {"length": 16, "global_batch_size": 6, "seed": 7}
-    batch, origins = next(Loader(dataset, **arguments)), Origins.of(dataset.path, dataset.manifest)
+    batch, origins = next(Loader(dataset, **arguments)), Origins.read(dataset.path, dataset.manifest)
     return {
         "dataset_id": dataset.dataset_id,
         "splits": {name: [split.num_documents, split.num_tokens] for name, split in dataset.splits.items()},

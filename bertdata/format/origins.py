@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,9 +90,11 @@ def prepare_directory(directory: Path, shards: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True)
-class Record:
-    """What origins.json says of a dataset."""
+class Origins:
+    """The origins of the documents of a dataset: what origins.json says."""
 
+    directory: Path
+    manifest: Manifest
     input_format: str | None
     text_key: str
     place_bits: int
@@ -99,12 +102,13 @@ class Record:
     shards: Mapping[str, str]  # name → SHA-256 of its array
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], manifest: Manifest, name: object) -> Record | None:
-        """Checks a record; None: it belongs to another dataset. name: what an error calls it."""
+    def parse(cls, record: Mapping[str, Any], manifest: Manifest, name: object, directory: Path) -> Origins | None:
+        """Check a record. None: it belongs to another dataset. name: what an error calls it."""
         if record.get("dataset_id") != manifest.dataset_id:
             return None
         try:
-            made = cls(*(record[each.name] for each in fields(cls)))
+            _, _, *members = fields(cls)
+            made = cls(directory, manifest, *(record[each.name] for each in members))
             number, size, sha256 = (made.inputs[key] for key in ("number", "bytes", "sha256"))
             sound = (
                 made.shards.keys() == {shard.name for shard in manifest.shards}
@@ -119,25 +123,26 @@ class Record:
             raise damaged(name, "it is not a record of the origins of this dataset") from None
 
     @classmethod
-    def read(cls, directory: Path, manifest: Manifest) -> Record | None:
-        """The record of a dataset; None: it has no origins. Raises DatasetError if the record is damaged."""
+    def read(cls, directory: Path, manifest: Manifest) -> Origins | None:
+        """Read the record of a dataset. None: it has no origins. Raises DatasetError if the record is damaged."""
         if (directory / ORIGINS).is_symlink():
             sentence = f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself"
             raise DatasetError(sentence, "wrong-file-type", given=directory / ORIGINS)
         path = directory / RECORD
-        return cls.of(read_record(path), manifest, path) if path.exists() else None
+        return cls.parse(read_record(path), manifest, path, directory) if path.exists() else None
 
-    def files(self, manifest: Manifest) -> dict[str, tuple[str, int]]:
-        """Name → SHA-256 and bytes of every file but the record."""
+    def files(self) -> dict[str, tuple[str | None, int]]:
+        """Return name → SHA-256 and bytes of every file but the record."""
         arrays = {
             origins_name(shard.name): (self.shards[shard.name], file_bytes(DTYPE, shard.num_documents))
-            for shard in manifest.shards
+            for shard in self.manifest.shards
         }
         return {INPUTS: (self.inputs["sha256"], self.inputs["bytes"])} | arrays
 
-    def named_inputs(self, directory: Path) -> list[NamedInput]:
-        """The inputs in order. Raises DatasetError if the list is not the one that the record names."""
-        path = directory / INPUTS
+    @cached_property
+    def named_inputs(self) -> list[NamedInput]:
+        """The inputs, in the order of the build. Raises DatasetError if the record names another list."""
+        path = self.directory / INPUTS
         content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
             raise damaged(path, f"it is not the file that {RECORD} names")
@@ -149,29 +154,12 @@ class Record:
         except (ValueError, TypeError, RecursionError):
             raise damaged(path, "its lines are not a name, a size and a version each") from None
 
-
-class Origins:
-    """The origins of the documents of a dataset. Raises DatasetError for damage.
-
-    .record: what origins.json says. .inputs: in the order of the build.
-    """
-
-    def __init__(self, directory: Path, manifest: Manifest, record: Record) -> None:
-        self.record, self.inputs = record, record.named_inputs(directory)
-        self._directory, self._manifest = directory, manifest
-
-    @classmethod
-    def of(cls, directory: Path, manifest: Manifest) -> Origins | None:
-        """Return the origins of a dataset; None if it has none."""
-        record = Record.read(directory, manifest)
-        return cls(directory, manifest, record) if record else None
-
     def input_and_place(self, document: int) -> tuple[str, int]:
         """Return the name of a document's input and its place there. document: of all, as in Dataset.document."""
-        split, number, index = self._manifest.shard_of(document)
-        shard = self._manifest.splits[split].shards[number]
-        array = open_array(self._directory / origins_name(shard.name), DTYPE, shard.num_documents)
-        source, place = divmod(int(array[index]), 1 << self.record.place_bits)
-        if source >= len(self.inputs):
-            raise damaged(self._directory)
-        return self.inputs[source].name, place
+        split, number, index = self.manifest.shard_of(document)
+        shard = self.manifest.splits[split].shards[number]
+        array = open_array(self.directory / origins_name(shard.name), DTYPE, shard.num_documents)
+        source, place = divmod(int(array[index]), 1 << self.place_bits)
+        if source >= len(self.named_inputs):
+            raise damaged(self.directory)
+        return self.named_inputs[source].name, place

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, damaged
-from bertdata.format import origins
 from bertdata.format.arrays import BLOCK_BYTES, array_path, digest, file_bytes, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
+from bertdata.format.origins import DTYPE, ORIGINS, Origins, origins_name
 from bertdata.format.records import read_record
 from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, SpecialTokens
@@ -154,13 +154,11 @@ def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterat
         if array in arrays and (fall := _first(_is_fall, arrays[array], overlap=1)) is not None:
             yield f"{file(array)}: offset {fall + 1} is not above offset {fall}"
             return
-    if (
-        has_separator
-        and (number := _first(lambda stops: tokens[stops - _ONE] != special.separator, documents[1:])) is not None
-    ):
-        yield f"{file('tokens')}: document {number} does not end with the separator"
-    if has_separator and (number := _first(lambda each: np.diff(each) == 1, documents, overlap=1)) is not None:
-        yield f"{file('documents')}: document {number} holds nothing but the separator"
+    if has_separator:
+        if (number := _first(lambda stops: tokens[stops - _ONE] != special.separator, documents[1:])) is not None:
+            yield f"{file('tokens')}: document {number} does not end with the separator"
+        if (number := _first(lambda each: np.diff(each) == 1, documents, overlap=1)) is not None:
+            yield f"{file('documents')}: document {number} holds nothing but the separator"
     if "sentences" in arrays:
         sentences = arrays["sentences"]
         if _first(lambda each: sentences[np.searchsorted(sentences, each)] != each, documents) is not None:
@@ -203,28 +201,25 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, an
 
 def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     """Reads every byte of the origins of a dataset, if it has any."""
-    if not (directory / origins.ORIGINS).exists():
+    if not (directory / ORIGINS).exists():
         return
     try:
-        record = origins.Record.read(directory, manifest)
+        record = Origins.read(directory, manifest)
         if record is None:
-            yield f"{directory / origins.ORIGINS} belongs to another dataset; remove it"
+            yield f"{directory / ORIGINS} belongs to another dataset; remove it"
             return
-        record.named_inputs(directory)
+        num_inputs = len(record.named_inputs)
     except DatasetError as error:
         yield str(error)
         return
     for shard in manifest.shards:
-        file = directory / origins.origins_name(shard.name)
-        entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
+        file = directory / origins_name(shard.name)
+        entry = {"dtype": DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
         faults = list(array_faults(file, entry, None))
         yield from faults
         if not faults:
-            numbers = open_array(file, origins.DTYPE, shard.num_documents)
-            if (
-                _first(_is_fall, numbers, overlap=1) is not None
-                or int(numbers[-1]) >> record.place_bits >= record.inputs["number"]
-            ):
+            numbers = open_array(file, DTYPE, shard.num_documents)
+            if _first(_is_fall, numbers, overlap=1) is not None or int(numbers[-1]) >> record.place_bits >= num_inputs:
                 yield f"{file}: its numbers do not ascend, or the last one names no input"
 
 

@@ -35,7 +35,7 @@ from bertdata.format.manifest import (
     read_manifest,
     read_with_content,
 )
-from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
+from bertdata.format.origins import ORIGINS, RECORD, Origins, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, parse_record, read_record
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
@@ -96,8 +96,8 @@ def push(
         sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
         raise RemoteError(sentence, "missing", option="public")
     files, done = _files_of(manifest), 0
-    if (origins or not is_hub) and (record := Record.read(source, manifest)):
-        files |= record.files(manifest) | {RECORD: (None, MAX_RECORD_BYTES)}
+    if (origins or not is_hub) and (known := Origins.read(source, manifest)):
+        files |= known.files() | {RECORD: (None, MAX_RECORD_BYTES)}
 
     def upload(name: str) -> int:
         _require_sound(source / name, files[name][0])
@@ -234,9 +234,9 @@ def _not_named(path: str | Path) -> DatasetError:
 def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
     """Copy all files but the manifest, without those that are here, and check each."""
     _require_own_id(manifest)
-    record, content = _origins_under(file_of, manifest)
+    record, content = _origins_under(file_of, manifest, target)
     files, is_over, done, total = _files_of(manifest), threading.Event(), 0, manifest.num_bytes
-    files |= record.files(manifest) if record else {}
+    files |= record.files() if record else {}
     prepare_directory(target, record.shards if record else {})
     try:
         for size in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
@@ -249,7 +249,7 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         write_file(target / RECORD, content)
 
 
-def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
+def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[Origins | None, bytes]:
     """Return the record of the origins of a dataset under a URL, as bytes too; None: it has none."""
     try:
         file = file_of(RECORD)
@@ -258,7 +258,7 @@ def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, 
             raise
         return None, b""
     content = file.read(MAX_RECORD_BYTES)
-    return Record.of(parse_record(content, file.name), manifest, file.name), content
+    return Origins.parse(parse_record(content, file.name), manifest, file.name, target), content
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:

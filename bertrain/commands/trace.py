@@ -121,13 +121,13 @@ def main(run: str, step: int, row: int | None, data: tuple[str, ...]) -> None:
     loader = loader_of(stream, data or _paths(Path(run)))
     rows = np.arange(size) if row is None else np.array([row])
     datasets = [source.dataset for source in loader.sources]
-    origins = [Origins.of(each.path, each.manifest) for each in datasets]
+    origins = [Origins.read(each.path, each.manifest) for each in datasets]
     tokenizer = load_tokenizer(str(datasets[0].path))
     for part in parts_of(loader, stream["position"] + rows):
         dataset, place = datasets[part.source], "no origins"
         if known := origins[part.source]:
             name, number = known.input_and_place(part.document)
-            is_table = (known.record.input_format or Input(name, None, None).kind) in TABLE_KINDS
+            is_table = (known.input_format or Input(name, None, None).kind) in TABLE_KINDS
             place = f"{name}, {'row' if is_table else 'byte'} {number}"
         click.echo(
             f"row {rows[part.row]}: document {part.document} of {dataset.path} ({place}), tokens {part.start} to "
