@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,13 @@ _ROWS = "global-batch-size"
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
-class _Size(click.ParamType):
-    """A number of bytes, such as 64MiB or 1000000."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", value.strip().lower())
-        size = float(match[1]) * _SIZES[match[2] or ""] if match else 0
-        if not 1 <= size < 1 << 62:
-            self.fail(f"{value!r} is not a size below 4 EiB; write it like 1GiB, 64MiB or 1000000", param, ctx)
-        return int(size)
+def _bytes_of(value: str) -> int:
+    """Return a number of bytes, such as 64MiB or 1000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", value.strip().lower())
+    size = float(match[1]) * _SIZES[match[2] or ""] if match else 0
+    if not 1 <= size < 1 << 62:
+        raise click.BadParameter(f"{value!r} is not a size below 4 EiB; write it like 1GiB, 64MiB or 1000000")
+    return int(size)
 
 
 _OTHER_NAMES = {
@@ -173,20 +167,17 @@ class OneSentence(click.Command):
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if stderr is a terminal. It appears with the first progress."""
+    """Show a progress bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from tqdm import tqdm
 
-    bars: list[Any] = []
-    with ExitStack() as stack:
+    with tqdm(desc=what, unit="B", unit_scale=True, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(tqdm(desc=what, unit="B", unit_scale=True, leave=False, total=total)))
-            bars[0].total = total
-            bars[0].update(done - bars[0].n)
+            bar.total = total
+            bar.update(done - bar.n)
 
         yield progress
 
@@ -227,17 +218,15 @@ def _command(name: str, short_help: str, *examples: str, **options: Any) -> Call
     return main.command(name, cls=OneSentence, short_help=short_help, epilog=epilog, **options)
 
 
-class _Part(click.ParamType):
-    name = "i/n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        match = re.fullmatch(r"(\d+)/(\d+)", str(value))
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"{value!r} is not a part; write 1/4 for the first of four parts", param, ctx)
-        return int(match[1]) - 1, int(match[2])
+def _part_of(value: str) -> tuple[int, int]:
+    """Return the first and the number of 1/4 as (0, 4)."""
+    match = re.fullmatch(r"(\d+)/(\d+)", value)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"{value!r} is not a part; write 1/4 for the first of four parts")
+    return int(match[1]) - 1, int(match[2])
 
 
-_TYPES = {"shard_size": _Size(), "part": _Part(), "workers": click.INT, "max_documents": click.INT}
+_TYPES = {"shard_size": _bytes_of, "part": _part_of, "workers": click.INT, "max_documents": click.INT}
 
 
 def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

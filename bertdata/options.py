@@ -147,7 +147,7 @@ class TextFormat(Options):
     """Leave out documents whose text, after --map, equals that of an earlier document. The input is read twice."""
     on_error: str = option("fail", "fail", "skip")
     """For a row that cannot be used, such as one without text: fail, or skip and count it."""
-    shard_size: int = option(1 << 30, check=require_positive, default="1GiB")
+    shard_size: int = option(1 << 30, check=require_positive, default="1GiB", metavar="SIZE")
     """Decompressed text of one shard, such as 64MiB or 1GiB. A shard of Parquet ends with a row group."""
     max_documents: int | None = option(None, check=require_positive)
     """Stop after this number of documents. Default: no limit."""
@@ -198,7 +198,7 @@ class Machines(Options):
     """Number of threads that tokenize; with --ray, number of tasks at the same time. Default: the number of cores; with
     --ray, as many as the cluster has CPUs for.
     """
-    part: tuple[int, int] | None = option(None)
+    part: tuple[int, int] | None = option(None, metavar="I/N")
     """Build only part i of n, written i/n, so that n machines can share the work and --out. A compressed file is built
     by one of them.
     """
@@ -228,7 +228,7 @@ class IdsFormat(Options):
     """For nanogpt: the token that ends a document. Default: the end token of the tokenizer."""
     dtype: str | None = option(None, "uint16", "uint32", "int32", "int64")
     """Of the ids in a .bin without a header. Default: guessed, and the guess is printed."""
-    shard_size: int = option(1 << 30, check=require_positive, default="1GiB")
+    shard_size: int = option(1 << 30, check=require_positive, default="1GiB", metavar="SIZE")
     """Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split."""
 
 
