@@ -117,7 +117,7 @@ def turns_of(
 
 def count(shards: bertdata.Dataset) -> dict[str, int]:
     """The number of ids, and their sum, without separators."""
-    numbers = range(len(shards.splits["train"].shards))
+    numbers = range(len(shards.splits["train"]))
     ids = np.concatenate([shards.tokens("train", number) for number in numbers])
     ids = ids[ids != shards.special_tokens.separator]
     return {"tokens": ids.size, "sum": int(ids.astype(np.int64).sum())}

@@ -22,7 +22,7 @@ import bertdata
 from bertdata.files import Stage
 from bertdata.format.arrays import pages_of
 from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shards import Shards, ShardWriter
+from bertdata.format.shards import ShardWriter
 from bertdata.read import order
 from bertdata.types import SpecialTokens
 
@@ -42,7 +42,7 @@ def make(out: Path, num_tokens: int) -> None:
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
         shards.append(writer.finish(input_range=(0, 1), counts={}))
-    splits = {"train": Split(Shards.of(shards))}
+    splits = {"train": Split.of(shards)}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 
@@ -92,7 +92,7 @@ def main(gigabytes: float, windows: int, directory: str | None) -> None:
             evict(out)
             loader = bertdata.Loader(bertdata.open(out), **options)
             if at_random:
-                for number in range(len(loader.shards.splits["train"].shards)):
+                for number in range(len(loader.shards.splits["train"])):
                     pages_of(loader.shards.tokens("train", number)).madvise(mmap.MADV_RANDOM)
             found[name] = read(loader, positions=None, seconds=10)
         for name, figures in found.items():

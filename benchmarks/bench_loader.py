@@ -32,7 +32,7 @@ MODES = [
 def main(path: str, size: int, length: int, repeats: int) -> None:
     shards = bertdata.open(path)
     options: dict[str, Any] = {"length": length, "global_batch_size": size}
-    modes = [mode for mode in MODES if mode[0] != "pairs" or shards.splits["train"].shards[0].num_sentences]
+    modes = [mode for mode in MODES if mode[0] != "pairs" or shards.splits["train"][0].num_sentences]
 
     def ours(samples: str, policy: str | None) -> Callable[[], float]:
         masking = bertdata.Masking(policy=policy) if policy else None

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import bertdata
 from bertdata.files import Stage
 from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
-from bertdata.format.manifest import Manifest, Shard, Shards, Split
+from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.torch import BatchDataset
 from bertdata.types import SpecialTokens
 
@@ -43,7 +43,7 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
         shards.append(Shard(name, 1, size, None, arrays))
-    stage, splits = Stage(out), {"train": Split(Shards.of(shards))}
+    stage, splits = Stage(out), {"train": Split.of(shards)}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 

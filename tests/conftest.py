@@ -63,7 +63,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import bertdata
 from bertdata.files import Stage, locked
 from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shards import Shards, ShardWriter
+from bertdata.format.shards import ShardWriter
 from bertdata.remote import access, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
@@ -146,7 +146,7 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
     if tokenizer is not None:
         (out / "tokenizer.json").write_text(tokenizer)
         files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    splits = {split: Split(Shards.of(entries))}
+    splits = {split: Split.of(entries)}
     Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
     return out

@@ -289,7 +289,7 @@ def contents(folder):
 
 def stream_of(dataset, split="train"):
     """All tokens of a split, as a list."""
-    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
+    return [int(t) for shard in range(len(dataset.splits[split])) for t in dataset.tokens(split, shard)]
 
 
 def assert_same(one, other):
@@ -468,7 +468,7 @@ def stored(dataset):
     """All ids of each document, separators included, in the order of the dataset."""
     documents = []
     for split in dataset.splits.values():
-        for shard in split.shards:
+        for shard in split:
             tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
             documents += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     return documents

@@ -203,7 +203,7 @@ def units_in(out):
 def ids_by_split(dataset):
     """Split → ids of its documents, one after the other."""
     return {
-        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split.shards]).tolist()
+        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split]).tolist()
         for name, split in dataset.splits.items()
     }
 

@@ -102,7 +102,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
         base += len(content)
 
     dataset, counted = report.dataset, report.dataset.manifest.counts
-    names = [shard.name for split in dataset.splits.values() for shard in split.shards]
+    names = [shard.name for split in dataset.splits.values() for shard in split]
     assert names == sorted(shards, key=lambda name: (["train", "validation", "test"].index(name.split("-")[0]), name))
     for name, (stored, ends, lines) in shards.items():
         assert dataset.array(name, "tokens").tolist() == stored

@@ -254,7 +254,7 @@ def test_a_pipe_before_a_file_is_built_without_an_engine(tmp_path, corpus, vocab
     assert "so `tokenizers` encodes the text, at 1 to 3 MB/s a core" in result.stderr
     # the pipe has the corpus four times, of whose last documents and first ones nothing but a line end is between
     assert bertdata.open(tmp_path / "out").num_documents == 5 * 120 - 3
-    names = [shard.name for shard in bertdata.open(tmp_path / "out").splits["train"].shards]
+    names = [shard.name for shard in bertdata.open(tmp_path / "out").splits["train"]]
     assert names == ["train-00000", "train-1048576"]
 
 

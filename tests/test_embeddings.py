@@ -90,7 +90,7 @@ def test_mteb_gives_a_tuned_model_the_figure_that_was_printed(dataset, bert_run,
 def test_pairs_are_neighbours_and_no_held_out_text_is_in_both_columns(dataset, bert_run, names):
     tokenizer = AutoTokenizer.from_pretrained(bert_run / "step-00000002")
     pairs = list(names["neighbours"](dataset, tokenizer, "train"))
-    shards = dataset.splits["train"].shards
+    shards = dataset.splits["train"]
     assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
     first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
     assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")

@@ -56,7 +56,7 @@ def exported(dataset, directory):
 def sequences(dataset):
     """The ids of each sentence of train, one for each document of a dataset without sentences."""
     found = []
-    for shard in dataset.splits["train"].shards:
+    for shard in dataset.splits["train"]:
         name = "sentences" if "sentences" in shard.arrays else "documents"
         tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", name))
         found += [tokens[start:stop].tolist() for start, stop in pairwise(offsets)]
@@ -104,10 +104,10 @@ def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_
         documents = [ids for document in corpus if (ids := sum(document, []))]
         assert stored(dataset) == documents
         assert dataset.manifest.counts["dropped_documents"] == len(corpus) - len(documents)
-        numbers = [int(shard.name.removeprefix("train-")) for shard in dataset.splits["train"].shards]
+        numbers = [int(shard.name.removeprefix("train-")) for shard in dataset.splits["train"]]
         assert numbers == sorted(set(reference.units([sum(d, []) for d in corpus], shard_size, 2)))
         several = any(len(document) > 1 for document in corpus)
-        assert all((shard.num_sentences is not None) == several for shard in dataset.splits["train"].shards)
+        assert all((shard.num_sentences is not None) == several for shard in dataset.splits["train"])
         ends = {document[-1] for document in documents}
         bare = any(len(document[-1] if several else sum(document, [])) == 1 for document in corpus if document)
         separator = ends.pop() if len(ends) == 1 and ends <= {0, 2, SEP, MASK} and not bare else None
@@ -341,7 +341,7 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
 def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, take):
     dataset = take(of_megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
     assert dataset.manifest.counts["dropped_documents"] == 2
-    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split.shards)
+    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split)
 
 
 def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):
@@ -400,7 +400,7 @@ def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, conten
 def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
     """Rows are documents with their separators."""
     expected, total, seen = [], 2 * dataset.splits[split].num_tokens, []
-    for shard in dataset.splits[split].shards:
+    for shard in dataset.splits[split]:
         tokens, documents = (dataset.array(shard.name, name) for name in ("tokens", "documents"))
         expected += [tokens[start:stop].tolist() for start, stop in pairwise(documents)]
     succeeds(main, "export", dataset.path, "--split", split, "--out", tmp_path / "rows")
@@ -413,7 +413,7 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
 
 
 def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
-    names = [f"{shard.name}.parquet" for shard in dataset.splits["train"].shards]
+    names = [f"{shard.name}.parquet" for shard in dataset.splits["train"]]
     write(tmp_path / "a" / names[-1], "mine")
     with refuses("out-exists", "out", given=str(tmp_path / "a" / names[-1])):
         export(dataset, tmp_path / "a")

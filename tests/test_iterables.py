@@ -58,7 +58,7 @@ def test_texts_give_the_dataset_of_a_file_of_json_lines(tmp_path, vocab, options
     expected = build(path, tmp_path / "file", tokenizer=vocab, **SMALL, **options).dataset
     found = build(as_given(TEXTS), tmp_path / "out", tokenizer=vocab, **SMALL, **options).dataset
     assert found.dataset_id == expected.dataset_id
-    assert len(found.splits["train"].shards) > 2
+    assert len(found.splits["train"]) > 2
     assert verify(found.path) == []
     for origins in (tmp_path / "file" / "origins").glob("*.npy"):
         assert (tmp_path / "out" / "origins" / origins.name).read_bytes() == origins.read_bytes()

@@ -23,7 +23,7 @@ from bertdata.format import manifest, shards
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
 from bertdata.format.records import read_record, write_record
-from bertdata.format.shards import Shards
+from bertdata.format.shards import Split
 from bertdata.format.verify import verify
 from bertdata.remote.copies import pull, push
 from bertrain.commands.trace import parts_of
@@ -71,16 +71,16 @@ def test_the_tables_say_what_the_list_says(listed, kept):
     assert json.loads((kept.path / "manifest.json").read_bytes())["format_version"] == 2
     assert json.loads((listed.path / "manifest.json").read_bytes())["format_version"] == 1
     assert kept.dataset_id == listed.dataset_id == kept.manifest.computed_id()
-    assert len(kept.splits["train"].shards) > 4
+    assert len(kept.splits["train"]) > 4
     for name, split in listed.splits.items():
-        assert tuple(kept.splits[name].shards) == tuple(split.shards)
-        assert kept.splits[name].shards[1:3] == split.shards[1:3]
-        assert kept.splits[name].shards[-1] == split.shards[-1]
-        assert kept.splits[name].num_tokens == split.num_tokens == sum(each.num_tokens for each in split.shards)
+        assert tuple(kept.splits[name]) == tuple(split)
+        assert kept.splits[name][1:3] == split[1:3]
+        assert kept.splits[name][-1] == split[-1]
+        assert kept.splits[name].num_tokens == split.num_tokens == sum(each.num_tokens for each in split)
         assert kept.splits[name].num_documents == split.num_documents
         assert [kept.splits[name].stores(array) for array in ("tokens", "words", "x")] == [True, True, False]
     numbers = np.load(kept.path / "shards.npy").reshape(-1, 4)
-    every = [each for split in listed.splits.values() for each in split.shards]
+    every = [each for split in listed.splits.values() for each in split]
     assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in every]
     digests = np.load(kept.path / "digests.npy").reshape(len(every), 4, 32)
     assert digests[3, 0].tobytes().hex() == every[3].arrays["documents"]["sha256"]
@@ -90,13 +90,13 @@ def test_the_tables_say_what_the_list_says(listed, kept):
 
 
 def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
-    large = replace(kept.splits["train"].shards[0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
+    large = replace(kept.splits["train"][0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
     with Stage(tmp_path) as stage:
-        record = shards.write_tables(stage, {"train": Shards.of([large])}) | {"token_dtype": "<u2"}
+        record = shards.write_tables(stage, {"train": Split.of([large])}) | {"token_dtype": "<u2"}
         stage.publish()
     (shard,) = shards.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
-    split = manifest.Split(Shards.of([large, large]))
+    split = manifest.Split.of([large, large])
     assert (split.num_documents, split.num_tokens) == (6 << 40, 10 << 40)
 
 
@@ -142,7 +142,7 @@ def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
         ours, theirs = (each.token_counts("train", sample_tokens=sample) for each in (kept, listed))
         assert ours.tolist() == theirs.tolist()
     for name in ("tokens", "documents", "sentences", "words"):
-        shard_name = kept.splits["train"].shards[4].name
+        shard_name = kept.splits["train"][4].name
         assert np.array_equal(kept.array(shard_name, name), listed.array(shard_name, name))
     for dataset, *names in ((kept, "train-99999", "tokens"), (kept, "one", "tokens"), (listed, "train-00000", "empty")):
         with refuses("unknown", "name", given=names[1]):
@@ -162,11 +162,11 @@ def test_only_what_is_used_is_opened(kept, monkeypatch):
     assert 1 <= len(opened) <= 5
     for _ in range(2 * loader.num_samples // 2):
         next(loader)
-    assert sorted(opened) == sorted(f"{each.name}.tokens.npy" for each in kept.splits["train"].shards)  # each once
+    assert sorted(opened) == sorted(f"{each.name}.tokens.npy" for each in kept.splits["train"])  # each once
 
 
 def test_a_shard_that_is_missing_or_wrong_is_a_sentence_when_it_is_used(large):
-    name = large.splits["train"].shards[4].name
+    name = large.splits["train"][4].name
     os.truncate(large.path / f"{name}.tokens.npy", 150)
     dataset = bertdata.open(large.path)
     loader = Loader(dataset, length=20, masking=None)
@@ -207,7 +207,7 @@ def test_damaged_tables_are_found(large):
                 bertdata.open(large.path)
         (large.path / name).unlink()
         with refuses("damaged", says=name):
-            bertdata.open(large.path).splits["train"].shards[0]  # noqa: B018
+            bertdata.open(large.path).splits["train"][0]  # noqa: B018
         (large.path / name).write_bytes(content)
     digests = bytearray((large.path / "digests.npy").read_bytes())
     digests[-1] ^= 1
@@ -261,13 +261,13 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
     except DatasetError:
         return
     for split in read.splits.values():
-        units = [int(each.name.rpartition("-")[2]) for each in split.shards]
+        units = [int(each.name.rpartition("-")[2]) for each in split]
         assert units == sorted(set(units))
-        assert split.num_tokens == sum(each.num_tokens for each in split.shards)
+        assert split.num_tokens == sum(each.num_tokens for each in split)
 
 
 def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
-    count = len(large.splits["train"].shards)
+    count = len(large.splits["train"])
     monkeypatch.setattr(resource, "getrlimit", lambda which: (count, count))
     Loader(large, length=16)
     with refuses("too-many-files", "shards"):  # of each shard the words too

@@ -36,7 +36,7 @@ KINDS = ["corpus", "tiny shards", "no separators", "uint32"]
 def documents_of(dataset, split="train"):
     """Documents as lists of sentences, lists of ids, without separators."""
     documents = []
-    for number, shard in enumerate(dataset.splits[split].shards):
+    for number, shard in enumerate(dataset.splits[split]):
         tokens = dataset.tokens(split, number).tolist()
         ends = dataset.array(shard.name, "documents").tolist()
         cuts = dataset.array(shard.name, "sentences").tolist()
@@ -494,7 +494,7 @@ def chinese(tmp_path_factory):
 def begins(dataset, split="train"):
     """Of each token of a split, whether it begins a word."""
     bits_of_tokens = []
-    for number, shard in enumerate(dataset.splits[split].shards):
+    for number, shard in enumerate(dataset.splits[split]):
         bits = np.unpackbits(dataset.array(shard.name, "words"), bitorder="little")
         bits_of_tokens += bits[: dataset.tokens(split, number).size].tolist()
         assert not bits[dataset.tokens(split, number).size :].any()
@@ -509,10 +509,10 @@ def test_where_words_begin_is_stored(chinese):
         encoding = library.encode(text, add_special_tokens=False)
         word = [start // 2 for start, _ in encoding.offsets]
         expected[tuple(encoding.ids)] = [1] + [int(a != b) for a, b in zip(word, word[1:], strict=False)] + [1]
-    assert len(dataset.splits["train"].shards) > 2
+    assert len(dataset.splits["train"]) > 2
     for split in dataset.splits:
         bits, at = begins(dataset, split), 0
-        for number, shard in enumerate(dataset.splits[split].shards):
+        for number, shard in enumerate(dataset.splits[split]):
             ends = dataset.array(shard.name, "documents").tolist()
             for start, stop in zip(ends, ends[1:], strict=False):
                 ids = dataset.tokens(split, number)[start : stop - 1].tolist()

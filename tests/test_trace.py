@@ -55,7 +55,7 @@ def test_a_place_is_the_byte_where_the_document_begins(tmp_path, vocab, form):
     path = tmp_path / f"a.{form}"
     path.write_bytes(packed)
     dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, shard_size=3000, workers=2).dataset
-    assert len(dataset.splits["train"].shards) > 2
+    assert len(dataset.splits["train"]) > 2
     places = [place for name, place in origins_in(dataset) if name == str(path)]
     begins = [content.index(f"Document 1 {number}.".encode()) for number in range(60)]
     assert places == [content.rindex(b"{", 0, begin) if "jsonl" in form else begin for begin in begins]

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("bertdata", "bertrain")
 BESIDE = {"BadRow"}  # no subclass of BertdataError: it becomes part of an InputError
 REPEATED = {"str(error)", "warnings[0]", "error.kind", "kind"}  # of another error, which is listed where it is made
-FUNCTIONS = {"fail": "UsageError", "require": "UsageError", "refused": "InputError"}  # what they raise or return
-NO_KIND = {"BadRow": "bad-row", "fail": "malformed", "require": "out-of-range"}  # calls that name no kind
+FUNCTIONS = {"BadParameter": "UsageError", "require": "UsageError", "refused": "InputError"}  # what they raise
+NO_KIND = {"BadRow": "bad-row", "BadParameter": "malformed", "require": "out-of-range"}  # calls that name no kind
 
 ERRORS = """# Errors
 

@@ -355,7 +355,7 @@ def the_wrong_tokenizer() -> None:
 def several_files() -> None:
     run("bertdata build english.txt --out new --tokenizer vocab.txt --shard-size 20000 --validation 0")
     dataset = bertdata.open("new")
-    number = len(dataset.splits["train"].shards)
+    number = len(dataset.splits["train"])
     assert number == 5
     assert all(dataset.tokens("train", shard).size for shard in range(number))
     run("bertdata build english.txt --out one --tokenizer vocab.txt --validation 0")

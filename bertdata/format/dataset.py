@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, counted, damaged
 from bertdata.format.arrays import array_path
-from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
+from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, read_manifest
 from bertdata.format.records import read_content
 from bertdata.format.shards import open_one, open_shard
-from bertdata.types import SpecialTokens
 
 PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
 
@@ -26,6 +25,10 @@ class Dataset:
     """A published dataset; `bertdata.open(path)` opens one.
 
     len() is the number of documents; an index or an iteration gives the ids of a document.
+
+    .manifest: what manifest.json says: settings of the build, digests, counts; docs/format.md defines it. .splits: by
+    name, in the order train, validation, test; one without documents is absent. .special_tokens: the size of the
+    vocabulary, and the ids of its special tokens.
 
     Opening takes a few system calls for each array, however large the dataset is; of more than 1,024 shards each array
     is opened when it is first used. Tokens are read from the disk when they are used, and all processes that open the
@@ -40,8 +43,9 @@ class Dataset:
         # Absolute, as files are opened later, and the process may change its directory until then.
         self._directory = Path(os.path.abspath(path))
         self._manifest_path = self._directory / MANIFEST
-        self._manifest, self._arrays, self._opened_at = _opened(self.path)
-        self.dataset_id: str = self._manifest.dataset_id
+        self.manifest, self._arrays, self._opened_at = _opened(self.path)
+        self.dataset_id: str = self.manifest.dataset_id
+        self.splits, self.special_tokens = self.manifest.splits, self.manifest.special_tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self._directory), self.dataset_id)
@@ -49,21 +53,6 @@ class Dataset:
     def __repr__(self) -> str:
         size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')}"
         return f"<Dataset {self.path}: {size}>"
-
-    @property
-    def manifest(self) -> Manifest:
-        """What manifest.json says: settings of the build, digests, counts; docs/format.md defines it."""
-        return self._manifest
-
-    @property
-    def splits(self) -> Mapping[str, Split]:
-        """The splits by name, in the order train, validation, test; one without documents is absent."""
-        return self._manifest.splits
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """The size of the vocabulary, and the ids of its special tokens."""
-        return self._manifest.special_tokens
 
     @property
     def num_documents(self) -> int:
@@ -86,7 +75,7 @@ class Dataset:
         """
         try:
             split = shard.partition("-")[0]
-            return self._array(split, self.splits[split].shards.number_of(shard), name)
+            return self._array(split, self.splits[split].number_of(shard), name)
         except (KeyError, ValueError):
             sentence = f"{self.path} stores no {name} of {shard}; give names of a shard and of an array that it stores"
             raise UsageError(sentence, "unknown", option="name", given=name) from None
@@ -101,7 +90,7 @@ class Dataset:
         if self.opens_at_once or key in arrays:
             return arrays[key]
         try:
-            array = open_one(self._directory, self.splits[split].shards[number], name)
+            array = open_one(self._directory, self.splits[split][number], name)
         except DatasetError as error:
             fault = error
         if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
@@ -123,7 +112,7 @@ class Dataset:
         offsets, tokens = self._array(name, number, "documents"), self._array(name, number, "tokens")
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= tokens.size:
-            path = array_path(self.path, self.splits[name].shards[number].name, "documents")
+            path = array_path(self.path, self.splits[name][number].name, "documents")
             raise damaged(path, f"document {local} runs from {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
         return tokens[start : stop - has_separator]
@@ -183,7 +172,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
             arrays = {
                 (split, number, name): array
                 for split, each in ({} if manifest.tables else manifest.splits).items()
-                for number, shard in enumerate(each.shards)
+                for number, shard in enumerate(each)
                 for name, array in open_shard(directory, shard).items()
             }
             fault = None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, NoDatasetError, damaged
 from bertdata.files import Stage
@@ -26,7 +25,7 @@ from bertdata.format.shards import (
     SPLITS,
     OpenTable,
     Shard,
-    Shards,
+    Split,
     fits_tables,
     from_list,
     read_tables,
@@ -41,40 +40,6 @@ MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
 _TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
 _TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name → number; the others are numbers
-
-
-@dataclass(frozen=True)
-class Split:
-    """Train, validation or test, with at least one shard."""
-
-    shards: Shards
-
-    @cached_property
-    def first_documents(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first document of each shard, then of all documents."""
-        return np.append(0, np.cumsum(self.shards.numbers[:, 1]))
-
-    @cached_property
-    def first_tokens(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first token of each shard, then of all, separators included."""
-        return np.append(0, np.cumsum(self.shards.numbers[:, 2]))
-
-    @property
-    def num_documents(self) -> int:
-        return int(self.first_documents[-1])
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.first_tokens[-1])
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether pairs of segments can be made: sentences are stored, and there are two documents."""
-        return self.stores("sentences") and self.num_documents > 1
-
-    def stores(self, array: str) -> bool:
-        """Return whether every shard has an array of this name."""
-        return self.shards.stores(array)
 
 
 @dataclass(frozen=True)
@@ -108,7 +73,7 @@ class Manifest:
         # One shard at a time is in memory. "arrays" comes first, because names are sorted.
         sha256, comma = hashlib.sha256(b'{"arrays":['), b""
         for split, shards in self.splits.items():
-            for shard in shards.shards:
+            for shard in shards:
                 arrays = [
                     [split, array, entry["dtype"], entry["length"], entry["sha256"]]
                     for array, entry in sorted(shard.arrays.items())
@@ -121,7 +86,7 @@ class Manifest:
     @property
     def shards(self) -> Iterator[Shard]:
         """Those of all splits."""
-        return (shard for split in self.splits.values() for shard in split.shards)
+        return (shard for split in self.splits.values() for shard in split)
 
     @property
     def num_bytes(self) -> int:
@@ -145,8 +110,7 @@ class Manifest:
     def write(self, stage: Stage) -> None:
         """Write manifest.json, whose name publishes the dataset, as the last file of a stage."""
         special = self.special_tokens
-        shards = {name: split.shards for name, split in self.splits.items()}
-        has_many = sum(map(len, shards.values())) > MOST_LISTED and fits_tables(shards.values())
+        has_many = sum(map(len, self.splits.values())) > MOST_LISTED and fits_tables(self.splits.values())
         record = {
             "format": "bertdata",
             "format_version": MANY_SHARDS_VERSION if has_many else FORMAT_VERSION,
@@ -162,9 +126,9 @@ class Manifest:
             "counts": dict(self.counts),
         }
         if has_many:
-            record |= write_tables(stage, shards)
+            record |= write_tables(stage, self.splits)
         else:
-            record["splits"] = {name: [vars(shard) for shard in each] for name, each in shards.items()}
+            record["splits"] = {name: [vars(shard) for shard in each] for name, each in self.splits.items()}
         if self.tokenizer_name is not None:
             record["tokenizer_name"] = self.tokenizer_name
         stage.write(MANIFEST, sealed_record(record))
@@ -245,7 +209,7 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
     return Manifest(
         record["token_dtype"],
         special,
-        splits={name: Split(each) for name, each in shards.items()},
+        splits=shards,
         **{key: record[key] for key in keys},
         tokenizer_name=tokenizer_name,
         tables=dict(record["tables"]) if has_many else {},

@@ -157,7 +157,7 @@ class Origins:
     def input_and_place(self, document: int) -> tuple[str, int]:
         """Return the name of a document's input and its place there. document: of all, as in Dataset.document."""
         split, number, index = self.manifest.shard_of(document)
-        shard = self.manifest.splits[split].shards[number]
+        shard = self.manifest.splits[split][number]
         array = open_array(self.directory / origins_name(shard.name), DTYPE, shard.num_documents)
         source, place = divmod(int(array[index]), 1 << self.place_bits)
         if source >= len(self.named_inputs):

@@ -49,8 +49,8 @@ class Shard:
     arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
 
 
-class Shards(Sequence[Shard]):
-    """The shards of a split, as columns. A Shard is made when it is used.
+class Split(Sequence[Shard]):
+    """Train, validation or test: its shards, at least one, as columns. A Shard is made when it is used.
 
     .numbers int64 [num_shards, 4]: the rows of TABLE. .arrays: name and dtype of each array that a shard has.
     .lengths int64 [num_shards, num_arrays]: of each array, -1 where a shard lacks it. .digests uint8 [num_shards,
@@ -65,10 +65,10 @@ class Shards(Sequence[Shard]):
         lengths: NDArray[np.int64],
         digests: Callable[[], NDArray[np.uint8]],
     ) -> None:
-        self.split, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
+        self.name, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
 
     @classmethod
-    def of(cls, shards: Iterable[Shard]) -> Shards:
+    def of(cls, shards: Iterable[Shard]) -> Split:
         """Return the columns of some shards of a split, in the order of their numbers."""
         by_number = sorted(((int(each.name.rpartition("-")[2]), each) for each in shards), key=itemgetter(0))
         numbers = [(n, each.num_documents, each.num_tokens, each.num_sentences or 0) for n, each in by_number]
@@ -86,6 +86,29 @@ class Shards(Sequence[Shard]):
     @cached_property
     def digests(self) -> NDArray[np.uint8]:
         return self._digests()
+
+    @cached_property
+    def first_documents(self) -> NDArray[np.int64]:
+        """int64 [num_shards + 1]: the number of the first document of each shard, then of all documents."""
+        return np.append(0, np.cumsum(self.numbers[:, 1]))
+
+    @cached_property
+    def first_tokens(self) -> NDArray[np.int64]:
+        """int64 [num_shards + 1]: the number of the first token of each shard, then of all, separators included."""
+        return np.append(0, np.cumsum(self.numbers[:, 2]))
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.first_documents[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.first_tokens[-1])
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether pairs of segments can be made: sentences are stored, and there are two documents."""
+        return self.stores("sentences") and self.num_documents > 1
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -105,11 +128,11 @@ class Shards(Sequence[Shard]):
                 if length >= 0
             }
             num_sentences = sentences if "sentences" in arrays else None
-            yield Shard(shard_name(self.split, unit), documents, tokens, num_sentences, arrays)
+            yield Shard(shard_name(self.name, unit), documents, tokens, num_sentences, arrays)
 
     def number_of(self, name: str) -> int:
         """Return the index of a shard in the split, by its name. Raises KeyError if there is none."""
-        unit = int(name.removeprefix(f"{self.split}-"))
+        unit = int(name.removeprefix(f"{self.name}-"))
         number = int(np.searchsorted(self.numbers[:, 0], unit))
         if number == len(self) or self.numbers[number, 0] != unit:
             raise KeyError(name)
@@ -120,27 +143,27 @@ class Shards(Sequence[Shard]):
         columns = [name == array for name, _ in self.arrays]
         return bool((self.lengths[:, columns] >= 0).any(1).all())
 
-    def checked(self, token_dtype: str) -> Shards:
+    def checked(self, token_dtype: str) -> Split:
         """Return the same shards. Raises ValueError if they break a rule of the format."""
         numbers, lengths_of = self.numbers, _lengths(self.numbers)
         is_too_large = (numbers >= _LARGEST).any() or (numbers.astype(np.float64).sum(axis=0) >= _LARGEST).any()
         if is_too_large or (numbers[:, 1:3] < 1).any() or (np.diff(numbers[:, 0]) <= 0).any():
-            raise ValueError(f"numbers of the shards of {self.split}")
+            raise ValueError(f"numbers of the shards of {self.name}")
         if not (self.stores("tokens") and self.stores("documents")):
-            raise ValueError(f"{self.split} has a shard without tokens or documents")
+            raise ValueError(f"{self.name} has a shard without tokens or documents")
         has_sentences = np.zeros(len(self), np.bool_)
         for (name, dtype), lengths in zip(self.arrays, self.lengths.T, strict=True):
             dtypes, is_stored = ARRAY_DTYPES.get(name, (dtype,)), lengths >= 0
             is_right = lengths[is_stored] == lengths_of.get(name, lengths)[is_stored]
             if dtype not in ((token_dtype,) if name == "tokens" else dtypes) or not is_right.all():
-                raise ValueError(f"array {name!r} of {self.split}")
+                raise ValueError(f"array {name!r} of {self.name}")
             if not (re.fullmatch(r"[a-z0-9_-]+", name) and re.fullmatch(_ANY_DTYPE, dtype)):
-                raise ValueError(f"array {name!r} of {self.split}")
+                raise ValueError(f"array {name!r} of {self.name}")
             if name == "empty" and (lengths == 0).any():
-                raise ValueError(f"array {name!r} of {self.split}")
+                raise ValueError(f"array {name!r} of {self.name}")
             has_sentences |= is_stored & (name == "sentences")
         if ((numbers[:, 3] > 0) != has_sentences).any():
-            raise ValueError(f"sentences of {self.split}")
+            raise ValueError(f"sentences of {self.name}")
         return self
 
 
@@ -154,22 +177,22 @@ def shard_name(split: str, unit: int) -> str:
     return f"{split}-{unit:05d}"
 
 
-def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Shards:
+def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Split:
     """Return the shards that a manifest lists. Raises ValueError, KeyError and the like for a broken rule."""
     listed = [Shard(**entry) for entry in entries]
-    shards = Shards.of(listed).checked(token_dtype)
-    if split != shards.split or list(shards) != listed:
+    shards = Split.of(listed).checked(token_dtype)
+    if split != shards.name or list(shards) != listed:
         raise ValueError(f"split {split!r}")
     return shards
 
 
-def fits_tables(splits: Iterable[Shards]) -> bool:
+def fits_tables(splits: Iterable[Split]) -> bool:
     """Return whether tables can hold the shards: all have the same arrays, and none of unknown length."""
     names = {frozenset(name for name, _ in shards.arrays) for shards in splits}
     return len(names) == 1 and next(iter(names)) <= _IN_TABLES and all((each.lengths >= 0).all() for each in splits)
 
 
-def write_tables(stage: Stage, splits: Mapping[str, Shards]) -> dict[str, Any]:
+def write_tables(stage: Stage, splits: Mapping[str, Split]) -> dict[str, Any]:
     """Write the arrays, and return what the manifest says of the shards, which must fit tables."""
     arrays = sorted(name for name, _ in next(iter(splits.values())).arrays)
     writers = {name: ArrayWriter(stage, name, dtype) for name, dtype in DTYPES.items()}
@@ -181,7 +204,7 @@ def write_tables(stage: Stage, splits: Mapping[str, Shards]) -> dict[str, Any]:
     return {"arrays": arrays, "splits": {name: len(each) for name, each in splits.items()}, "tables": tables}
 
 
-def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Shards]:
+def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Split]:
     """Return the shards by split, from a manifest. Raises ValueError, KeyError or TypeError for a broken rule."""
     names, counts, tables = record["arrays"], record["splits"], record["tables"]
     if not set(names) <= _IN_TABLES or names != sorted(set(names)) or tables.keys() != DTYPES.keys():
@@ -207,7 +230,7 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
     splits, first = {}, 0
     for split, count in counts.items():
         some = slice(first, first + count)
-        shards = Shards(split, numbers[some], arrays, lengths[some], partial(digests, some.start, some.stop))
+        shards = Split(split, numbers[some], arrays, lengths[some], partial(digests, some.start, some.stop))
         splits[split], first = shards.checked(record["token_dtype"]), some.stop
     return splits
 

@@ -39,9 +39,9 @@ def facts(
     for name, split in dataset.splits.items():
         num_samples, shares = _samples_of(dataset, name, samples, length)
         splits[name] = {
-            "shards": len(split.shards),
+            "shards": len(split),
             "documents": split.num_documents,
-            "sentences": _sum_or_none([shard.num_sentences for shard in split.shards]),
+            "sentences": _sum_or_none([shard.num_sentences for shard in split]),
             "tokens": split.num_tokens,
             "samples_per_epoch": num_samples,
             "steps_per_epoch": num_samples / global_batch_size,

@@ -125,7 +125,7 @@ def _sentence_lengths(dataset: Dataset) -> list[dict[str, int]] | None:
         return None
     bins, has_separator = np.zeros(64, np.int64), dataset.special_tokens.separator is not None
     for split in dataset.splits.values():
-        for shard in split.shards:
+        for shard in split:
             starts = dataset.array(shard.name, "sentences")
             ends_document = np.isin(starts[1:], dataset.array(shard.name, "documents"))
             lengths = np.diff(starts.astype(np.int64)) - (has_separator & ends_document)
@@ -148,7 +148,7 @@ def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
 def _sizes(dataset: Dataset) -> NDArray[np.int64]:
     """Tokens of the first documents of a split, int64 [n], without separators."""
     split, sizes = next(iter(dataset.splits.values())), list[NDArray[Any]]()
-    for shard, first in zip(split.shards, split.first_tokens.tolist(), strict=False):
+    for shard, first in zip(split, split.first_tokens.tolist(), strict=False):
         if first < _PACKED_TOKENS:
             offsets = dataset.array(shard.name, "documents")
             last = max(1, int(np.searchsorted(offsets, _PACKED_TOKENS - first)))

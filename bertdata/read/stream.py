@@ -103,7 +103,7 @@ class TokenStream:
             sentence = f"the tokenizer of {dataset.path} has no [CLS] or no [SEP]; build with --special-tokens"
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.split, self.length = dataset, split, length
-        self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
+        self.shards, self.starts = dataset.splits[split], dataset.splits[split].first_tokens
         self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
         self.pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
         count, separator = len(self.shards), int(special.separator is not None)

@@ -35,7 +35,7 @@ def export(
     if split not in dataset.splits:
         sentence = f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}"
         raise UsageError(sentence, "no-split", option="split", given=split)
-    shards, directory, num_done = dataset.splits[split].shards, Path(out), 0
+    shards, directory, num_done = dataset.splits[split], Path(out), 0
     itemsize, total = np.dtype(dataset.manifest.token_dtype).itemsize, dataset.splits[split].num_tokens
 
     def documents(ids: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertdata.errors import BuildError
 from bertdata.files import write_file
-from bertdata.format.manifest import SPLITS, Shard, Shards, Split
+from bertdata.format.manifest import SPLITS, Shard, Split
 from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
 from bertdata.sources.inputs import Input
 from bertdata.sources.plan import UNIT_RULE
@@ -132,7 +132,7 @@ class FinishedUnits:
                 *_, last = parts = self._shards[split]
                 last.append(shard)
                 if len(last) == _ROWS_JOINED:
-                    parts[-1:] = [Shards.of(last), []]
+                    parts[-1:] = [Split.of(last), []]
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
@@ -141,7 +141,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        return {split: Split(Shards.of(chain(*parts))) for split, parts in self._shards.items() if any(parts)}
+        return {split: Split.of(chain(*parts)) for split, parts in self._shards.items() if any(parts)}
 
 
 def finished_units(staging: Path) -> FinishedUnits:

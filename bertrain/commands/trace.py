@@ -92,9 +92,9 @@ def parts_of(loader: bertdata.Loader, positions: np.ndarray) -> Iterator[Part]:
         earlier = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
         split = dataset.splits[loader.split]
         shard = int(np.searchsorted(split.first_tokens, start, side="right")) - 1
-        begin, offsets = start - int(split.first_tokens[shard]), dataset.array(split.shards[shard].name, "documents")
+        begin, offsets = start - int(split.first_tokens[shard]), dataset.array(split[shard].name, "documents")
         number = int(np.searchsorted(offsets, np.uint64(begin), side="right")) - 1
-        while number < split.shards[shard].num_documents and (first := int(offsets[number])) < begin + length:
+        while number < split[shard].num_documents and (first := int(offsets[number])) < begin + length:
             num_tokens = int(offsets[number + 1]) - first - separators
             part = max(0, begin - first), min(num_tokens, begin + length - first)
             if part[0] < part[1]:  # else the row has nothing but the separator of this document
