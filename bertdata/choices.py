@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/source.py explains each
+SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/stream.py explains each
 MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span", "uniform"]  # docs/determinism.md defines each
 MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
 MOST_ROWS = 1 << 24  # of a step over all ranks

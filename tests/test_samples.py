@@ -23,7 +23,7 @@ from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read import index, order, pieces
 from bertdata.read.kernels import pieces as piece_kernels
-from bertdata.read.stream import TokenStream, Wanted, rows_of
+from bertdata.read.stream import Samples, Wanted, rows_of
 from bertdata.read.words import tables
 from bertdata.remote import stores
 from bertdata.sources import formats
@@ -194,7 +194,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     """In blocks: the ranges asked for hold every token of the group's rows, but for segments from elsewhere."""
     monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
     asked = []
-    monkeypatch.setattr(TokenStream, "read_ahead", lambda self, ranges: asked.append(ranges))
+    monkeypatch.setattr(Samples, "_request", lambda self, ranges: asked.append(ranges))
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     stream = stream_of(dataset)
     n, block = loader.num_samples, 2
@@ -211,7 +211,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
         assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
         for first, stop in blocks:
             at = [p for p, s in zip(positions, ids, strict=True) if first <= s < stop]
-            ranges = loader.sources[0].samples.ranges(epoch, first, stop)
+            ranges = loader.sources[0].ranges(epoch, first, stop)
             text = [token for a, b in ranges for token in stream[a:b]]
             batch = loader.read(np.array(at))
             for b, row in enumerate(batch.input_ids):
@@ -314,7 +314,7 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
 
 def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
     """The room for spans comes from the record of the index, and its arrays may be damaged."""
-    room = Loader(dataset, length=1000, samples="packed").sources[0].samples.spans_per_row
+    room = Loader(dataset, length=1000, samples="packed").sources[0].spans_per_row
     for path in cache.glob("*.npy"):
         content = path.read_bytes()
         numbers = np.frombuffer(content[128:], np.uint64).copy()
@@ -324,7 +324,7 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
             numbers[1] = room + 1  # sample 0 is the first so many pieces
         path.write_bytes(content[:128] + numbers.tobytes())
     seal(cache)
-    samples, zero = Loader(dataset, length=1000, samples="packed").sources[0].samples, np.zeros(1, np.int64)
+    samples, zero = Loader(dataset, length=1000, samples="packed").sources[0], np.zeros(1, np.int64)
     assert 3 * (room + 1) < 1000
     with refuses("damaged"):
         rows_of([(samples, Wanted(zero, zero, zero))])

@@ -18,21 +18,21 @@ from bertdata.errors import BuildError, DatasetError, damaged
 from bertdata.files import Stage, cache_directory, make_directory
 from bertdata.format.arrays import ArrayWriter, array_name, array_path, digest, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, sealed_record
-from bertdata.read.stream import TokenStream
+from bertdata.read.stream import Samples
 
 INDEX_VERSION = 3  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
 """append(name, values) adds values to the end of an array of the index."""
 
 
-def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
-    """Return what decides the contents of every index of a split. A kind of samples may add to it."""
+def index_identity(samples: Samples) -> dict[str, Any]:
+    """Return what decides the contents of every index. A kind of samples may add to it."""
     return {
         "version": INDEX_VERSION,
-        "dataset_id": stream.dataset.dataset_id,
-        "split": stream.split,
-        "samples": kind,
-        "length": stream.length,
+        "dataset_id": samples.dataset.dataset_id,
+        "split": samples.split,
+        "samples": samples.kind,
+        "length": samples.length,
     }
 
 

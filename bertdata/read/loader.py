@@ -29,12 +29,15 @@ from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix, Weight, only, require_alike, whole
-from bertdata.read.source import Source
-from bertdata.read.stream import Rows, Wanted, require_room, rows_of
+from bertdata.read.pairs import Pairs
+from bertdata.read.pieces import Pieces
+from bertdata.read.stream import Rows, Samples, Wanted, require_room, rows_of
+from bertdata.read.windows import Windows
 from bertdata.read.words import tables
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
+_KINDS: dict[str, type[Samples]] = {"windows": Windows, "documents": Pieces, "packed": Pieces, "pairs": Pairs}
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
@@ -116,10 +119,10 @@ class Loader:
         self.position = 0
         words = masking is not None and masking.policy in ("whole_word", "span")
         self._block = max(1, order.BLOCK_TOKENS // max(1, self.length - 2)) if shuffle == "blocks" else None
-        options = dict[str, Any](split=split, length=self.length, short_seq_prob=self.short_seq_prob, words=words)
-        options |= {"seed": self.seed, "block": self._block, "variants": self.variants}
-        self.sources = tuple(Source(dataset, samples, **options) for dataset in datasets)
-        require_room([source.samples.stream for source in self.sources])
+        options = dict[str, Any](split=split, length=self.length, seed=self.seed, words=words)
+        options |= {"block": self._block, "variants": self.variants, "short_seq_prob": self.short_seq_prob}
+        self.sources = tuple(_KINDS[samples](dataset, samples, **options) for dataset in datasets)
+        require_room(self.sources)
         self._sizes = np.array([source.num_samples for source in self.sources])
         self.num_samples = int(self._sizes.sum())
         self._mix = Mix(self.weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
@@ -176,7 +179,7 @@ class Loader:
 
         Of a mix they are means by weight.
         """
-        facts, total = [source.samples.facts for source in self.sources], sum(self.weights)
+        facts, total = [source.facts for source in self.sources], sum(self.weights)
         shares = [weight / total for weight in self.weights]
         return {name: sum(share * of[name] for share, of in zip(shares, facts, strict=True)) for name in facts[0]}
 
@@ -275,8 +278,8 @@ class Loader:
             which=places.which,
             bounds=places.bounds,
         )
-        parts = zip(self.sources, places.rows(), strict=True)
-        return rows_of([(source.samples, Wanted(which, *ids)) for source, which in parts], places.sources)
+        wanted = [Wanted(which, *ids) for which in places.rows()]
+        return rows_of([*zip(self.sources, wanted, strict=True)], places.sources)
 
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""
@@ -306,23 +309,17 @@ class Loader:
         The rule of masks becomes that of the state; states of earlier versions have rule 1. Raises StateError if
         anything else is different. Its `given` is name → (value in the state, value here).
         """
-        differing: dict[str, tuple[Any, Any]] = {}
         masking, stored = self.masking, state.get("masking")
         if masking and isinstance(stored, dict):
             masking = masking.with_rule_of(stored)
             state = state | {"masking": {"rule": 1} | stored}
-        for name, now in (
-            {"variants": None, "sources": None, "dataset_id": None, "starts": None}
-            | self._identity()
-            | {"masking": asdict(masking) if masking else None}
-        ).items():
-            was = state.get(name)
-            if was == now:
-                continue
-            if isinstance(was, dict) and isinstance(now, dict):  # of masking, what is equal is left out
-                same = {key for key in was.keys() & now.keys() if was[key] == now[key]}
-                was, now = ({key: side[key] for key in side if key not in same} for side in (was, now))
-            differing[name] = was, now
+        here = dict.fromkeys(("variants", "sources", "dataset_id", "starts")) | self._identity()
+        here["masking"] = asdict(masking) if masking else None
+        differing = {name: (state.get(name), now) for name, now in here.items() if state.get(name) != now}
+        was, now = differing.get("masking", (None, None))
+        if isinstance(was, dict) and isinstance(now, dict):  # what is equal is left out
+            keys = [key for key in was | now if was.get(key) != now.get(key)]
+            differing["masking"] = {key: was.get(key) for key in keys}, {key: now.get(key) for key in keys}
         if differing:
             words = "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differing.items())
             sentence = f"this state belongs to another stream: {words}; give the Loader the same options"

@@ -11,12 +11,12 @@ from bertdata.errors import UsageError, damaged, require
 from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pairs as kernels
 from bertdata.read.kernels.rows import SPAN, Frames
-from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
+from bertdata.read.stream import Columns, Samples, Wanted, require_sound
 
 _FACTS_SAMPLES = 4096
 
 
-class Pairs:
+class Pairs(Samples):
     """Samples that are pairs of segments A and B, each some sentences that follow one another.
 
     Sentences are taken until they have enough tokens for a row, and a random number of them, at least one, is A. With
@@ -37,18 +37,18 @@ class Pairs:
     DatasetError if the offsets of documents or sentences are damaged.
     """
 
-    def __init__(self, stream: TokenStream, *, seed: int, short_seq_prob: float) -> None:
-        dataset, split = stream.dataset, stream.split
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        dataset, split = self.dataset, self.split
         if not dataset.splits[split].stores("sentences"):
             sentence = f"{dataset.path} stores no sentences, which pairs need; build it again with --sentences line"
             raise UsageError(sentence, "not-stored", option="samples", given="pairs")
         if dataset.splits[split].num_documents < 2:
             sentence = f"split {split} of {dataset.path} has one document, and pairs need two; give a larger dataset"
             raise UsageError(sentence, "empty", option="split", given=split)
-        require(stream.length >= 5, "length", stream.length, "at least 5: [CLS], two [SEP] and a token of each segment")
-        self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
-        identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
-        arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)
+        require(self.length >= 5, "length", self.length, "at least 5: [CLS], two [SEP] and a token of each segment")
+        identity = index_identity(self) | {"seed": self.seed, "short_seq_prob": self.short_seq_prob}
+        arrays, self._facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)
         self._index = tuple(kernels.PairIndex(arrays["pairs"].view(kernels.PAIR), arrays["sentences"]))
         self.num_samples, self.spans_per_row = self._index[0].size, 2
         require_sound(self.num_samples - 1)
@@ -57,18 +57,18 @@ class Pairs:
     def facts(self) -> dict[str, float]:
         """pad_share and crop_share are those of 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
-        shape = chosen.size, self.stream.length
+        shape = chosen.size, self.length
         frames = Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], SPAN))
         wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
         num_spans, cropped = self._lay_out(wanted, tuple(frames), self.columns(chosen.size), 0)
         require_sound(num_spans)
         kept, lost = int((frames.text_places - 1).sum()), int(cropped.sum())
-        pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
-        return self._index_facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
+        pad_share = 1 - (kept + 3 * chosen.size) / (self.length * chosen.size)
+        return self._facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
     def columns(self, num_rows: int) -> Columns:
         return {
-            "token_type_ids": np.empty((num_rows, self.stream.length), np.int64),
+            "token_type_ids": np.empty((num_rows, self.length), np.int64),
             "next_sentence_label": np.empty(num_rows, np.int64),
         }
 
@@ -80,8 +80,8 @@ class Pairs:
     ) -> tuple[int, NDArray[np.int64]]:
         """Returns what `lay_out` returns, and how many tokens were cut off from each row."""
         own = kernels.PairColumns(**columns, cropped=np.empty_like(wanted.sample_ids))
-        index, table = self._index, self.stream.table
-        num_spans = int(kernels.pair_rows(*wanted, self._seed, index, table, frames, tuple(own), num_spans))
+        index, table = self._index, self.table
+        num_spans = int(kernels.pair_rows(*wanted, np.uint64(self.seed), index, table, frames, tuple(own), num_spans))
         return num_spans, own.cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
@@ -91,26 +91,25 @@ class Pairs:
 
     def _write_index(self, append: Append) -> dict[str, Any]:
         """Cuts the documents of the split into pairs, some documents at a time."""
-        stream = self.stream
-        rules = kernels.PairRules(stream.length - 3, np.uint64(round(self._short_seq_prob * 2**32)), self._seed)
+        rules = kernels.PairRules(self.length - 3, np.uint64(round(self.short_seq_prob * 2**32)), np.uint64(self.seed))
         num_documents = num_sentences = num_pairs = num_random = 0
-        for number, documents in stream.documents():
-            sentences = stream.dataset.array(stream.shards[number].name, "sentences")
+        for number, documents in self.documents():
+            sentences = self.dataset.array(self.shards[number].name, "sentences")
             first, last = np.searchsorted(sentences, documents[[0, -1]])
             sentences = sentences[first : last + 1]
             if sentences.size < 2:
-                raise damaged(stream.dataset.path)
+                raise damaged(self.dataset.path)
             part = kernels.DocumentRange(
-                documents, sentences, num_documents, num_sentences, int(stream.starts[number]), stream.separator
+                documents, sentences, num_documents, num_sentences, int(self.starts[number]), self.separator
             )
             packed = np.empty(sentences.size - 1, np.uint64)
             pairs = np.empty(packed.size, kernels.PAIR)
             count = kernels.segment(part, rules, pairs, packed)
             if count < 0:
-                raise damaged(stream.dataset.path)
+                raise damaged(self.dataset.path)
             append("pairs", pairs[:count].view(np.int64))
             append("sentences", packed)
             num_documents, num_sentences = num_documents + documents.size - 1, num_sentences + packed.size
             num_pairs, num_random = num_pairs + count, num_random + int((pairs["b_wanted"][:count] > 0).sum())
-        append("sentences", np.array([kernels.pack_sentence(stream.starts[-1], True)]))  # the end, as a document
+        append("sentences", np.array([kernels.pack_sentence(self.starts[-1], True)]))  # the end, as a document
         return {"random_share": num_random / num_pairs}

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from bertdata.errors import damaged, require
 from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pieces as kernels
-from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
+from bertdata.read.stream import Columns, Samples, Wanted, require_sound
 
 PACKED_TOGETHER = 1 << 19  # tokens: only pieces that begin in the same stretch of this length may share rows
 _NOT_WANTED = np.empty((0, 0), np.int64)
 MAX_LENGTH = 1 << 16  # places of a row: an index has 16 bits for the length of a piece
 
 
-class Pieces:
+class Pieces(Samples):
     """Samples that are pieces of documents: a document is cut every T - 2 tokens, its separator left out.
 
     `documents` puts one piece into a row. A document of nine tokens in rows of six places:
@@ -41,27 +41,27 @@ class Pieces:
     Raises UsageError for rows of more than 65,536 places, and DatasetError if the offsets of documents are damaged.
     """
 
-    def __init__(self, stream: TokenStream, *, packed: bool) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         expected = f"at most {MAX_LENGTH}, the longest row of documents or packed"
-        require(stream.length <= MAX_LENGTH, "length", stream.length, expected, "too-long")
-        self.stream, self._packed = stream, packed
-        if packed:
-            identity = index_identity(stream, "packed") | {"packed_together": PACKED_TOGETHER}
-            arrays, self.facts = open_index(identity, {"pieces": "<u8", "rows": "<u8"}, self._write_packed)
-        else:
-            arrays, self.facts = open_index(index_identity(stream, "documents"), {"pieces": "<u8"}, self._write_pieces)
+        require(self.length <= MAX_LENGTH, "length", self.length, expected, "too-long")
+        self._packed = self.kind == "packed"
+        more = {"packed_together": PACKED_TOGETHER} if self._packed else {}
+        dtypes = {"pieces": "<u8"} | ({"rows": "<u8"} if self._packed else {})
+        make = self._write_packed if self._packed else self._write_pieces
+        arrays, self._facts = open_index(index_identity(self) | more, dtypes, make)
         self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
-        self.num_samples = self._bounds.size - 1 if packed else self._pieces.size
+        self.num_samples = self._bounds.size - 1 if self._packed else self._pieces.size
         if self.num_samples < 1:  # all documents are the separator alone
-            raise damaged(stream.dataset.path)
-        self.spans_per_row = int(self.facts.pop("max_pieces", 1))  # of a row
+            raise damaged(self.dataset.path)
+        self.spans_per_row = int(self._facts.pop("max_pieces", 1))  # of a row
 
     def columns(self, num_rows: int) -> Columns:
-        return {"position_ids": np.empty((num_rows, self.stream.length), np.int64)} if self._packed else {}
+        return {"position_ids": np.empty((num_rows, self.length), np.int64)} if self._packed else {}
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
         index, position_ids = (self._pieces, self._bounds), columns.get("position_ids", _NOT_WANTED)
-        own, table = (wanted.which, wanted.sample_ids), self.stream.table
+        own, table = (wanted.which, wanted.sample_ids), self.table
         return int(kernels.piece_rows(*own, *index, table, frames, position_ids, num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
@@ -74,14 +74,13 @@ class Pieces:
 
     def _all_pieces(self) -> Iterator[NDArray[np.uint64]]:
         """Yields the pieces of some documents at a time, in the order of the stream, as `kernels.pack_pieces` does."""
-        stream, max_tokens = self.stream, self.stream.length - 2
-        for number, documents in stream.documents():
+        for number, documents in self.documents():
             offsets = documents.astype(np.int64)
-            sizes = np.diff(offsets) - stream.separator
-            if sizes.min() < 0 or offsets[0] < 0 or offsets[-1] > stream.shards[number].num_tokens:
-                raise damaged(stream.dataset.path)
-            document, before, lengths = pieces_of(sizes, max_tokens)
-            yield kernels.pack_pieces(stream.starts[number] + offsets[document] + before, lengths)
+            sizes = np.diff(offsets) - self.separator
+            if sizes.min() < 0 or offsets[0] < 0 or offsets[-1] > self.shards[number].num_tokens:
+                raise damaged(self.dataset.path)
+            document, before, lengths = pieces_of(sizes, self.length - 2)
+            yield kernels.pack_pieces(self.starts[number] + offsets[document] + before, lengths)
 
     def _write_pieces(self, append: Append) -> dict[str, Any]:
         """Makes the index of `documents`."""
@@ -89,7 +88,7 @@ class Pieces:
         for pieces in self._all_pieces():
             append("pieces", pieces)
             num_pieces, num_tokens = num_pieces + pieces.size, num_tokens + int(kernels.piece_length(pieces).sum())
-        return {"pad_share": 1 - (num_tokens / max(1, num_pieces) + 2) / self.stream.length, "crop_share": 0.0}
+        return {"pad_share": 1 - (num_tokens / max(1, num_pieces) + 2) / self.length, "crop_share": 0.0}
 
     def _write_packed(self, append: Append) -> dict[str, Any]:
         """Makes the index of `packed`. Pieces wait until all that they may share rows with are there."""
@@ -104,7 +103,7 @@ class Pieces:
             for start, stop in zip(cuts, cuts[1:], strict=False):
                 pieces = together[start:stop]
                 sizes = kernels.piece_length(pieces).astype(np.int64) + 2
-                rows_here, order, row_of = packed(sizes, self.stream.length)
+                rows_here, order, row_of = packed(sizes, self.length)
                 append("pieces", pieces[order[np.argsort(row_of[order], kind="stable")]])
                 pieces_of_row = np.bincount(row_of, minlength=rows_here)
                 append("rows", num_pieces + np.cumsum(pieces_of_row))
@@ -112,7 +111,7 @@ class Pieces:
                 num_places += int(sizes.sum())
                 max_pieces = max(max_pieces, int(pieces_of_row.max(initial=0)))
             waiting = together[cuts[-1] :]
-        pad_share = 1 - num_places / max(1, num_rows * self.stream.length)
+        pad_share = 1 - num_places / max(1, num_rows * self.length)
         return {"pad_share": pad_share, "crop_share": 0.0, "max_pieces": max_pieces}
 
 

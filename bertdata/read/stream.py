@@ -1,4 +1,4 @@
-"""The tokens of a split as one stream, and the rows of a batch that are filled from it."""
+"""The tokens of a split as one stream, its samples, and the rows of a batch that are filled from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bertdata.errors import DatasetError, UsageError, damaged, require
 from bertdata.format.arrays import npy_header, pages_of
 from bertdata.format.dataset import Dataset
+from bertdata.read import order
 from bertdata.read.kernels import rows as kernels
 from bertdata.read.kernels.masks import NOT_STORED
 
@@ -51,47 +52,46 @@ class Wanted(NamedTuple):
     sample_ids: NDArray[np.int64]  # [B]
 
 
-class Samples(Protocol):
-    """One way to cut a split into samples: Windows, Pieces or Pairs."""
+class Samples:
+    """The samples of a split, one of four kinds. Its tokens are one stream: its shards end to end.
 
-    stream: TokenStream
-    num_samples: int  # of an epoch
-    spans_per_row: int  # at most
+    windows    The documents end to end with their separators, cut every T - 2 tokens. Each epoch begins to cut at
+               another place. Nothing is lost, and at most one row of an epoch is padded.
+    documents  A document, or a piece of T - 2 tokens of one: never two in a row.
+    packed     Several such pieces in a row, each between its own [CLS] and [SEP], chosen by best fit.
+    pairs      Two segments of sentences; half of the time they are not from the same document.
 
-    @property
-    def facts(self) -> dict[str, float]:
-        """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
+    The last three need to know where documents begin: they use an index that is made once (index.py). All processes
+    that read a dataset share its pages.
 
-    def columns(self, num_rows: int) -> Columns:
-        """Return the members of Batch that only this kind of samples has, not initialized."""
-
-    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
-        """Lays out rows of a batch, whose arrays are frames and columns, and adds their spans to the first `num_spans`.
-
-        frames: a kernels.Frames as a plain tuple.
-
-        Returns the number of spans with them; below 0 if the index is damaged.
-        """
-
-    def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Ranges of the stream that hold the text of samples first, first + 1, ..., stop - 1."""
-
-
-class TokenStream:
-    """The tokens of a split, its shards end to end. All processes that read a dataset share its pages.
-
-    .starts int64 [num_shards + 1]: where each shard begins in the stream, then the length of the stream.
-    .word_addresses int64 [num_shards]: memory address of the words array of each shard; None: not stored or not asked.
+    .num_samples: N, the samples of an epoch. .spans_per_row: the most spans of a row. .starts int64 [num_shards + 1]:
+    where each shard begins in the stream, then the length of the stream. .word_addresses int64 [num_shards]: memory
+    address of the words array of each shard; None: not stored or not asked.
 
     Raises UsageError if the dataset has no such split, if rows of this length have no room for text, or if the
     tokenizer lacks [CLS] or [SEP].
     """
 
+    num_samples: int
+    spans_per_row: int
+    _facts: dict[str, float]
+
     def __init__(
-        self, dataset: Dataset, *, split: str, length: int, words: bool = False, at_random: bool = False
+        self,
+        dataset: Dataset,
+        kind: str,
+        *,
+        split: str,
+        length: int,
+        seed: int,
+        short_seq_prob: float,
+        words: bool,
+        block: int | None,
+        variants: int | None,
     ) -> None:
-        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin. at_random:
-        of tokens larger than half of the memory, the system reads only the pages that are used.
+        """kind: of choices.SAMPLE_KINDS. length: places of a row. words: fill Rows.inside_word, if the dataset stores
+        where words begin. block: as order.sample_ids has it; None: of tokens larger than half of the memory, the system
+        reads only the pages that are used. short_seq_prob, variants: as Loader has them.
         """
         if split not in [*dataset.splits]:
             sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
@@ -102,7 +102,9 @@ class TokenStream:
         if special.cls is None or special.sep is None:
             sentence = f"the tokenizer of {dataset.path} has no [CLS] or no [SEP]; build with --special-tokens"
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
-        self.dataset, self.split, self.length = dataset, split, length
+        self.dataset, self.kind, self.split, self.length, self.seed = dataset, kind, split, length, seed
+        self.short_seq_prob, self._block, self._variants = short_seq_prob, block, variants
+        self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
         self.shards, self.starts = dataset.splits[split], dataset.splits[split].first_tokens
         self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
         self.pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
@@ -118,11 +120,33 @@ class TokenStream:
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
         half_of_memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-        self._is_random = at_random and int(self.starts[-1]) * self.zero.itemsize > half_of_memory
+        self._is_random = block is None and int(self.starts[-1]) * self.zero.itemsize > half_of_memory
         self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
         """How many files reading opens by and by."""
         if dataset.opens_at_once:
             self._open(range(count))
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
+        return self._facts
+
+    def columns(self, num_rows: int) -> Columns:
+        """Return the members of Batch that only this kind of samples has, not initialized."""
+        return {}
+
+    def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
+        """Lay out rows of a batch, whose arrays are frames and columns, and add their spans to the first `num_spans`.
+
+        frames: a kernels.Frames as a plain tuple.
+
+        Returns the number of spans with them; below 0 if the index is damaged.
+        """
+        raise NotImplementedError
+
+    def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return ranges of the stream that hold the text of samples first, first + 1, ..., stop - 1."""
+        raise NotImplementedError
 
     def _open(self, numbers: Iterable[int]) -> None:
         """Open shards that are not open yet."""
@@ -143,7 +167,7 @@ class TokenStream:
         if len(self._tokens) == len(self.shards):
             return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
-        is_new = np.array([number not in self._tokens for number in numbers.tolist()], np.bool_)
+        is_new = self._addresses[numbers] == 0
         self._open(np.unique(numbers[is_new]).tolist())
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
@@ -167,7 +191,25 @@ class TokenStream:
             for first in range(0, shard.num_documents, _DOCUMENTS_AT_ONCE):
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
 
-    def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
+    def read_ahead(self, position: int) -> None:
+        """Request a group of blocks and the next one from the disk when the first of its samples is read."""
+        if self._block is None:
+            return
+        n, block = self.num_samples, self._block
+        if self._variants is not None:
+            position %= self._variants * n
+        epoch, number = group = order.group_of(position, num_samples=n, block=block)
+        if group == self._group:
+            return
+        is_last = order.group_of((epoch + 1) * n - 1, num_samples=n, block=block) == group
+        next_epoch = epoch + 1 if self._variants is None else (epoch + 1) % self._variants
+        next_group = (next_epoch, 0) if is_last else (epoch, number + 1)
+        for wanted in [next_group] if group == self._requested else [group, next_group]:
+            for first, stop in order.blocks_of(*wanted, num_samples=n, seed=self.seed, block=block):
+                self._request(self.ranges(wanted[0], first, stop))
+        self._group, self._requested = group, next_group
+
+    def _request(self, ranges: list[tuple[int, int]]) -> None:
         """Request ranges of the stream from the disk, and do not wait."""
         for start, stop in ranges:
             # A damaged index may point out of the stream. It is refused when its rows are read.
@@ -186,7 +228,7 @@ class TokenStream:
                 start = stop_here
 
 
-def require_room(streams: Sequence[TokenStream]) -> None:
+def require_room(streams: Sequence[Samples]) -> None:
     """Raise DatasetError if the system does not let a process open and map all files of streams."""
     num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
     if not num_arrays:
@@ -206,23 +248,23 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] 
 
     Raises DatasetError for a damaged index, and for an id outside the vocabulary.
     """
-    first, num_rows = parts[0][0].stream, parts[0][1].sample_ids.size
+    first, num_rows = parts[0][0], parts[0][1].sample_ids.size
     ids, text_places = np.empty((num_rows, first.length), np.int64), np.empty(num_rows, np.int64)
     spans = np.empty(num_rows * max([samples.spans_per_row for samples, _ in parts]), kernels.SPAN)
     frames, columns = tuple(kernels.Frames(ids, text_places, spans)), parts[0][0].columns(num_rows)
     num_spans, inside_word = 0, None
     for samples, wanted in parts:
-        stream, first_span = samples.stream, num_spans
+        first_span = num_spans
         num_spans = samples.lay_out(wanted, frames, columns, num_spans)
         require_sound(num_spans)
-        stream.open_shards_of(spans[first_span:num_spans])
-        if stream.word_addresses is not None:
+        samples.open_shards_of(spans[first_span:num_spans])
+        if samples.word_addresses is not None:
             own = spans[first_span:num_spans]
             inside_word = np.full(ids.shape, NOT_STORED) if inside_word is None else inside_word
-            kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
+            kernels.mark_inside_words(own, samples.starts, samples.word_addresses, inside_word)
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
     if largest >= first.dataset.special_tokens.vocab_size:
-        raise damaged(next(samples.stream.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
+        raise damaged(next(samples.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
     attention_mask = None
     if padding:
         attention_mask = np.empty_like(ids)

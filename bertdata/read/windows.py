@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from bertdata.read.kernels import windows as kernels
-from bertdata.read.stream import Columns, TokenStream, Wanted
+from bertdata.read.stream import Columns, Samples, Wanted
 
 
-class Windows:
+class Windows(Samples):
     """Samples that are windows over the stream of a split, separators included.
 
     The first window of an epoch begins at its phase, a random place, and the last one ends there. So every epoch cuts
@@ -25,22 +25,19 @@ class Windows:
     Where a sample begins is arithmetic: there is no index. Only the last sample of an epoch can be padded.
     """
 
-    def __init__(self, stream: TokenStream, *, seed: int) -> None:
-        self.stream, self._seed = stream, np.uint64(seed)
-        self._text_length, self._total = stream.length - 2, int(stream.starts[-1])
-        self.spans_per_row = min(len(stream.shards), self._text_length) + 1
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._text_length, self._total = self.length - 2, int(self.starts[-1])
+        self.spans_per_row = min(len(self.shards), self._text_length) + 1
         self.num_samples = -(-self._total // self._text_length)
-        self.facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / stream.length, "crop_share": 0.0}
-
-    def columns(self, num_rows: int) -> Columns:
-        return {}
+        self._facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / self.length, "crop_share": 0.0}
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
-        return int(kernels.window_rows(*wanted, self._seed, self.stream.table, frames, num_spans))
+        return int(kernels.window_rows(*wanted, np.uint64(self.seed), self.table, frames, num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         total = self._total
-        phase = kernels.phase(self._seed, epoch, total)
+        phase = kernels.phase(np.uint64(self.seed), epoch, total)
         start, end = (phase + min(sample * self._text_length, total) for sample in (first, stop))
         if start >= total:
             return [(start - total, end - total)]
