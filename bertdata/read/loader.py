@@ -112,7 +112,10 @@ class Loader:
         self.starts = tuple(require_integer("starts", start) for start in starts)
         self._require_possible()
         pairs = _pairs_of(shards)
-        self._require_for_mix(len(pairs))
+        require(len(pairs) == 1 or variants is None, "variants", variants, "None for a mix", "conflict")
+        has_starts = len(self.starts) == len(pairs) > 1 and min(self.starts) >= 0
+        expected = "a number of samples from 0 for each of several datasets"
+        require(not self.starts or has_starts, "starts", list(self.starts), expected)
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
         datasets, self.weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         require_alike(datasets)
@@ -144,13 +147,6 @@ class Loader:
         require_known("samples", self.samples, SAMPLE_KINDS)
         expected = "a Masking, such as Masking(policy='span'), or None"
         require(isinstance(self.masking, Masking | None), "masking", self.masking, expected, "malformed")
-
-    def _require_for_mix(self, num_datasets: int) -> None:
-        """Raises UsageError for what does not go with a mix, or only with one."""
-        require(num_datasets == 1 or self.variants is None, "variants", self.variants, "None for a mix", "conflict")
-        has_starts = len(self.starts) == num_datasets > 1 and min(self.starts) >= 0
-        expected = "a number of samples from 0 for each of several datasets"
-        require(not self.starts or has_starts, "starts", list(self.starts), expected)
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("num_samples", "sources", "weights")
@@ -231,23 +227,15 @@ class Loader:
         Raises UsageError for positions below 0.
         """
         rows = self._rows_at(positions)
+        ids, sample_ids = rows.members["input_ids"], rows.members["sample_ids"]
         if self._masker:
             masked_positions, targets, weights = self._masker.apply(
-                rows.ids, rows.text_places, rows.epochs, rows.sample_ids, rows.inside_word
+                ids, rows.text_places, rows.epochs, sample_ids, rows.inside_word
             )
         else:
-            masked_positions = targets = np.empty((rows.ids.shape[0], 0), np.int64)
+            masked_positions = targets = np.empty((sample_ids.size, 0), np.int64)
             weights = None
-        return Batch(
-            input_ids=rows.ids,
-            masked_positions=masked_positions,
-            targets=targets,
-            sample_ids=rows.sample_ids,
-            attention_mask=rows.attention_mask,
-            weights=weights,
-            sources=rows.sources,
-            **rows.columns,
-        )
+        return Batch(masked_positions=masked_positions, targets=targets, weights=weights, **rows.members)
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
         """Which tokens of the split the samples at any positions, int64 [B], are made of: int64 [n, 3].

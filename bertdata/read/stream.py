@@ -29,19 +29,15 @@ Columns = dict[str, NDArray[np.int64]]
 
 
 class Rows(NamedTuple):
-    """A batch before it is masked. All arrays but inside_word are int64."""
+    """A batch before it is masked."""
 
-    ids: NDArray[np.int64]  # [B, T], padded at the end
+    members: dict[str, Any]  # of Batch: all but those of masks
     text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
-    attention_mask: NDArray[np.int64] | None  # [B, T]: 1 where filled; None if no row is padded
+    epochs: NDArray[np.int64]  # [B]
+    spans: NDArray[Any]  # kernels.SPAN [n]: which tokens of the stream the rows are made of
     inside_word: NDArray[np.uint8] | None
     """[B, T]: 0 where a token begins a word, 1 where it continues one, 2 where that is not stored; None: not stored for
     any row, or not asked."""
-    columns: Columns  # position_ids [B, T] of packed rows, token_type_ids [B, T] and next_sentence_label [B] of pairs
-    spans: NDArray[Any]  # kernels.SPAN [n]: which tokens of the stream the rows are made of
-    epochs: NDArray[np.int64]  # [B]
-    sample_ids: NDArray[np.int64]  # [B]
-    sources: NDArray[np.int64] | None  # [B], as in Batch
 
 
 class Wanted(NamedTuple):
@@ -265,13 +261,12 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] 
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
     if largest >= first.dataset.special_tokens.vocab_size:
         raise damaged(next(samples.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
-    attention_mask = None
-    if padding:
-        attention_mask = np.empty_like(ids)
-        kernels.attend(text_places, attention_mask)
     _, epochs, sample_ids = parts[0][1]  # the last two are the same in all parts
-    rest = columns, spans[:num_spans], epochs, sample_ids, sources
-    return Rows(ids, text_places, attention_mask, inside_word, *rest)
+    members = {"input_ids": ids, "sample_ids": sample_ids, "sources": sources, **columns}
+    if padding:
+        members["attention_mask"] = attention_mask = np.empty_like(ids)
+        kernels.attend(text_places, attention_mask)
+    return Rows(members, text_places, epochs, spans[:num_spans], inside_word)
 
 
 def require_sound(count: int) -> None:

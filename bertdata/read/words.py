@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,15 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte of a character that a Sentence
 _UNUSED = re.compile(r"[\[<]unused[ _-]?\d+[\]>]", re.IGNORECASE)
 
 
-def continuing(tokenizer_json: bytes, vocab_size: int, *, rule: int) -> NDArray[np.bool_]:
+def continuing(content: Mapping[str, Any], vocab_size: int, *, rule: int) -> NDArray[np.bool_]:
     """Return for each id, bool [vocab_size], whether its token continues the word before it, by the token's spelling.
 
     rule: of masks, 1 or 2. docs/determinism.md ("Words") defines both.
 
-    An id that the model of the tokenizer does not have, such as an added token, continues no word. tokenizer_json: of a
-    tokenizer that could be loaded; for any other the type of the error is not defined.
+    An id that the model of the tokenizer does not have, such as an added token, continues no word. content: the JSON of
+    a tokenizer that could be loaded; for any other the type of the error is not defined.
     """
     continues = np.zeros(vocab_size, np.bool_)
-    content = json.loads(tokenizer_json)
     model = content["model"]
     vocabulary = _ids(model)
     prefix = model.get("continuing_subword_prefix")
@@ -54,10 +53,9 @@ def continuing(tokenizer_json: bytes, vocab_size: int, *, rule: int) -> NDArray[
     return continues
 
 
-def replacing(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.bool_]:
+def replacing(content: Mapping[str, Any], vocab_size: int) -> NDArray[np.bool_]:
     """Return for each id, bool [vocab_size], whether it has a token, and one that is not named as unused."""
     named = np.zeros(vocab_size, np.bool_)
-    content = json.loads(tokenizer_json)
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     for token, token_id in (_ids(content["model"]) | added).items():
         named[token_id] = not _UNUSED.fullmatch(token)
@@ -80,7 +78,7 @@ def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:
         return _tables.get(key, {})
     found = {}
     try:
-        content = dataset.tokenizer_file(_TOKENIZER)
+        content = json.loads(dataset.tokenizer_file(_TOKENIZER))
         if words:
             found["continuing_ids"] = continuing(content, size, rule=masking.rule)
         if tokens:
@@ -100,7 +98,7 @@ def _ids(model: Any) -> dict[str, int]:
     return vocabulary if isinstance(vocabulary, dict) else {token: n for n, (token, _) in enumerate(vocabulary)}
 
 
-def _utf8(content: dict[str, Any]) -> Callable[[str], bytes]:
+def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return a function: a token → what it stands for in UTF-8, which may be a part of a character."""
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
         from bertdata.tokenize.models import byte_letters

@@ -129,7 +129,8 @@ def log_likelihoods(
     """
     encoder.eval()
     device, special = ranks.device, tokenizer.special
-    continues = torch.tensor(continuing(tokenizer.files[TOKENIZER], special.vocab_size, rule=1), device=device)
+    content = json.loads(tokenizer.files[TOKENIZER])
+    continues = torch.tensor(continuing(content, special.vocab_size, rule=1), device=device)
     assert special.mask is not None  # noqa: S101  (tokenizer_of refuses a tokenizer without it)
     is_special = torch.zeros_like(continues)
     is_special[list(special.special_ids)] = True

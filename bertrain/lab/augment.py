@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -138,7 +139,7 @@ class Proposer:
         backend = self.tokenizer.backend_tokenizer
         spelled = backend.decode_batch([[token] for token in range(len(self.tokenizer))], skip_special_tokens=False)
         self.words = [text.strip() for text in spelled] + [""] * (size - len(spelled))
-        continues = continuing(backend.to_str().encode(), size, rule=1)
+        continues = continuing(json.loads(backend.to_str()), size, rule=1)
         special = {*self.tokenizer.all_special_ids}
         self._is_word = [
             bool(WORD.fullmatch(word)) and not continues[token] and token not in special
