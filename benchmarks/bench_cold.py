@@ -42,7 +42,7 @@ def make(out: Path, num_tokens: int) -> None:
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
         shards.append(writer.finish(input_range=(0, 1), counts={}))
-    splits = {"train": Split.of(shards)}
+    splits = {"train": Split.from_shards(shards)}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 

@@ -43,7 +43,7 @@ def make_sparse(out: Path, num_tokens: int) -> None:
                 file.truncate(HEADER_BYTES + int(dtype[-1]) * length)
             arrays[array] = {"dtype": dtype, "length": length, "sha256": f"{number:064x}"}
         shards.append(Shard(name, 1, size, None, arrays))
-    stage, splits = Stage(out), {"train": Split.of(shards)}
+    stage, splits = Stage(out), {"train": Split.from_shards(shards)}
     Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
 

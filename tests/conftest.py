@@ -146,7 +146,7 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
     if tokenizer is not None:
         (out / "tokenizer.json").write_text(tokenizer)
         files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    splits = {split: Split.of(entries)}
+    splits = {split: Split.from_shards(entries)}
     Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
     stage.publish()
     return out

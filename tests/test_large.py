@@ -92,11 +92,11 @@ def test_the_tables_say_what_the_list_says(listed, kept):
 def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     large = replace(kept.splits["train"][0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
     with Stage(tmp_path) as stage:
-        record = shards.write_tables(stage, {"train": Split.of([large])}) | {"token_dtype": "<u2"}
+        record = shards.write_tables(stage, {"train": Split.from_shards([large])}) | {"token_dtype": "<u2"}
         stage.publish()
     (shard,) = shards.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
-    split = manifest.Split.of([large, large])
+    split = manifest.Split.from_shards([large, large])
     assert (split.num_documents, split.num_tokens) == (6 << 40, 10 << 40)
 
 

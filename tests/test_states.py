@@ -31,7 +31,7 @@ from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import dataset as of_a_dataset
 from bertdata.format.verify import verify
 from bertdata.remote import stores
-from bertdata.remote.access import RemoteFile, absent
+from bertdata.remote.access import RemoteFile, missing_error
 from bertdata.remote.copies import pull, push
 from bertdata.tokenize.load import load
 from bertdata.write import dataset as of_a_build
@@ -66,7 +66,7 @@ class Store:
     def file_at(self, url):
         path = self.path(url)
         if not path.exists():
-            raise absent(url)
+            raise missing_error(url)
         content = path.read_bytes()
         return RemoteFile(url, len(content), "1", lambda start, stop: content[start:stop])
 
@@ -81,7 +81,7 @@ class Store:
         try:
             data = content if isinstance(content, bytes) else content.read_bytes()
         except FileNotFoundError:
-            raise absent(url) from None
+            raise missing_error(url) from None
         self.path(url).parent.mkdir(parents=True, exist_ok=True)
         incoming.write_bytes(data)
         os.replace(incoming, self.path(url))

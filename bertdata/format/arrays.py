@@ -52,7 +52,7 @@ def digest(path: Path) -> tuple[str, list[int]]:
 
 
 def _digest(file: Any) -> tuple[str, list[int]]:
-    """That of an open file. Of a large file two threads make it; a small one is not worth a thread."""
+    """Return both digests of an open file. Of a large file two threads make them; a small one is not worth a thread."""
     sha256, crcs, piece = hashlib.sha256(), list[int](), np.empty(_PIECE_BYTES, np.uint8).data
 
     def checksums(size: int) -> list[int]:

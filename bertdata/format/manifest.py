@@ -62,7 +62,7 @@ class Manifest:
         return self.stated_id or self.computed_id()
 
     def computed_id(self) -> str:
-        """The same from the digests of all arrays."""
+        """Return the dataset_id that follows from the digests of all arrays."""
         identity = {
             "format_version": FORMAT_VERSION,
             "token_dtype": self.token_dtype,
@@ -85,7 +85,7 @@ class Manifest:
 
     @property
     def shards(self) -> Iterator[Shard]:
-        """Those of all splits."""
+        """The shards of all splits."""
         return (shard for split in self.splits.values() for shard in split)
 
     @property
@@ -140,7 +140,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
-    """As `read_manifest`, with the bytes that were read."""
+    """Return the manifest and the bytes of manifest.json. Raises the errors of `read_manifest`."""
     path = directory / MANIFEST
     if not path.exists():
         if not directory.exists():
@@ -163,7 +163,7 @@ def not_a_dataset(path: object) -> DatasetError:
 
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
-    """As `read_manifest`, from the bytes of a file. name: what an error calls it."""
+    """Return the manifest that the bytes of a file hold. name: what an error calls it. Raises DatasetError."""
     record = parse_record(content, name, versions=VERSIONS)
     try:
         manifest = _parse(record, open_table)

@@ -68,7 +68,7 @@ class Split(Sequence[Shard]):
         self.name, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
 
     @classmethod
-    def of(cls, shards: Iterable[Shard]) -> Split:
+    def from_shards(cls, shards: Iterable[Shard]) -> Split:
         """Return the columns of some shards of a split, in the order of their numbers."""
         by_number = sorted(((int(each.name.rpartition("-")[2]), each) for each in shards), key=itemgetter(0))
         numbers = [(n, each.num_documents, each.num_tokens, each.num_sentences or 0) for n, each in by_number]
@@ -180,7 +180,7 @@ def shard_name(split: str, unit: int) -> str:
 def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Split:
     """Return the shards that a manifest lists. Raises ValueError, KeyError and the like for a broken rule."""
     listed = [Shard(**entry) for entry in entries]
-    shards = Split.of(listed).checked(token_dtype)
+    shards = Split.from_shards(listed).checked(token_dtype)
     if split != shards.name or list(shards) != listed:
         raise ValueError(f"split {split!r}")
     return shards

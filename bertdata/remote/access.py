@@ -72,11 +72,11 @@ def expected() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
-def absent(shown: str) -> RemoteError:
+def missing_error(shown: str) -> RemoteError:
     return RemoteError(f"{shown} does not exist; check the name", "not-found", given=shown)
 
 
-def changed(shown: str) -> RemoteError:
+def changed_error(shown: str) -> RemoteError:
     return RemoteError(f"{shown} changed while it was read; run again when nobody changes it", "changed", given=shown)
 
 
@@ -98,9 +98,9 @@ def as_remote_error(url: str, error: Exception) -> RemoteError:
         sentence = f"{shown}: the server refuses access ({status or 403}); {login}"
         return RemoteError(sentence, "access-denied", given=shown)
     if name == "PreconditionError" or status == 412:
-        return changed(shown)
+        return changed_error(shown)
     if status == 404 or isinstance(error, FileNotFoundError) or name.endswith("NotFoundError"):
-        return absent(shown)
+        return missing_error(shown)
     if key := re.search(r'[Pp]ath:? ("(?:[^"\\]|\\.)*")', text) if "InvalidPath" in name else None:
         sentence = f"{shown}: no request can be made for the key {key[1]}; rename the object, or name the other files"
         return RemoteError(sentence, "unsupported", given=key[1])
@@ -126,8 +126,8 @@ class RemoteFile:
     listing: Callable[[], dict[str, RemoteFile]] | None = field(default=None, repr=False, compare=False)
     """Lists again the files among which this one was found; the same object for all of them."""
 
-    def now(self) -> RemoteFile:
-        """The same file as it is now. Raises RemoteError if it does not exist."""
+    def refreshed(self) -> RemoteFile:
+        """Return what the server says of the file now. Raises RemoteError if it does not exist."""
         return self.again() if self.again else self
 
     def open(self) -> io.BufferedReader:

@@ -10,7 +10,7 @@ from glob import has_magic
 
 from bertdata.errors import RemoteError, UsageError
 from bertdata.remote import hub, stores, web
-from bertdata.remote.access import RemoteFile, absent
+from bertdata.remote.access import RemoteFile, missing_error
 from bertdata.urls import require_sound, scheme_of, without_secrets
 
 
@@ -54,7 +54,7 @@ def within(url: str) -> Callable[[str], RemoteFile]:
 
     def one(name: str) -> RemoteFile:
         if folder + name not in every:
-            raise absent(f"{url}/{name}")
+            raise missing_error(f"{url}/{name}")
         return every[folder + name]
 
     return one
@@ -82,7 +82,7 @@ def _folder_of(key: str) -> str:
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """As `glob` does it: `*` stays in one directory, `**` does not, and a dot at the beginning must be spelled."""
+    """Return whether a path matches: `*` stays in one directory, `**` does not, and a first dot must be spelled."""
     if not patterns:
         return not parts
     if patterns == ["**"]:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from bertdata.errors import RemoteError, install
 from bertdata.remote import access, web
-from bertdata.remote.access import RemoteFile, absent, as_remote_error, expected, patiently
+from bertdata.remote.access import RemoteFile, as_remote_error, expected, missing_error, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
 _VALID = timedelta(hours=1)  # for how long a signed URL is used
@@ -28,7 +28,7 @@ def file_at(url: str) -> RemoteFile:
     store, key = store_of(url), _key(url)
     if _is_odd(url):
         if key not in (found := files_below(url, key)):
-            raise absent(url)
+            raise missing_error(url)
         return found[key]
     try:
         return _described(url, patiently(url, lambda: _obstore().head(store, key)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from bertdata.errors import RemoteError
 from bertdata.remote import access
-from bertdata.remote.access import RemoteFile, changed, patiently
+from bertdata.remote.access import RemoteFile, changed_error, patiently
 from bertdata.urls import without_secrets
 
 
@@ -45,7 +45,7 @@ def part_of(
     """Bytes of a file. version: which it must have. headers: of a login."""
     with _request(url, start, stop, headers) as answer:
         if answer.status != 206 or version not in (None, _version(answer)):
-            raise changed(name)
+            raise changed_error(name)
         data: bytes = answer.read(stop - start + 1)  # one more than the server should send
         return data
 

@@ -81,7 +81,7 @@ class Input:
         """The same input as it is now. remote: the file as it is now, if that is known."""
         if not self.remote:
             return local(self.name)
-        remote = remote or self.remote.now()
+        remote = remote or self.remote.refreshed()
         return replace(self, size=remote.size, version=remote.version, remote=remote)
 
 

@@ -132,7 +132,7 @@ class FinishedUnits:
                 *_, last = parts = self._shards[split]
                 last.append(shard)
                 if len(last) == _ROWS_JOINED:
-                    parts[-1:] = [Split.of(last), []]
+                    parts[-1:] = [Split.from_shards(last), []]
             self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
@@ -141,7 +141,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        return {split: Split.of(chain(*parts)) for split, parts in self._shards.items() if any(parts)}
+        return {split: Split.from_shards(chain(*parts)) for split, parts in self._shards.items() if any(parts)}
 
 
 def finished_units(staging: Path) -> FinishedUnits:
