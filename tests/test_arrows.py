@@ -112,10 +112,6 @@ def test_common_modules_import_no_package():
         assert modules(imports(ENGINE[name]), "bertdata", ENGINE) <= COMMON
 
 
-def test_files_of_the_engine_import_each_other_in_no_circle():
-    assert_no_circle({name: modules(imports(path), "bertdata", ENGINE) for name, path in ENGINE.items()})
-
-
 def test_every_package_is_on_the_map():
     others = {"__init__", "__main__", "cli", "support", "torch"}
     assert {name.partition(".")[0] for name in ENGINE} - others == {*COMMON, *PACKAGES}
@@ -153,20 +149,6 @@ def test_a_package_of_the_trainer_imports_those_before_it(module):
     allowed = TRAINER_ORDER[: TRAINER_ORDER.index(package) + 1]
     imported = ours(TRAINER[module]) - ({"lab"} if module == "methods" else set())
     assert {name.partition(".")[0] for name in imported} <= set(allowed)
-
-
-def assert_no_circle(needed):
-    """needed: module → the modules that it imports."""
-    left = {name.removesuffix(".__init__"): names for name, names in needed.items()}
-    left = {name: names - {name} for name, names in left.items()}
-    while free := [name for name, names in left.items() if not names & left.keys()]:
-        for name in free:
-            del left[name]
-    assert left == {}
-
-
-def test_files_of_the_trainer_import_each_other_in_no_circle():
-    assert_no_circle({name: ours(path) for name, path in TRAINER.items()})
 
 
 def words_of(path):

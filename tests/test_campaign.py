@@ -1,7 +1,6 @@
 """tools/campaign.py: a few of its runs, and faults of many kinds that it must find."""
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -11,9 +10,6 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import save_file
-
-from bertdata.errors import UsageError
-from bertrain.config import Config
 
 TOOL = ROOT / "tools" / "campaign.py"
 
@@ -63,22 +59,3 @@ def test_what_differs_is_named(tmp_path, changes, named):
     stopped = run_in(tmp_path / "stopped", **{"log": LOG} | changes)
     lines = list(campaign.differences(whole, stopped, is_asked=False))
     assert (lines == []) if not named else any(named in line for line in lines), lines
-
-
-# ------------------------------------------------------------------------------------------------------------- options
-
-
-def test_each_alternative_is_drawn_and_few_are_refused():
-    runs = [campaign.drawn(random.Random(f"0 {number}"), [1, 2, 3], 6) for number in range(400)]
-    assert runs[7] == campaign.drawn(random.Random("0 7"), [1, 2, 3], 6)
-    assert {run.ranks for run in runs} == {1, 2, 3}
-    for alternative in (alternative for dimension in campaign.DIMENSIONS for alternative in dimension):
-        assert any(alternative.items() <= run.options.items() for run in runs), alternative
-    assert any("phase" in run.options for run in runs)
-    refused = 0
-    for run in runs:
-        try:
-            Config.make(**run.options)
-        except UsageError:
-            refused += 1
-    assert refused < 60

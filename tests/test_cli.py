@@ -58,17 +58,6 @@ def test_build_prints_what_it_did(tmp_path, corpus, vocab):
     assert dataset.manifest.settings["shard_size"] == 8192
 
 
-def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
-    path = tmp_path / "corpus.txt"
-    path.write_bytes(b"the stone\n\nriver \xff\xfe and wind\n")
-    result = built(path, "--out", tmp_path / "shards", "--tokenizer", vocab, "--validation", 0)
-    assert f"{path}, byte 17" in result.stderr
-    assert bertdata.open(tmp_path / "shards").manifest.counts["replaced_characters"] == 2
-    arguments = [path, "--out", tmp_path / "strict", "--tokenizer", vocab, "--strict"]
-    refused(main, "build", *arguments, kind="not-text", option="inputs", says=f"{path}, byte 17")
-    assert not (tmp_path / "strict").exists()
-
-
 def test_an_empty_split_is_warned_of(tmp_path, vocab):
     text = write(tmp_path / "one", "the stone")
     for share, *said in ((0.01, " validation ", "larger --valid"), (0.999, " train ", "smaller --valid"), (0,)):

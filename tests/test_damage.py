@@ -16,7 +16,7 @@ from helpers import damages, invoke, json_of, refused, refuses, succeeds, tuning
 from training import QUIET, cannot_read, refused_run, seal, train, weights_in
 
 from bertdata.format.records import read_record, write_record
-from bertrain import checkpoint, pretrain, state
+from bertrain import card, checkpoint, pretrain, state
 from bertrain.__main__ import main
 
 
@@ -40,6 +40,7 @@ def test_a_state_of_an_optimizer_that_is_none_ends_a_run(dataset, trained, tmp_p
 def test_a_state_of_another_version_or_with_other_members_is_damaged(trained, tmp_path):
     step = shutil.copytree(trained / "step-00000002", tmp_path / "step")
     saved = json.loads((step / state.TRAINER).read_bytes())
+    assert saved["versions"] == card.versions()
     for wrong in (saved | {"version": 3}, saved | {"unknown": 1}, [saved], {}):
         (step / state.TRAINER).write_text(json.dumps(wrong))
         with refuses("damaged"):

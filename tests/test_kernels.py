@@ -36,26 +36,11 @@ from bertdata.write.kernels import _equal64, _spaces64
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-@given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
+@given(SEEDS, st.integers(1, 70) | st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
 def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
     expected = [keys.sample(p, num_samples=num_samples, seed=seed) for p in positions]
     assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
-
-
-FEW, MANY = [*range(1, 601), *range(601, 4097, 37)], [2**22 - 1, 2**22, 2**22 + 1]
-AROUND = [2**bits + more for bits in range(10, 20) for more in (-1, 0, 1)]
-
-
-@pytest.mark.parametrize("sizes", [FEW, AROUND, pytest.param(MANY, marks=pytest.mark.slow)], ids=len)
-def test_every_epoch_is_a_permutation(sizes):
-    """For the smallest sizes with several keys."""
-    for num_samples in sizes:
-        for seed, epoch in [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150):
-            positions = epoch * num_samples + np.arange(num_samples)
-            epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
-            assert (epochs == epoch).all()
-            assert (np.bincount(ids, minlength=num_samples) == 1).all()
 
 
 SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2**40))
@@ -182,24 +167,6 @@ def test_masks_equal_their_reference(data, policy):
             candidates = sum(token not in special for token in row)
             assert weights[b] == (np.float32(candidates / len(places)) if places else 0)
     assert (weights is not None) == (policy == "uniform")
-
-
-@pytest.mark.parametrize("policy", ["whole_word", "span"])
-@pytest.mark.parametrize(("size", "length"), [(16, 32), (12, 64), (17, 128)])
-def test_no_token_of_a_long_word_is_preferred(policy, size, length):
-    """Rows of words that are longer than their quotas, or than a word may be, have their targets anywhere."""
-    tokens = SpecialTokens(vocab_size=9, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 2, 3, 4))
-    masking = Masking(policy=policy)
-    masker = Masker(masking, tokens, length=length, seed=0, continuing_ids=np.arange(9) == 6)
-    words = (length - 2) // size
-    row = [2, *[5, *[6] * (size - 1)] * words, 3]
-    matrix, num_rows = np.array([row + [0] * (length - len(row))] * 8000), 8000
-    positions, _, _ = masker.apply(
-        matrix, np.full(num_rows, len(row) - 2), np.zeros(num_rows, np.int64), np.arange(num_rows)
-    )
-    counts = np.bincount((positions[positions > 0] - 1) % size, minlength=size)
-    assert counts.sum() == num_rows * masking.quota(len(row))
-    assert counts.min() > 0.5 * counts.mean()  # spans reach the first places of a row less often
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))

@@ -44,7 +44,6 @@ from bertrain import checkpoint, speed, state
 from bertrain import evaluate as evaluation
 from bertrain import trainer as trainer_module
 from bertrain.commands import doctor, evaluate
-from bertrain.commands.trace import stream_of
 from bertrain.config import Config
 from bertrain.data import Stream, micro_batches
 from bertrain.models.load import load_model, new_model, start_from
@@ -389,21 +388,9 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
 
 
 @pytest.mark.slow
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_path):
-    out, options = tmp_path / "run", QUIET | {"steps": 6, "save_every": 2}
-    complete = train(dataset.path, tmp_path / "complete", **options)
-    ranks = training.start_ranks(1, "faulty", ["kill", "4", *flags(dataset.path, out, **options)], tmp_path)
-    assert training.end_of(ranks, tmp_path)[0] == -signal.SIGKILL
-    assert (out / ".step-00000004.tmp" / "optimizer.pt").exists()
-    assert checkpoint.newest(out) == (out / "step-00000002", [])
-    assert losses(train(dataset.path, out, **options)) == losses(complete)
-    assert sorted(path.name for path in out.glob("*step*")) == [f"step-{step:08d}" for step in (2, 4, 6)]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dataset, tmp_path, step):
-    arguments = ["full", str(step), *flags(dataset.path, tmp_path / "run", model=TINY, steps=3, eval_every=0)]
+    arguments = [str(step), *flags(dataset.path, tmp_path / "run", model=TINY, steps=3, eval_every=0)]
     out, err = training.on_ranks(2, "faulty", arguments, code=int(step == 3))
     kept = [f"step-{number:08d}" for number in (1, 2, 3) if number != step]
     assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == kept
@@ -594,42 +581,3 @@ def test_the_doctor_wants_a_gpu_for_each_rank(monkeypatch):
         with monkeypatch.context() as environment, refuses("out-of-range", "nproc_per_node", given=3):
             environment.setenv(name, value)
             world().__enter__()
-
-
-@pytest.mark.slow
-def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch):
-    """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
-    read, real = {}, Stream.next_batch
-
-    def next_batch(run):
-        batch = real(run)
-        read[run.step] = run.loader.length, batch.sample_ids.tolist()
-        return batch
-
-    given = changing(
-        0.3,
-        0.5,
-        0.6,
-        0.9,
-        global_batch_size=[4, 8, 8, 6, 6],
-        length=[32, 32, 32, 32, 48],
-        mlm_probability=[0.3, 0.3, 0.15, 0.15, 0.15],
-    )
-    options = {"phase": given, "log_every": 5, "model": TINY, "steps": 12}
-    monkeypatch.setattr(Stream, "next_batch", next_batch)
-    train(dataset.path, tmp_path / "run", **options)
-    checkpoints = sorted((tmp_path / "run").glob("step-*"))
-    kept = len(checkpoints) // 2
-    for later in checkpoints[kept:]:
-        shutil.rmtree(later)
-    resumed = int(checkpoints[kept - 1].name.removeprefix("step-"))
-    read = {step: rows for step, rows in read.items() if step <= resumed}
-    train(dataset.path, tmp_path / "run", **options)
-    loaders = {length: bertdata.Loader(dataset, length=length) for length in (32, 48)}
-    assert {length for length, _ in read.values()} == {32, 48}
-    assert len({len(sample_ids) for _, sample_ids in read.values()}) == 3
-    for step, (length, sample_ids) in read.items():
-        stream = stream_of(tmp_path / "run", step)
-        positions = stream["position"] + np.arange(stream["global_batch_size"])
-        assert stream["length"] == length
-        assert loaders[length].read(positions).sample_ids.tolist() == sample_ids, step

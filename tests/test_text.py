@@ -211,15 +211,6 @@ def test_a_block_of_json_lines_is_what_its_lines_are(key_and_rows):
     assert [each.place for each in some.bad] == [start for start, text in texts.items() if text is None]
 
 
-@pytest.mark.parametrize("others", [[], [b'{"text": "a", "text": "b"}']])
-def test_json_of_any_depth_is_json(others):
-    """Alone, beside lines that pyarrow takes, and beside one that it does not."""
-    deep = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "deep"}'
-    documents = texts_of(lines_of([b'{"text": "a"}', deep, *others]), "text")
-    assert documents.text[: documents.num_bytes].tobytes() == b"a\ndeep\n" + b"b\n" * len(others)
-    assert not documents.bad
-
-
 # --------------------------------------------------------------------------------------------------- Parquet and Arrow
 
 
@@ -246,17 +237,6 @@ def test_junk_is_refused(folder, content, ending):
     path = packed(folder / f"junk{ending}", content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
-
-
-@pytest.mark.parametrize("line_end", [b"", b"\r\n"])
-@pytest.mark.parametrize("ending", [".json", ".json.gz"])
-def test_an_array_of_json_is_named(folder, line_end, ending):
-    """Also where bad rows are skipped, as all rows would be."""
-    content = b"\n [" + line_end + b'{"text": "a"},' * 9 + line_end + b'{"text": "b"}' + line_end + b"]"
-    path = packed(folder / f"array{ending}", content)
-    for on_error in ("fail", "skip"):
-        with patch.object(formats, "BLOCK_BYTES", 64), refuses("not-of-format", "inputs", given=str(path)):
-            read([path], on_error=on_error)
 
 
 def test_inputs_that_no_build_could_read(folder, tmp_path):

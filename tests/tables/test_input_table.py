@@ -91,6 +91,8 @@ NAMED = b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n'
 LINES = [*(Path(__file__).parents[1] / "rows.jsonl").read_bytes().splitlines(), b'{"text": "n"\0}']
 BAD_JSON = [*(line for line in LINES if json_text(line, "text") is None), b"[" * 200_000]
 ROW_A, FACE = b'{"text": "a"}\n', "\U0001f600 \ufffd x \ufffd\ufffd"
+DEEP, TWO_KEYS = b'{"n": %b, "text": "deep"}\n' % (b"[" * 100_000 + b"]" * 100_000), b'{"text": "a", "text": "b"}'
+LIST = b"\n [" + b'{"text": "a"},' * 9 + b'{"text": "b"}]'
 LONE = b'{"text": "\\ud83d\\ude00 \\ud83d x \\ude00\\ud83d"}'
 BAD_CSV = {b"1": "the row has", b"1,b,c": "the row has", b'1,"b"c': "quotation marks"}
 DAMAGED_GZIP = gzip.compress(b"a")[:-9]
@@ -247,6 +249,13 @@ INPUTS = [
     ("jsonl: bad row first", {"a.jsonl": b"7\n" + LONE}, "--strict", Refused("bad-row", "a.jsonl, line 1: ")),
     ("jsonl: another key", {"a.jsonl": b'{"text": "a", "b": "\\ud83d"}\n'}, "--strict", ["a"]),
     ("jsonl: both", {"a.jsonl": b'{"text": "\xff\\ud83d"}\n'}, "", ["\ufffd\ufffd"], "1 lone ", "1 sequence "),
+    ("jsonl: any depth", {"a.jsonl": ROW_A + DEEP}, "", ["a", "deep"]),
+    ("jsonl: any depth, beside a key that is there twice", {"a.jsonl": DEEP + TWO_KEYS}, "", ["deep", "b"]),
+    *[
+        (f"json: an array, {name}{options}", {name: content}, options, Refused("not-of-format", f"{name} "))
+        for name, content in {"a.json": LIST, "a.json.gz": gzip.compress(LIST.replace(b"[", b"[\r\n"))}.items()
+        for options in ("", "--on-error skip")
+    ],
     # ------------------------------------------------------------- compression, byte order marks, keys and file names
     *[
         (f"{name}: its first bytes tell how it is compressed", {name: PACK[ending](b"a\n\nb")}, "", ["a", "b"])
