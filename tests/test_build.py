@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import build, failing, published, refuses, write_all
+from helpers import build, failing, published, refuses
 from reference import documents as reference
 from reference import keys
 from sources import stop_after_units, stopped, write
@@ -42,18 +42,6 @@ def expected(dataset):
 def text(tmp_path):
     """A file of twelve documents."""
     return write(tmp_path / "text", make_text(12, seed=1))
-
-
-@pytest.fixture
-def bad(tmp_path):
-    """A directory of inputs that no build takes as they are, by name."""
-    contents = {
-        "bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n',
-        "blank": b"\n\n \n",
-        "invalid": b"a\xff",
-        "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n',
-    }
-    return write_all(tmp_path, contents)
 
 
 # ----------------------------------------------------------------------------------------------------------- contents
@@ -223,21 +211,6 @@ def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tm
     assert published(tmp_path / "out") == published(tmp_path / "complete")
 
 
-def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(
-    tmp_path, text, vocab, bad
-):
-    """Of files that were moved, nothing but .build says whose they are."""
-    options = {"tokenizer": vocab, "overwrite": True}
-    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
-    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
-    with kill, pytest.raises(KeyboardInterrupt):
-        build(text, tmp_path / "out", **options)
-    with refuses("empty", "inputs"):
-        build(bad / "blank", tmp_path / "out", **options)
-    build(text, tmp_path / "out", **options)
-    assert published(tmp_path / "out") == expected
-
-
 @pytest.mark.parametrize("parallel", ["true", None])
 def test_a_build_leaves_tokenizers_as_it_was(tmp_path, text, vocab, monkeypatch, parallel):
     monkeypatch.delenv("TOKENIZERS_PARALLELISM")
@@ -245,22 +218,6 @@ def test_a_build_leaves_tokenizers_as_it_was(tmp_path, text, vocab, monkeypatch,
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
     build([text] * 3, tmp_path / "out", tokenizer=vocab, workers=2)
     assert os.environ.get("TOKENIZERS_PARALLELISM") == parallel
-
-
-def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
-    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
-
-    def begin(path, **options):
-        unlink(path, **options)
-        if os.path.basename(path) == "lock":
-            left.extend(os.listdir(lock.parent))
-            lock.touch()
-
-    with patch.object(os, "unlink", begin):
-        build(text, tmp_path / "out", tokenizer=vocab)
-    assert left == []
-    assert lock.exists()
-    assert verify(tmp_path / "out") == []
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
@@ -297,43 +254,22 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
 # --------------------------------------------------------------------------------------------------- in the way of it
 
 
-def test_a_dataset_is_replaced_only_by_a_build_that_overwrites_and_ends_well(tmp_path, bad, corpus, vocab, expected):
+def test_a_dataset_is_replaced_only_by_a_build_that_overwrites_and_ends_well(tmp_path, corpus, vocab, expected):
     out = tmp_path / "out"
     build([corpus], out, tokenizer=vocab, shard_size=2000)
     before = published(out)
     with refuses("out-exists", "out", error=BuildError):
         build([corpus], out, tokenizer=vocab, **SMALL)
-    for path, tokenizer in ((bad / "bad.jsonl", vocab), (bad / "blank", vocab), (corpus, str(tmp_path / "no.json"))):
+    bad, blank = (
+        write(tmp_path / "bad.jsonl", b'{"text": "the stone"}\n{"body": 1}\n'),
+        write(tmp_path / "blank", b"\n"),
+    )
+    for path, tokenizer in ((bad, vocab), (blank, vocab), (corpus, str(tmp_path / "no.json"))):
         with pytest.raises(BertdataError):
             build([path], out, tokenizer=tokenizer, overwrite=True)
         assert published(out) == before
     build([corpus], out, tokenizer=vocab, overwrite=True, **SMALL)
     assert published(out) == expected
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_failure_leaves_nothing_behind(tmp_path, bad, corpus, vocab, is_there):
-    out = tmp_path / "out"
-    if is_there:
-        out.mkdir()
-    for name, options, kind in (
-        ("bad.jsonl", {}, "bad-row"),
-        ("blank", {}, "empty"),
-        ("blank", {"tokenizer": None}, "empty"),
-        ("no_ids.jsonl", {}, "empty"),
-        ("no_ids.jsonl", {"map": ["test_build:nothing"]}, "bad-function"),
-        ("invalid", {"strict": True}, "not-text"),
-        (corpus, {"tokenizer": None, "vocab_size": 3}, "out-of-range"),
-    ):
-        with pytest.raises(BertdataError) as caught:
-            build([bad / name], out, **{"tokenizer": vocab} | options)
-        assert caught.value.kind == kind
-        assert out.exists() == is_there
-        assert not is_there or list(out.iterdir()) == []
-
-
-def nothing(text):
-    """For --map: leaves out every document."""
 
 
 def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, vocab, monkeypatch):

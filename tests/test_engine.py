@@ -334,14 +334,6 @@ def test_a_run_that_the_library_fails_on_is_named_by_its_document():
         by_engine(tokenizer, *joined(["a", f"a{marks} b", f"b bb{marks}", f"bb{marks}"]), sentences=False)
 
 
-def test_the_answer_does_not_depend_on_what_came_before():
-    blocks = [joined(random_texts(seed, 3)) for seed in range(3)]
-    alone = [plain(by_engine(load(VOCABULARY), *some, sentences=True)) for some in blocks]
-    tokenizer = load(VOCABULARY)
-    for k in (0, 1, 2, 2, 1, 0, 0, 2):
-        assert plain(by_engine(tokenizer, *blocks[k], sentences=True)) == alone[k], k
-
-
 SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "한국어", "日本語 カナ", "ქართული", "ትግርኛ"]
 
 

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from unittest.mock import patch
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from helpers import refuses, word_list
 from hypothesis import example, given
@@ -146,28 +144,6 @@ def test_text_before_the_first_record_is_named(folder, content, block_bytes):
                 read([path], on_error="skip")
         else:
             assert len(read([path])) == len(records)
-
-
-def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folder):
-    content = b">a\n" + b"ACGTACGTAC\n" * 100 + b">b\nAC\n"
-    path = write(folder / "long.faa", content)
-    with patch.object(formats, "BLOCK_BYTES", 64):
-        assert read([path], shard_size=100) == [(0, b"ACGTACGTAC" * 100, 0), (11, b"AC", 0)]
-        with patch.object(formats, "LONGEST_DOCUMENT", 1000), refuses("too-large", "inputs", given=str(path)):
-            read([path])
-
-
-# ------------------------------------------------------------------------------------------------- columns of structs
-
-
-def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):
-    path = folder / "groups.parquet"
-    struct = pa.StructArray.from_arrays(
-        [pa.array(["short"] * 8), pa.array([f"{n} " * 99 for n in range(8)])], ["c", "b"]
-    )
-    pq.write_table(pa.table({"a": struct}), path, row_group_size=1)
-    units = [[unit for unit, *_ in read([path], text_key=key, shard_size=300)] for key in ("a.b", "a.c")]
-    assert units[0][-1] > units[1][-1] > 0
 
 
 # ------------------------------------------------------------------------------------------------------ save_to_disk

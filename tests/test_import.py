@@ -285,25 +285,6 @@ def test_the_name_of_a_table_may_be_no_utf_8(tmp_path, vocab, take, kind):
     assert len(build(path, tmp_path / "of text", tokenizer=vocab, validation=0).dataset) == len(DOCUMENTS)
 
 
-def test_rows_of_fixed_size_in_the_directory_of_the_command(tmp_path, take, monkeypatch):
-    column = pa.array([[10, 11], [12, 13], [14, 15]], pa.list_(pa.int32(), 2))
-    pq.write_table(pa.table({"input_ids": column}).slice(1), tmp_path / "rows.parquet")
-    monkeypatch.chdir(tmp_path)
-    assert stored(take(".", **SMALL)) == [[12, 13], [14, 15]]
-    as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)
-    assert stored(take(tmp_path / "rows.arrow", "arrow", **SMALL)) == [[12, 13], [14, 15]]
-
-
-@pytest.mark.parametrize(("state", "kind"), [(None, "empty"), ("[]", "not-of-format")])
-def test_a_directory_that_holds_no_dataset_of_ids_is_refused(tmp_path, take, state, kind):
-    """What else a directory of save_to_disk may be is the same for text."""
-    (tmp_path / "saved" / "train").mkdir(parents=True)
-    if state:
-        write(tmp_path / "saved" / "state.json", state)
-    with refuses(kind, "inputs", given=str(tmp_path / "saved")):
-        take(tmp_path / "saved")
-
-
 # --------------------------------------------------------------------------------------------------- ids and splits
 
 
@@ -338,12 +319,6 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
     assert verify(dataset.path) == []
 
 
-def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, take):
-    dataset = take(of_megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
-    assert dataset.manifest.counts["dropped_documents"] == 2
-    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split)
-
-
 def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):
     """The vocabulary has 82 ids."""
     prefix = of_megatron(tmp_path / "in", each_one_sequence([[10, 11], [12, 81, 82, 13]]), "int32")
@@ -351,20 +326,6 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):
     for path, value in ((f"{prefix}.bin", "byte 16: id 82"), (llm_c, "byte 1028: id 999")):
         with refuses("id-outside-vocabulary", "tokenizer", says=f"{path}, {value} "):
             take(path)
-
-
-def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, take):
-    documents = [[10, MASK, 11, SEP, 12, PAD, 13, SEP] * 3 for _ in range(20)]
-    dataset = take(f"{of_megatron(tmp_path / 'in', each_one_sequence(documents))}.bin")
-    assert dataset.special_tokens.separator == SEP
-    assert dataset.manifest.counts["special_ids_inside"] == {"[PAD]": 60, "[SEP]": 100, "[MASK]": 60}
-    for samples in ("windows", "documents", "packed"):
-        loader = bertdata.Loader(dataset, length=16, samples=samples, global_batch_size=8)
-        batches = [next(loader) for _ in range(4)]
-        targets = {token for batch in batches for token in batch.targets.ravel().tolist()}
-        assert targets <= {-100, 10, 11, 12, 13}
-        assert any((batch.input_ids == PAD).any() for batch in batches)
-    assert dataset.document(0).tolist() == documents[0][:-1]
 
 
 # ---------------------------------------------------------------------------------------------- killed, continued
@@ -434,15 +395,3 @@ def test_a_damaged_dataset_is_not_exported(tmp_path, take):
     with refuses("damaged"):
         export(bertdata.open(tmp_path / "out"), tmp_path / "back")
     assert any("train-00000.empty.npy" in fault for fault in verify(tmp_path / "out"))
-
-
-# ------------------------------------------------------------------------------------------------------ command line
-
-
-def test_the_commands_count_what_they_read(tmp_path, vocab):
-    prefix = of_megatron(tmp_path / "in", [[[10, MASK, SEP]], [[]], [[11, MASK, MASK]]])
-    succeeds(main, "import", f"{prefix}.bin", "--tokenizer", vocab, "--out", tmp_path / "out", "--validation", 0)
-    counts = json.loads(succeeds(main, "inspect", "--json", tmp_path / "out").stdout)["counts"]
-    assert counts["special_ids_inside"] == {"[SEP]": 1, "[MASK]": 3}
-    assert (counts["documents"], counts["dropped_documents"], counts["ids_bytes"]) == (2, 1, 12)
-    succeeds(main, "verify", tmp_path / "out")

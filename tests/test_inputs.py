@@ -50,7 +50,7 @@ from sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import formats, plan
+from bertdata.sources import formats
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
@@ -206,18 +206,6 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
     assert names("d/table.xml", "d", **options) == ["d/table.xml", *(f"d/{name}" for name in files)]
 
 
-def test_the_commands_select_files(mixed, vocab):
-    selection = ["--include", "*.md", "--exclude", "AA/*"]
-    result = succeeds(main, "train-tokenizer", "d", *selection, "--out", "t", "--vocab-size", 40)
-    assert "1 file: 1 text; 6 bytes" in result.stderr
-    assert "9 files: 7 " in result.stderr
-    options = ["--tokenizer", vocab, "--validation", 0]
-    succeeds(main, "build", "d", *selection, "--out", "one", *options)
-    every = ["--exclude", "*.gz", "--exclude", "*.BZ2", "--format", "text"]
-    succeeds(main, "build", "d", *every, "--out", "every", *options)
-    assert [bertdata.open(out).num_documents for out in ("one", "every")] == [1, 6]
-
-
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
     for name in ("[ab].txt", "a*"):
         write(tree / "d" / name, "x")
@@ -363,13 +351,6 @@ def first_replaced(paths, wanted=every_unit, **form):
     return first
 
 
-def test_a_block_has_few_of_many_small_files(folder):
-    paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
-    with patch.object(plan, "MOST_INPUTS", 8):
-        sizes = [some.starts.size for _, some in blocks_of(paths)]
-    assert sizes == [8, 8, 4]
-
-
 @FEW
 @given(
     st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3),
@@ -476,20 +457,6 @@ def test_missing_parts_and_units_are_told_and_complete_parts_are_enough(tmp_path
     build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
     finish(out)
     assert published(out) == straight
-
-
-def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
-    rows = as_jsonl(ROWS).splitlines(keepends=True)
-    start, size = sum(len(row) for row in rows[:20]), 1000
-    path = write(tmp_path / "a.jsonl", b"".join([*rows[:20], b"{\n", *rows[20:]]))
-    bad = start // size % 2
-    options = {"tokenizer": vocab, "shard_size": size}
-    build_parts(path, tmp_path / "out", 2, [1 - bad], **options)
-    with refuses("bad-row", "inputs", says=f"{path}, line 21: "):
-        build(path, tmp_path / "out", part=(bad, 2), **options)
-    with refuses("parts-missing", "out", given={2: [f"{bad + 1}/2"]}):
-        finish(tmp_path / "out")
-    assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
 
 def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_build(tmp_path, corpus, vocab, straight):

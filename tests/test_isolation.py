@@ -92,6 +92,7 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
     assert cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
     loss = learner(model, isolate=True)(**filler)["mlm"]
     assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
+    assert Loader(dataset, length=40).read(np.arange(3)).cu_seqlens.tolist() == [0, 40, 80, 120]
 
 
 @BERT

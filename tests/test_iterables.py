@@ -155,14 +155,6 @@ def test_an_error_of_the_iterable_passes_and_publishes_nothing(tmp_path, vocab, 
     assert function(iter(items), tmp_path / "out", tokenizer=vocab, shard_size=2000)
 
 
-def test_lists_and_tuples_of_paths_are_names(tmp_path, vocab):
-    path = write(tmp_path / "a.txt", make_text(20))
-    named = type("Named", (os.PathLike,), {"__fspath__": lambda self: str(path), "__str__": lambda self: str(path)})()
-    expected = build(path, tmp_path / "one", tokenizer=vocab).dataset.dataset_id
-    for number, given in enumerate(((path,), [str(path)], named, [named])):
-        assert build(given, tmp_path / f"out-{number}", tokenizer=vocab).dataset.dataset_id == expected
-
-
 @pytest.mark.outside
 @pytest.mark.parametrize("library", ["streaming", "litdata"])
 def test_the_blocks_of_the_page_import_what_the_library_writes(tmp_path, vocab, library, monkeypatch):

@@ -66,19 +66,6 @@ def test_one_token(tmp_path):
     assert batch.targets.tolist() == [[7, -100, -100]] * 2
 
 
-def test_every_split_has_its_own_stream(dataset):
-    for split in ("train", "validation", "test"):
-        loader = Loader(dataset, length=32, split=split, masking=None, epochs=1, global_batch_size=1)
-        rows = [
-            batch.input_ids if batch.attention_mask is None else batch.attention_mask[batch.attention_mask > 0]
-            for batch in loader
-        ]
-        assert sum(row.size - 2 for row in rows) == dataset.splits[split].num_tokens
-        for position in (0, 1):
-            row, _, _, _ = reference_row(dataset, position, length=32, seed=0, masking=None, split=split)
-            assert loader.read(np.array([position])).input_ids[0, : len(row)].tolist() == row
-
-
 @pytest.mark.parametrize("block_tokens", [20, 60, 1 << 19])
 def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, block_tokens):
     monkeypatch.setattr(order, "BLOCK_TOKENS", block_tokens)
@@ -256,30 +243,6 @@ def test_arrays_are_the_callers_own(dataset, masking, length):
     assert_same(again, loader.read(np.arange(5)))  # nothing above reached the dataset
 
 
-def test_labels_agree_with_positions_and_targets(dataset):
-    masked, plain = (Loader(dataset, length=40, masking=m).read(np.arange(200)) for m in (Masking(), None))
-    labels = np.full(masked.input_ids.shape, IGNORE_INDEX)
-    for b in range(200):
-        for place, target in zip(masked.masked_positions[b], masked.targets[b], strict=True):
-            if target != IGNORE_INDEX:
-                labels[b, place] = target
-    assert np.array_equal(masked.labels, labels)
-    chosen = labels != IGNORE_INDEX
-    assert np.array_equal(labels[chosen], plain.input_ids[chosen])
-    assert np.array_equal(masked.input_ids[~chosen], plain.input_ids[~chosen])
-    assert (plain.labels == IGNORE_INDEX).all()
-
-
-def test_epochs_end_the_stream(dataset):
-    n = Loader(dataset, length=64).num_samples
-    for batch_size in (1, 7, n, n + 1, 3 * n):
-        loader = Loader(dataset, length=64, global_batch_size=batch_size, epochs=2)
-        sizes = [batch.input_ids.shape[0] for batch in loader]
-        assert sizes == [batch_size] * (2 * n // batch_size) + [2 * n % batch_size] * (2 * n % batch_size > 0)
-        with pytest.raises(StopIteration):
-            next(loader)
-
-
 def test_iterating_again_goes_on(dataset):
     loader = Loader(dataset, length=64, global_batch_size=3)
     for _ in loader:
@@ -288,17 +251,6 @@ def test_iterating_again_goes_on(dataset):
     for batch in loader:
         assert np.array_equal(batch.sample_ids, loader.read(np.arange(3, 6)).sample_ids)
         break
-
-
-def test_a_rank_may_get_no_row(dataset):
-    ranks = [Loader(dataset, length=16, global_batch_size=2, rank=rank, world_size=5) for rank in range(5)]
-    batches = [next(rank) for rank in ranks]
-    assert sorted(batch.input_ids.shape[0] for batch in batches) == [0, 0, 0, 1, 1]
-    empty = next(batch for batch in batches if not batch.input_ids.size)
-    assert empty.input_ids.shape == (0, 16)
-    assert empty.labels.shape == (0, 16)
-    assert empty.attention_mask is None
-    assert {rank.position for rank in ranks} == {2}
 
 
 OUT_OF_RANGE = {

@@ -15,14 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain.config import Config
 from bertrain.data import micro_batches
 from bertrain.evaluate import evaluate
 from bertrain.models import families
 from bertrain.models.families import preset
 from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
-from bertrain.objectives import num_targets
-from bertrain.optim import optimizers
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -45,24 +42,6 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
     assert (pieces[3]["targets"] == bertdata.IGNORE_INDEX).all()
     module = learner(model_of(TINY, dataset))
     assert module(**pieces[3])["mlm"].sum.item() == 0.0
-
-
-def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
-    batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
-    module = learner(model_of(TINY, dataset))
-    optimizer = optimizers.build(module, Config.make(data="x", out="y"))
-    optimizers.set_learning_rate(optimizer, 1e-2)
-    count = num_targets(batch)
-    assert count == 5
-    losses = []
-    for _ in range(60):
-        loss = module(**next(micro_batches(batch, size=1, count=1, device=CPU)))["mlm"].sum
-        optimizer.zero_grad()
-        (loss / count).backward()
-        optimizer.step()
-        losses.append(loss.item() / count)
-    assert losses[0] > 3
-    assert losses[-1] < 0.01
 
 
 ONE_LAYER = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 1}

@@ -1,5 +1,4 @@
 import io
-import itertools
 import math
 
 import pytest
@@ -14,25 +13,8 @@ from training import QUIET, assert_near, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain.config import Config
-from bertrain.optim import SCHEDULES, Curve, muon, optimizers
+from bertrain.optim import muon, optimizers
 from bertrain.optim.adam import Lamb, StableAdamW
-
-
-def rates(schedule, steps, warmup_steps):
-    options = {"peak": 2.0, "steps": steps, "warmup_steps": warmup_steps, "schedule": schedule}
-    return [*map(Curve(**options).rate, range(steps))]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rate_rises_to_the_peak_then_falls_and_is_never_zero(schedule):
-    for steps, warmup in itertools.product([1, 2, 3, 10, 1000], [0, 1, 2, 60]):
-        values = rates(schedule, steps, min(warmup, steps))
-        assert all(0 < rate <= 2.0 for rate in values)
-        top = values.index(max(values))
-        assert values[: top + 1] == sorted(values[: top + 1])
-        assert values[top:] == sorted(values[top:], reverse=True)
-        if warmup < steps:
-            assert values[warmup] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "stableadamw", "lamb"])

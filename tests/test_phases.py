@@ -18,7 +18,6 @@ from reference import phases as reference
 from test_vectors import VECTORS
 from training import (
     QUIET,
-    SMALL,
     TINY,
     changing,
     entries,
@@ -36,7 +35,6 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertdata.format.records import read_record, write_record
 from bertrain import pretrain, state
-from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream, build_loader
 from bertrain.models.encoder import set_rotary_bases
@@ -436,20 +434,6 @@ def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
     refused(pretrain.main, *given, kind="conflict", option="optimizer")
 
 
-def test_the_doctor_prints_the_phases_first(dataset, tmp_path):
-    phases = [
-        {"steps": 10, "length": 16, "global_batch_size": "4..8", "layers": 1, "warmup": 0.5},
-        {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
-    ]
-    config = Config.make(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
-    found = list(doctor.check(doctor.build(config, 1)))
-    assert [name for name, _ in found].index("shards") == len(phases)
-    assert "steps 10 to 25" in found[1][1][1]
-    samples = dict(found)["samples"][1]
-    assert "25 steps, 5,760 tokens" in samples
-    assert "epochs" not in samples
-
-
 def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):
     options = QUIET | {"steps": 2, "micro_batch_size": 64, "phase": changing(0.5, global_batch_size=[4, 70])}
     train(dataset.path, tmp_path / "run", **options)
@@ -494,20 +478,6 @@ def test_phases_follow_a_run_without_phases(dataset, other, tmp_path, plain):
         train(dataset.path, tmp_path / f"whole {steps}", **options)
         one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / f"whole {steps}"))
         assert one.read_bytes() == two.read_bytes()
-
-
-def test_what_a_copied_checkpoint_was_made_with_stays(dataset, other, tmp_path, plain):
-    out, options = copied(plain, 3, tmp_path / "out"), PLAIN | {"steps": 9}
-    for changed, option in (
-        ({"model": "modernbert-tiny"}, "model"),
-        ({"optimizer": "muon", "seed": 1}, "optimizer"),
-        ({"lr_scale": ["embeddings=2"]}, "lr_scale"),
-        ({"length": 48}, "length"),
-        ({"mlm_probability": 0.3}, "mlm_probability"),
-        ({"isolate_documents": True}, "isolate_documents"),
-    ):
-        refused_run(dataset.path, out, **options | changed, kind="other-settings", option=option)
-    refused_run(other.path, out, **options, kind="other-settings", option="data")
 
 
 def test_checkpoints_of_branches_of_earlier_versions_resume(dataset, tmp_path, plain):

@@ -1,6 +1,5 @@
 """Functions on the text of documents: bertdata.prepare and --map."""
 
-import json
 import tempfile
 import unicodedata
 from hashlib import blake2b
@@ -9,18 +8,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import build, published, refuses, succeeds
+from helpers import build, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import as_jsonl, as_text, build_parts, ids_by_split, write
+from sources import as_jsonl, ids_by_split, write
 
-import bertdata
 from bertdata import prepare
-from bertdata.cli import main
 from bertdata.format.origins import Origins
 from bertdata.sources.documents import Documents
 from bertdata.sources.maps import function_of
-from bertdata.write import duplicates, finish
+from bertdata.write import duplicates
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
 WITHOUT_SEVENS = [text for text in TEXTS if "7" not in text]
@@ -88,28 +85,6 @@ def test_the_dataset_is_that_of_the_changed_texts(tmp_path, vocab):
     assert counts["text_bytes"] == sum(map(len, changed))
     assert dataset.manifest.settings["map"] == maps
     assert dataset.dataset_id != expected.dataset_id
-
-
-def test_threads_and_parts_give_the_same_bytes(tmp_path, vocab):
-    inputs = [write(tmp_path / "a.txt", as_text(TEXTS)), rows(tmp_path / "b.jsonl", TEXTS)]
-    inputs += [rows(tmp_path / f"{number}.jsonl", ["stone 7", f"river {number}"]) for number in range(3)]
-    options = {"tokenizer": vocab, "map": ["bertdata.prepare:clean", "test_prepare:no_sevens"], "shard_size": 3000}
-    counts = build(inputs, tmp_path / "one", workers=1, **options).dataset.manifest.counts
-    assert counts["documents"] == 2 * len(WITHOUT_SEVENS) + 3
-    assert counts["removed_documents"] == 2 * (len(TEXTS) - len(WITHOUT_SEVENS)) + 3
-    build(inputs, tmp_path / "three", workers=3, **options)
-    build_parts(inputs, tmp_path / "parts", 2, **options)
-    finish(tmp_path / "parts")
-    assert published(tmp_path / "one") == published(tmp_path / "three") == published(tmp_path / "parts")
-
-
-def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):
-    path, changed = rows(tmp_path / "a.jsonl", TEXTS), rows(tmp_path / "b.jsonl", WITHOUT_SEVENS)
-    options = {"vocab_size": 60, "validation": 0.0}
-    dataset = build(path, tmp_path / "a", map=["test_prepare:no_sevens"], **options).dataset
-    expected = build(changed, tmp_path / "b", **options).dataset
-    assert dataset.manifest.tokenizer == expected.manifest.tokenizer
-    assert ids_by_split(dataset) == ids_by_split(expected)
 
 
 # ---------------------------------------------------------------------------------------------------------- duplicates
@@ -184,15 +159,6 @@ def test_a_function_that_fails_is_named_with_the_line(tmp_path, vocab, name, kin
     with refuses(kind, "map", given=f"test_prepare:{name}", says=f"{path}, line 3: "):
         build(path, tmp_path / "out", tokenizer=vocab, map=[f"test_prepare:{name}"], on_error="skip")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_the_command_takes_several_functions_in_order(tmp_path, vocab):
-    path, out = rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
-    functions = ["test_prepare:no_sevens", "bertdata.prepare:length(2)"]
-    succeeds(main, "build", path, "--out", out, "--tokenizer", vocab, "--map", functions[0], "--map", functions[1])
-    assert bertdata.open(out).manifest.settings["map"] == functions
-    about = json.loads(succeeds(main, "inspect", out, "--json").stdout)
-    assert about["counts"]["removed_documents"] == len(TEXTS) - len(WITHOUT_SEVENS)
 
 
 def test_texts_are_compared_by_128_bits():

@@ -270,22 +270,6 @@ def test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_t
     refused_run(shards, tmp_path / "run", kind="too-short-to-mask", option="mlm_probability")
 
 
-def test_wrong_options_end_in_one_sentence(dataset, tmp_path):
-    for kind, option, given in (
-        ("unknown", "objective", {"objective": "mlm+spam"}),
-        ("unknown", "optimizer", {"optimizer": "adagrad"}),
-        ("unknown", "schedule", {"schedule": "step"}),
-        ("conflict", "objective", {"objective": "mlm+nsp", "isolate_documents": True}),
-        ("not-found", "config", {"config": "nowhere.json"}),
-        ("model-not-found", "model", {"model": "bert-huge"}),
-        ("out-of-range", "length", {"length": 2}),
-        ("out-of-range", "seed", {"seed": -1}),
-    ):
-        refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **given)
-    refused_run("nowhere", tmp_path / "run", kind="not-found")
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_a_resumed_run_must_have_again_is_listed(dataset, copied, shards_of):
     for options, kind, option, says in (
         ({"seed": 1}, "other-settings", "seed", "seed 0 → 1"),

@@ -108,21 +108,6 @@ def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, togethe
     assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(packed)))
 
 
-def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
-    batch = Loader(dataset, length=64, samples="packed", masking=None).read(np.arange(20))
-    bounds, filled = batch.cu_seqlens, batch.arrays().get("attention_mask", np.ones((20, 64), int)).ravel()
-    assert (bounds.dtype, bounds[0], bounds[-1]) == (np.int32, 0, 20 * 64)
-    pieces = np.split(batch.input_ids.ravel(), bounds[1:-1])
-    of_pieces = np.split(batch.position_ids.ravel(), bounds[1:-1])
-    for start, piece, positions in zip(bounds, pieces, of_pieces, strict=False):
-        assert positions.tolist() == list(range(piece.size))
-        assert start // 64 == (start + piece.size - 1) // 64  # none leaves its row
-        assert len(set(filled[start : start + piece.size].tolist())) == 1
-        assert not filled[start] or (piece[0], piece[-1]) == (SPECIAL.cls, SPECIAL.sep)
-    windows = Loader(dataset, length=64).read(np.arange(3))
-    assert windows.cu_seqlens.tolist() == [0, 64, 128, 192]
-
-
 @settings(max_examples=100)
 @given(st.lists(st.integers(3, 40), max_size=60), st.integers(0, 3))
 @example([6, 6, 4, 4], 4)  # two rows have room for 4, and the first is under the second

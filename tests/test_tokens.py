@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from conftest import SPECIALS, built, byte_level_bpe, make_text
+from conftest import SPECIALS, built, byte_level_bpe
 from families import fast
-from helpers import Handler, build, ids_of, joined, python, refuses, serving, train_tokenizer, word_list
+from helpers import Handler, build, ids_of, joined, python, refuses, serving, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
@@ -36,7 +36,6 @@ from bertdata.tokenize import engine
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Tokenizer
-from bertdata.tokenize.train import train_wordpiece
 from bertdata.write import vocabulary
 
 WORDS = [*word_list("tokens"), "x" * 101]
@@ -113,15 +112,6 @@ def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
     (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
     for each in (tokenizer, load(str(tmp_path / "t"))):
         assert list(map(len, ids_of(each, ["word " * 1000]))) == [1000]
-
-
-def test_literal_special_tokens_are_text_and_counted(tmp_path, bert):
-    dataset = text_dataset(tmp_path, "[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]", str(bert))
-    assert dataset.manifest.counts["special_literals"] == {"[PAD]": 1, "[SEP]": 1, "[MASK]": 2}
-    assert dataset.manifest.counts["special_ids_replaced"] == 0
-    stored = dataset.tokens("train", 0)
-    assert [int((stored == special).sum()) for special in (0, 100, 101, 102, 103)] == [0, 0, 0, 3, 0]
-    assert load(str(bert)).decode(dataset[0].tolist()) == "[ mask ] me, [ sep ] and [ mask ]."
 
 
 def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
@@ -380,31 +370,6 @@ def test_a_tokenizer_without_any_special_token(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- training
-
-
-def test_a_trained_vocabulary_is_ordered():
-    tokenizer = train_wordpiece([make_text(30)], 140)
-    vocabulary = [tokenizer.spell(token_id) for token_id in range(tokenizer.special.vocab_size)]
-    assert vocabulary[:5] == SPECIALS
-    learned = vocabulary[5:]
-    assert learned == sorted(learned, key=str.encode)
-    assert len(set(vocabulary)) == len(vocabulary) == 140
-    assert "river" in learned
-    (ids,) = ids_of(tokenizer, [make_text(30)])
-    assert 1 not in ids  # every character of the text is known
-    normalized = train_wordpiece(["Éclair éclair ECLAIR"], 30)  # before letters are counted
-    letters = {*"".join(normalized.spell(number) for number in range(5, normalized.special.vocab_size))}
-    assert letters == {*"#aceilr"}
-
-
-def test_a_trained_tokenizer_is_two_files_that_replace_nothing(tmp_path, corpus):
-    train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
-    assert {path.name for path in (tmp_path / "t").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    with refuses("out-exists", "out"):
-        train_tokenizer([corpus], tmp_path / "t")
-    (tmp_path / "blank").write_text("\n \n")
-    with refuses("empty", "inputs"):
-        train_tokenizer([tmp_path / "blank"], tmp_path / "u")
 
 
 def sizes_read(paths, **options):

@@ -2,26 +2,23 @@
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import random
 import shutil
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import WORDS, make_text
+from conftest import WORDS
 from helpers import build, flip, published, refused, refuses, succeeds, without_origins
 from sources import as_jsonl, as_parquet, zstd
 
 import bertdata
-from bertdata.format.origins import Origins, origins_of
+from bertdata.format.origins import Origins
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load
-from bertrain.commands.trace import loader_of, main, parts_of, stream_of
+from bertrain.commands.trace import main, parts_of, stream_of
 
 SMALL = {"shard_size": 3000, "validation": 0.2}
 
@@ -99,13 +96,6 @@ def test_names_that_no_input_can_have_are_damage(tmp_path, vocab, corpus):
                 _ = replace(record, inputs=inputs | {"bytes": size}).named_inputs
 
 
-def test_what_came_through_a_pipe_is_named(tmp_path, vocab, monkeypatch):
-    content = io.BufferedReader(io.BytesIO(make_text(20).encode()))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
-    dataset = build("-", tmp_path / "out", tokenizer=vocab).dataset
-    assert {name for name, _ in origins_in(dataset)} == {"-"}
-
-
 def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab):
     """Nor is anything removed or written through a link in their place."""
     paths = [write_texts(tmp_path / f"{seed}", texts(40, seed=seed)) for seed in (1, 2)]
@@ -135,11 +125,6 @@ def test_verify_finds_damaged_origins(tmp_path, vocab, corpus):
         assert str(path) in " ".join(verify(dataset.path)) or path.name == "origins.json"
         path.write_bytes(content)
     assert verify(dataset.path) == []
-
-
-def test_a_place_has_the_bits_that_the_inputs_leave():
-    found = origins_of(np.array([0, 1, 2]), np.array([5 << 40, 0, 6 << 40]), 3)
-    assert [divmod(int(each), 1 << 62) for each in found] == [(0, 5 << 40), (1, 0), (2, 6 << 40)]
 
 
 # ----------------------------------------------------------------------------------------------- batches of past runs
@@ -234,9 +219,3 @@ def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
     assert shown[0] == f"row 1: {document}, tokens {part.start} to {part.stop} of {part.num_tokens}"
     ids = dataset.document(part.document)[part.start : part.stop].tolist()
     assert shown[1] == f"  {load(str(dataset.path)).decode(ids)}"
-
-
-def test_a_missing_member_of_a_state_counts_as_null(dataset):
-    stream = state(dataset, 0, 4)["stream"]
-    del stream["short_seq_prob"], stream["masking"]
-    assert loader_of(stream, [dataset.path]).num_samples == bertdata.Loader(dataset, length=16).num_samples

@@ -121,12 +121,6 @@ def test_the_characters_that_a_unigram_gets_back_have_the_scores_of_the_trainer_
     assert found == {(*map(tuple, learned), *((token, -score) for score, token in by_score))}
 
 
-def test_one_name_is_an_input(tmp_path, corpus):
-    given = [str(corpus), corpus, [corpus]]
-    first, *others = [train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
-    assert all(each.loaded.files == first.loaded.files for each in others)
-
-
 @pytest.mark.parametrize(("kind", "least"), [("wordpiece", 10), ("bpe", 262), ("unigram", 10)])
 def test_a_vocabulary_without_room_is_refused(kind, least, tmp_path, corpus):
     with refuses("out-of-range", "vocab_size"):

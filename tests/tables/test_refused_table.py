@@ -64,6 +64,10 @@ COMMANDS = {  # kind and option of the error → command lines. build and import
 }
 
 
+def nothing(text):
+    """For --map: leaves out every document."""
+
+
 def builds():
     """Inputs and options of build that are wrong, kind and option of the error, and what its sentence says."""
     for option, values in {
@@ -88,6 +92,10 @@ def builds():
         yield {"map": [spec]}, "bad-function map"
         yield {"words": spec}, "bad-function words"
     yield {"words": "builtins:len"}, "function-failed words"
+    yield {"inputs": "no_ids.jsonl"}, "empty inputs"
+    yield {"inputs": "no_ids.jsonl", "map": ["test_refused_table:nothing"]}, "bad-function map"
+    yield {"inputs": "no_ids.jsonl", "tokenizer": None}, "empty inputs"
+    yield {"tokenizer": None, "vocab_size": 3}, "out-of-range vocab_size"
     for tokenizer in ({}, {"tokenizer": None}):
         yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "bad-function map"
     for stream in ("pipe", "-", iter(TEXTS)):
@@ -159,7 +167,7 @@ def _place(tmp_path, monkeypatch, dataset):
     monkeypatch.chdir(tmp_path)
     data, index = ids.megatron([[document] for document in IDS], "uint16")
     contents = {"t.txt": b"the stone", "empty": b"", "d/t.txt": b"a", "hidden/.x": b"a", "m.bin": data, "m.idx": index}
-    contents |= {"o.idx": index}
+    contents |= {"o.idx": index, "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}
     contents |= {"a.bin": ids.packed(sum(IDS, []), "uint16"), "odd.bin": bytes(6), "z.bin.gz": gzip.compress(bytes(40))}
     write_all(tmp_path, contents | {"l.bin": ids.llm_c([10] * 600, 20240520, 1, "uint16")})
     pq.write_table(pa.table({"input_ids": IDS}), "r.parquet")
