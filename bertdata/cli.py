@@ -185,12 +185,12 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 def _say(line: str) -> None:
     """Prints a line on stderr, above a progress bar if there is one. Names in it may have control characters."""
     line = line.translate(_CONTROLS)
-    if not sys.stderr.isatty():
-        click.echo(line, err=True)
-        return
-    from tqdm import tqdm
+    if sys.stderr.isatty():
+        from tqdm import tqdm
 
-    tqdm.write(line, file=sys.stderr)
+        tqdm.write(line, file=sys.stderr)
+    else:
+        click.echo(line, err=True)
 
 
 def _local(shards: str) -> str:
@@ -344,17 +344,17 @@ def _say_built(report: Any, out: str) -> None:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     for warning in _warnings(report):
         _say(f"warning: {warning}")
-    details = {
-        "without a token dropped": counts["dropped_documents"],
-        "removed by --map": counts.get("removed_documents", 0),
-        "removed as duplicates": counts.get("duplicate_documents", 0),
-    }
-    dropped = "".join(f", {number:,} {what}" for what, number in details.items() if number)
-    kept = "".join(
-        f", {token} {counted(number, 'time')} as text" for token, number in counts["special_literals"].items()
-    )
-    click.echo(f"{out}: {_size(dataset)}{dropped}{kept}")
-    click.echo(f"dataset_id {dataset.dataset_id}")
+    kept = (f"{token} {counted(number, 'time')} as text" for token, number in counts["special_literals"].items())
+    _say_dataset(dataset, out, "without a token dropped", *kept)
+
+
+def _say_dataset(dataset: Any, out: str, dropped: str, *more: str) -> None:
+    """Print the size and id of a new dataset. dropped: why documents were dropped. more: further facts."""
+    whys = {"dropped_documents": dropped, "removed_documents": "removed by --map"}
+    whys["duplicate_documents"] = "removed as duplicates"
+    numbers = ((dataset.manifest.counts.get(name, 0), why) for name, why in whys.items())
+    details = [_size(dataset), *(f"{number:,} {why}" for number, why in numbers if number), *more]
+    click.echo(f"{out}: {', '.join(details)}\ndataset_id {dataset.dataset_id}")
 
 
 def _size(part: Any) -> str:
@@ -426,9 +426,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     if inside := times(counts.get("special_ids_inside", {})):
         line = f"special tokens are inside documents: {inside}; they are kept, and are never masked or predicted"
         click.echo(f"note: {line}", err=True)
-    dropped = f", {counts['dropped_documents']:,} without an id dropped" if counts["dropped_documents"] else ""
-    click.echo(f"{out}: {_size(dataset)}{dropped}")
-    click.echo(f"dataset_id {dataset.dataset_id}")
+    _say_dataset(dataset, out, "without an id dropped")
 
 
 @_command("export", "Write a split as Parquet.", "bertdata export shards/ --out ids/")

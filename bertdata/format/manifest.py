@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -182,46 +183,29 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
     separator = record["separator_id"]
     if "imported" in record["settings"] and (separator is None or separator in special.special_ids):
         special = replace(special, separator=separator)
-    ids = (*special.special_ids, *special.roles().values())
-    if any(type(number) is not int for number in (special.vocab_size, *ids)):
-        raise ValueError("an id is not an integer")
-    if not 0 < special.vocab_size <= LARGEST_VOCABULARY or record["token_dtype"] not in ARRAY_DTYPES["tokens"]:
-        raise ValueError("vocab_size or token_dtype")
-    if any(not 0 <= token < special.vocab_size for token in ids):
-        raise ValueError("a special id is outside the vocabulary")
-    if separator != special.separator:
-        raise ValueError(f"separator_id {separator!r}")
-    files = record["tokenizer"].items()
-    if any(not re.fullmatch(r"[a-z0-9_.-]+", name) or not isinstance(sha256, str) for name, sha256 in files):
-        raise ValueError(f"tokenizer files {list(record['tokenizer'])}")
-    tokenizer_name = record.get("tokenizer_name")
-    if not isinstance(tokenizer_name, str | None):
-        raise ValueError(f"tokenizer_name {tokenizer_name!r}")
-    has_many, listed = record["format_version"] == MANY_SHARDS_VERSION, record["splits"]
-    if list(listed) != [name for name in SPLITS if name in listed] or not listed:
-        raise ValueError("splits")
-    if has_many:
-        shards = read_tables(record, open_table)
+    ids, dtype, listed = (*special.special_ids, *special.roles().values()), record["token_dtype"], record["splits"]
+    files, settings, counts = record["tokenizer"], record["settings"], record["counts"]
+    maps, tables = settings.get("map", []), [counts[name].values() for name in _TABLES if name in counts]
+    texts = [settings[name] for name in _TEXTS if name in settings]
+    numbers = chain((counts[name] for name in counts.keys() - set(_TABLES)), *tables)
+    rules = {
+        "an id is not an integer": all(type(number) is int for number in (special.vocab_size, *ids)),
+        "token_dtype": dtype in ARRAY_DTYPES["tokens"],
+        "vocab_size": 0 < special.vocab_size <= LARGEST_VOCABULARY,
+        "a special id is outside the vocabulary": all(0 <= token < special.vocab_size for token in ids),
+        "separator_id": separator == special.separator,
+        "tokenizer": all(re.fullmatch(r"[a-z0-9_.-]+", file) and isinstance(files[file], str) for file in files),
+        "tokenizer_name": isinstance(record.get("tokenizer_name"), str | None),
+        "splits": listed and list(listed) == [split for split in SPLITS if split in listed],
+        "settings": isinstance(maps, list) and all(isinstance(text, str) for text in chain(texts, maps)),
+        "counts": all(type(number) is int and number >= 0 for number in numbers),
+    }
+    if broken := [what for what, holds in rules.items() if not holds]:
+        raise ValueError(broken[0])
+    more: dict[str, Any] = {"tokenizer_name": record.get("tokenizer_name")}
+    if record["format_version"] == MANY_SHARDS_VERSION:
+        splits = read_tables(record, open_table)
+        more |= {"tables": dict(record["tables"]), "stated_id": str(record["dataset_id"])}
     else:
-        shards = {name: from_list(name, entries, record["token_dtype"]) for name, entries in listed.items()}
-    _check_facts(record["settings"], record["counts"])
-    keys = ("tokenizer", "settings", "counts")
-    return Manifest(
-        record["token_dtype"],
-        special,
-        splits=shards,
-        **{key: record[key] for key in keys},
-        tokenizer_name=tokenizer_name,
-        tables=dict(record["tables"]) if has_many else {},
-        stated_id=str(record["dataset_id"]) if has_many else None,
-    )
-
-
-def _check_facts(settings: dict[str, Any], counts: dict[str, Any]) -> None:
-    texts = [settings[name] for name in _TEXTS if name in settings] + list(settings.get("map", []))
-    tables = [counts[name].values() for name in _TABLES if name in counts]
-    numbers = [counts[name] for name in counts.keys() - set(_TABLES)] + [number for each in tables for number in each]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(settings.get("map", []), list):
-        raise ValueError("settings")
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError("counts")
+        splits = {name: from_list(name, entries, dtype) for name, entries in listed.items()}
+    return Manifest(dtype, special, files, settings, splits, counts, **more)
