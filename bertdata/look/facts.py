@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, TokenizerError, counted, damaged
 from bertdata.format.dataset import Dataset
@@ -72,7 +73,7 @@ def facts(
             "world_size": world_size,
             "rows_of_a_rank": -(-global_batch_size // world_size),
         },
-        "tokens_per_document": _lengths(dataset),
+        "tokens_per_document": _tokens_per_document(dataset),
         "settings": dict(manifest.settings),
         "counts": dict(manifest.counts),
     }
@@ -124,29 +125,37 @@ def _sum_or_none(values: list[Any]) -> int | None:
     return None if any(value is None for value in values) else sum(values)
 
 
-def _lengths(dataset: Dataset) -> dict[str, Any]:
-    """Tokens per document, without separators: min, max, mean, quantiles, and a histogram over powers of two."""
-    shards = list(dataset.manifest.shards)
-    has_separator = dataset.special_tokens.separator is not None
-    count_of = Counter[int]()
-    for shard in shards:  # one at a time, and then only different lengths
-        found, counts = np.unique(np.diff(dataset.array(shard.name, "documents").astype(np.int64)), return_counts=True)
-        count_of.update(dict(zip((found - has_separator).tolist(), counts.tolist(), strict=True)))
+def lengths_of(dataset: Dataset, array: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the different numbers of tokens of documents or sentences, ascending, and how often each occurs.
+
+    Separators do not count. array: "documents" or "sentences".
+    """
+    has_separator, count_of = dataset.special_tokens.separator is not None, Counter[int]()
+    for shard in dataset.manifest.shards:  # one at a time, and then only different lengths
+        starts = dataset.array(shard.name, array)
+        ends_document = array == "documents" or np.isin(starts[1:], dataset.array(shard.name, "documents"))
+        found = np.unique(np.diff(starts.astype(np.int64)) - (has_separator & ends_document), return_counts=True)
+        count_of.update(dict(zip(*(each.tolist() for each in found), strict=True)))
     lengths, counts = np.array(sorted(count_of.items())).T
+    return lengths, counts
+
+
+def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> list[dict[str, int]]:
+    """Return a histogram over powers of two."""
+    bins = np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64), counts).astype(np.int64)
+    return [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n]
+
+
+def _tokens_per_document(dataset: Dataset) -> dict[str, Any]:
+    lengths, counts = lengths_of(dataset, "documents")
     if lengths[0] < 1:
         raise damaged(dataset.path)
-    bins, num = np.bincount(np.log2(lengths).astype(np.int64), counts).astype(np.int64), int(counts.sum())
+    num = int(counts.sum())
     places = [math.floor((num - 1) * share) for share in (0.05, 0.5, 0.95)]
-    quantiles = lengths[np.searchsorted(np.cumsum(counts), places, side="right")]
-    return {
-        "min": int(lengths[0]),
-        "p5": int(quantiles[0]),
-        "median": int(quantiles[1]),
-        "p95": int(quantiles[2]),
-        "max": int(lengths[-1]),
-        "mean": round(int(lengths @ counts) / num, 2),
-        "histogram": [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n],
-    }
+    p5, median, p95 = lengths[np.searchsorted(np.cumsum(counts), places, side="right")].tolist()
+    mean = round(int(lengths @ counts) / num, 2)
+    spread = {"min": int(lengths[0]), "p5": p5, "median": median, "p95": p95, "max": int(lengths[-1]), "mean": mean}
+    return {**spread, "histogram": histogram(lengths, counts)}
 
 
 def _engine(tokenizer: dict[str, Any]) -> str:

@@ -54,10 +54,14 @@ def report(
     tokenizer, counts, sizes = load(str(dataset.path)), _token_counts(dataset), _sizes(dataset)
     unk = dataset.special_tokens.unk
     has_rows = dataset.special_tokens.cls is not None and dataset.special_tokens.sep is not None
+    has_sentences = all(split.stores("sentences") for split in dataset.splits.values())
     data: dict[str, Any] = {
         "about": about,
         "flow": _flow(about),
-        "lengths": {"documents": about["tokens_per_document"]["histogram"], "sentences": _sentence_lengths(dataset)},
+        "lengths": {
+            "documents": about["tokens_per_document"]["histogram"],
+            "sentences": facts.histogram(*facts.lengths_of(dataset, "sentences")) if has_sentences else None,
+        },
         "tokens": _tokens(dataset, tokenizer, counts),
         "rows": [_rows(sizes, each) for each in _ROW_LENGTHS],
         "unknown": 0 if unk in (None, dataset.special_tokens.separator) else int(counts[unk]),
@@ -117,20 +121,6 @@ def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int
         ],
         "ranks": [[rank, int(counts[order[rank - 1]])] for rank in ranks.tolist()],
     }
-
-
-def _sentence_lengths(dataset: Dataset) -> list[dict[str, int]] | None:
-    """A histogram over powers of two, as `facts` has it of documents; None if sentences are not stored."""
-    if not all(split.stores("sentences") for split in dataset.splits.values()):
-        return None
-    bins, has_separator = np.zeros(64, np.int64), dataset.special_tokens.separator is not None
-    for split in dataset.splits.values():
-        for shard in split:
-            starts = dataset.array(shard.name, "sentences")
-            ends_document = np.isin(starts[1:], dataset.array(shard.name, "documents"))
-            lengths = np.diff(starts.astype(np.int64)) - (has_separator & ends_document)
-            bins += np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64), minlength=64)
-    return [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n]
 
 
 def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
