@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, damaged, require
 from bertdata.read.index import Append, index_identity, open_index
@@ -60,9 +59,8 @@ class Pairs(Samples):
         shape = chosen.size, self.length
         frames = Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], SPAN))
         wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
-        num_spans, cropped = self._lay_out(wanted, tuple(frames), self.columns(chosen.size), 0)
-        require_sound(num_spans)
-        kept, lost = int((frames.text_places - 1).sum()), int(cropped.sum())
+        require_sound(self.lay_out(wanted, tuple(frames), self.columns(chosen.size), 0))
+        kept, lost = int((frames.text_places - 1).sum()), int(self._cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.length * chosen.size)
         return self._facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
@@ -73,16 +71,9 @@ class Pairs(Samples):
         }
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
-        return self._lay_out(wanted, frames, columns, num_spans)[0]
-
-    def _lay_out(
-        self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int
-    ) -> tuple[int, NDArray[np.int64]]:
-        """Returns what `lay_out` returns, and how many tokens were cut off from each row."""
-        own = kernels.PairColumns(**columns, cropped=np.empty_like(wanted.sample_ids))
-        index, table = self._index, self.table
-        num_spans = int(kernels.pair_rows(*wanted, np.uint64(self.seed), index, table, frames, tuple(own), num_spans))
-        return num_spans, own.cropped
+        self._cropped = np.empty_like(wanted.sample_ids)  # tokens that are cut off from each row
+        own, seed = kernels.PairColumns(**columns, cropped=self._cropped), np.uint64(self.seed)
+        return int(kernels.pair_rows(*wanted, seed, self._index, self.table, frames, tuple(own), num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Leaves out segments that are from other documents."""

@@ -150,8 +150,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
             if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
                 sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)
-            _get_files(file_of, target, manifest, progress)
-            write_file(target / MANIFEST, content)
+            _get_files(file_of, content, target, manifest, progress)
             there = []
         (target / LOCK).unlink(missing_ok=True)
     if read_manifest(target).dataset_id != manifest.dataset_id:
@@ -177,8 +176,7 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
         with locked(target.with_name(f"{target.name}.lock"), wait=True):
             if not (target / MANIFEST).exists():
                 say(f"copying {root} to {target}")
-                _get_files(file_of, target, manifest, lambda done, total: None)
-                write_file(target / MANIFEST, content)
+                _get_files(file_of, content, target, manifest, lambda done, total: None)
     return target
 
 
@@ -231,10 +229,10 @@ def _not_named(path: str | Path) -> DatasetError:
     return damaged(path, f"it is not the file that {MANIFEST} names")
 
 
-def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
-    """Copy all files but the manifest, without those that are here, and check each."""
+def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest, progress: Progress) -> None:
+    """Copy all files that are not here, and check each. The manifest, whose bytes are `content`, is the last one."""
     _require_own_id(manifest)
-    record, content = _origins_under(file_of, manifest, target)
+    record, raw = _origins_under(file_of, manifest, target)
     files, is_over, done, total = _files_of(manifest), threading.Event(), 0, manifest.num_bytes
     files |= record.files() if record else {}
     prepare_directory(target, record.shards if record else {})
@@ -246,7 +244,8 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         is_over.set()
     require_own_tokens(target, manifest)
     if record:
-        write_file(target / RECORD, content)
+        write_file(target / RECORD, raw)
+    write_file(target / MANIFEST, content)
 
 
 def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[Origins | None, bytes]:
