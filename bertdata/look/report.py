@@ -51,7 +51,10 @@ def report(
     about = facts.facts(
         dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
     )
-    tokenizer, counts, sizes = load(str(dataset.path)), _token_counts(dataset), _sizes(dataset)
+    tokenizer, sizes = load(str(dataset.path)), _sizes(dataset)
+    share = min(1.0, _COUNTED_TOKENS / dataset.num_tokens)
+    most = {name: int(share * split.num_tokens) + 1 for name, split in dataset.splits.items()}
+    counts = np.sum([dataset.token_counts(name, sample_tokens=number) for name, number in most.items()], axis=0)
     unk = dataset.special_tokens.unk
     has_rows = dataset.special_tokens.cls is not None and dataset.special_tokens.sep is not None
     has_sentences = all(split.stores("sentences") for split in dataset.splits.values())
@@ -91,16 +94,6 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
         "splits": splits,
         "text": [f"{name}: {sentence}" for name, sentence in facts.text_events(about)],
     }
-
-
-def _token_counts(dataset: Dataset) -> NDArray[np.int64]:
-    """How often each id occurs in all splits, int64 [vocab_size]; of a large dataset in some of its tokens."""
-    share = min(1.0, _COUNTED_TOKENS / dataset.num_tokens)
-    parts = [
-        dataset.token_counts(name, sample_tokens=int(share * split.num_tokens) + 1)
-        for name, split in dataset.splits.items()
-    ]
-    return np.sum(parts, axis=0, dtype=np.int64)
 
 
 def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:

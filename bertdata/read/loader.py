@@ -189,12 +189,6 @@ class Loader:
         rows = f"{self.samples} of {self.length} tokens, {self.global_batch_size} rows a batch"
         return f"<Loader of {paths}: split {self.split}, {rows}, position {self.position}>"
 
-    def __len__(self) -> int:
-        raise TypeError("a Loader has no length; for torch's DataLoader use bertdata.torch.BatchDataset(loader)")
-
-    def __bool__(self) -> bool:
-        return True
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 
