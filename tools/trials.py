@@ -1021,11 +1021,7 @@ def measures() -> None:
 
 @trial(55)
 def learning_by_heart() -> None:
-    for name in (
-        "test_model.py::test_one_sample_with_a_fixed_mask_is_learned_by_heart",
-        "test_grammar.py::test_training_comes_close_to_the_best_loss_there_is",
-    ):
-        assert is_test(name), name
+    assert is_test("test_grammar.py::test_training_comes_close_to_the_best_loss_there_is")
     write("one.txt", "the stone of the river and the light of the morning under the house\n")
     run("bertdata build one.txt --out one --tokenizer vocab.txt --validation 0")
     pretrain("--out new --data one --steps 120 --lr 1e-2 --length 16 --isolate-documents")
