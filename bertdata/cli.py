@@ -273,7 +273,7 @@ _special_tokens = click.option(
     "bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
     headings={
         "Output": ("out", "overwrite", "shard_size", "validation", "test"),
-        "Tokenizer": ("tokenizer", "special_tokens", "type", "cased", "vocab_size"),
+        "Tokenizer": ("tokenizer", "special_tokens", "roles", "type", "cased", "vocab_size"),
         "Input": ("format", "text_key", "encoding", "include", "exclude", "strict", "on_error"),
         "Documents": ("documents", "sentences", "words", "map", "dedup", "max_documents"),
         "Threads and machines": ("workers", "part", "finish", "ray"),
@@ -287,6 +287,13 @@ _special_tokens = click.option(
     "the text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.",
 )
 @_special_tokens
+@click.option(
+    "--roles",
+    default="",
+    show_default=False,
+    metavar="ROLE=TOKEN,...",
+    help="Give tokens of the tokenizer the roles mask, cls, sep and pad, so that a decoder can be trained with masks.",
+)
 @_options(Vocabulary)
 @_options(TextFormat)
 @_options(Shares)

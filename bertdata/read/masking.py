@@ -50,7 +50,7 @@ class Masker:
         replacing_ids bool [V]: ids that random_from="tokens" allows, if they are not special. None: all.
         """
         if special.mask is None:
-            sentence = "the tokenizer of the dataset has no [MASK]; make the dataset again with --special-tokens"
+            sentence = "the tokenizer of the dataset has no [MASK]; build with --special-tokens or --roles"
             raise UsageError(sentence, "tokenizer-lacks-token", option="masking")
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)

@@ -96,7 +96,7 @@ class Samples:
         require(3 <= length <= MAX_LENGTH, "length", length, expected)
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
-            sentence = f"the tokenizer of {dataset.path} has no [CLS] or no [SEP]; build with --special-tokens"
+            sentence = f"the tokenizer of {dataset.path} has no [CLS] or [SEP]; build with --special-tokens or --roles"
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.kind, self.split, self.length, self.seed = dataset, kind, split, length, seed
         self.short_seq_prob, self._block, self._variants = short_seq_prob, block, variants

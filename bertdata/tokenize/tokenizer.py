@@ -213,6 +213,16 @@ class LoadedTokenizer:
         content = content | {"added_tokens": json.loads(library.to_str())["added_tokens"]}
         return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.notes)
 
+    def with_roles(self, given: Mapping[str, str]) -> LoadedTokenizer:
+        """This tokenizer with roles for some of its tokens. given: role → token.
+
+        If it then has [CLS] and [SEP], it also puts them around a text where special tokens are asked for.
+        """
+        content, roles = dict(self.source.content), self._roles | given
+        if {"cls", "sep"} <= roles.keys():
+            content["post_processor"] = _with_template(content.get("post_processor"), self.source.parse(), roles)
+        return LoadedTokenizer(json.dumps(content), roles, self._given_names, self.notes)
+
     @property
     def token_dtype(self) -> str:
         """The dtype of stored ids, as a NumPy string."""

@@ -73,6 +73,7 @@ def build(
     *,
     tokenizer: str | Vocabulary | None = None,
     special_tokens: bool = False,
+    roles: str = "",
     text: TextFormat | None = None,
     shares: Shares | None = None,
     machines: Machines | None = None,
@@ -88,6 +89,7 @@ def build(
     same texts from the first on, without `overwrite`.
     tokenizer: a path, a hub name, or a Vocabulary to train on the text; None: Vocabulary().
     special_tokens: add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks.
+    roles: "mask=TOKEN,cls=TOKEN,sep=TOKEN,pad=TOKEN", or some of them: tokens of the tokenizer to take these roles.
     text: how the inputs are read and divided into documents; None: TextFormat().
     shares: of the splits; None: Shares().
     machines: what builds; None: all cores of this machine. With a part the build returns None, and `finish` publishes
@@ -102,7 +104,7 @@ def build(
     require_local_output(str(out))
     form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
     shares = shares or Shares()
-    choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens)
+    choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens, roles)
     selected = _selected(inputs, form)
     streams = [file.name for file in selected.files if file.is_stream]
     _require_fits(machines, form, streams, overwrite=overwrite)
@@ -129,6 +131,7 @@ def build(
         "on_error": form.on_error,
         "strict": form.strict,
         "tokenizer": choice.described,
+        **({"roles": roles} if roles else {}),
         **{f"the code of {spec}": code_of(spec) for spec in functions_of(form)},
     }
     plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)

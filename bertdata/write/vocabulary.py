@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
-from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.errors import BuildError, InputError, UsageError, require
 from bertdata.files import Stage, make_directory
 from bertdata.format.manifest import MANIFEST
 from bertdata.options import TextFormat, Vocabulary
@@ -18,7 +18,7 @@ from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.fixed import FIXED
 from bertdata.tokenize.load import FILES, load
 from bertdata.tokenize.texts import Tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
+from bertdata.tokenize.tokenizer import ROW_ROLES, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
 from bertdata.tokenize.train import TRAINERS
 from bertdata.urls import require_local_output
 from bertdata.write.publish import file_digests
@@ -37,13 +37,17 @@ class TokenizerChoice:
 
     given: str | Vocabulary
     special_tokens: bool = False  # whether to add those that the one with a name lacks
+    roles: str = ""  # "mask=TOKEN,cls=TOKEN": tokens of the one with a name
 
     @cached_property
     def loaded(self) -> LoadedTokenizer | None:
         """The tokenizer, or None if it must be trained."""
         if isinstance(self.given, Vocabulary):
+            require(not self.roles, "roles", self.roles, "a tokenizer that has these tokens, too", "needs-option")
             return FIXED[self.given.kind]() if self.given.kind in FIXED else None
         tokenizer = load(self.given)
+        if self.roles:
+            tokenizer = _with_roles(tokenizer, self.roles)
         return tokenizer.with_special_tokens() if self.special_tokens else tokenizer
 
     @property
@@ -61,6 +65,23 @@ class TokenizerChoice:
         if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
             return load(str(staging))
         return _trained(cast(Vocabulary, self.given), _sample(files, form), say)
+
+
+def _with_roles(tokenizer: LoadedTokenizer, given: str) -> LoadedTokenizer:
+    """Return a tokenizer with roles of ROW_ROLES for its own tokens. given: "mask=TOKEN,cls=TOKEN"."""
+    roles = {role: token for role, _, token in (part.partition("=") for part in given.split(","))}
+    vocabulary = tokenizer.source.vocabulary(with_added=True)
+    expected = f"one of {', '.join(ROW_ROLES)}, = and a token of the tokenizer, more of them after commas"
+    for role, token in roles.items():
+        require(role in ROW_ROLES and token in vocabulary, "roles", f"{role}={token}", expected, "unknown")
+    changed = tokenizer.with_roles(roles)
+    special = changed.special
+    if "pad" in roles and special.pad in (special.eos, special.sep, special.mask):
+        changed.notes.append(
+            f"warning: the padding token {roles['pad']} has another role, too; transformers does not train the vector "
+            "of a padding token, and may take it for padding at the end of a text; give another token to pad"
+        )
+    return changed
 
 
 def _trained(vocabulary: Vocabulary, sample: list[str], say: Say) -> LoadedTokenizer:
