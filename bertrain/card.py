@@ -18,9 +18,10 @@ import transformers
 from transformers import PreTrainedConfig
 
 import bertdata
-from bertrain.models.families import add_names_of_4
+from bertrain.models.families import add_names_of_4, auto_class, family_of
 
 CARD = "README.md"
+READS_IS_CAUSAL = "5.2"  # the first transformers that lets a decoder attend to both sides by its configuration
 _TEXT = """\
 ---
 library_name: transformers
@@ -44,7 +45,7 @@ model = {head}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
-transformers {version} and newer versions read it.
+transformers {version} and newer versions read it{older}.
 
 {parts}## Train it further
 
@@ -59,13 +60,14 @@ def content(
     *,
     config: PreTrainedConfig,
     title: str | None = None,
-    head: str = "AutoModelForMaskedLM",
+    head: str | None = None,
     parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> bytes:
     """Return the card of a directory with a model.
 
     name: of the directory, and the title if no title is given. about: what the model is. config: of the model.
-    head: the class of transformers that loads it. parts: further facts: heading → the rows of a table.
+    head: the class of transformers that loads it, if it has no head that predicts tokens. parts: further facts:
+    heading → the rows of a table.
     """
     tables = ""
     for heading, part in parts.items():
@@ -73,8 +75,11 @@ def content(
         lines = [f"## {heading}", "", "| | |", "|---|---|", *(f"| {row} | {value} |" for row, value in rows), "", ""]
         tables += "\n".join(lines) if part else ""
     version = "4.57" if add_names_of_4(config) else ".".join(transformers.__version__.split(".")[:2])
-    names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "head": head, "version": version}
+    names = {"name": name, "quoted": shlex.quote(name), "title": title or name, "version": version, "older": ""}
+    if family_of(config).decoder:
+        names |= {"version": READS_IS_CAUSAL, "older": "; in older ones it attends to the left only, without a message"}
     names |= {"about": about, "parts": tables, "model_type": config.model_type}
+    names["head"] = head or auto_class(config).__name__
     return _TEXT.format(**names).encode()
 
 

@@ -37,6 +37,7 @@ from bertrain.config import Config
 from bertrain.data import Stream
 from bertrain.evaluate import Evaluator
 from bertrain.methods import methods_of
+from bertrain.models.families import auto_class
 from bertrain.models.load import max_length, model_identity, tokenizer_files
 from bertrain.plan import Phase
 from bertrain.ranks import Signals, World, world
@@ -73,7 +74,8 @@ def pretrain(config: Config) -> None:
             by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
             click.echo(f"Stopped by {by} after step {run.state.step}. {run.writer.describe()}")
         elif ranks.rank == 0:
-            click.echo(f"done: {run.writer.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.writer.saved)!r})")
+            name = auto_class(run.trainer.learner.model).__name__
+            click.echo(f"done: {run.writer.saved}\n{name}.from_pretrained({str(run.writer.saved)!r})")
         if signals.stopped == "SIGINT":
             sys.exit(130)
 

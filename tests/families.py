@@ -26,8 +26,13 @@ XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 2} | DROPOUT
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA_2 = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 NARROW = "electra", "albert", "roformer", "mobilebert", "convbert"  # with embeddings of fewer features
+WINDOW = {"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+DECODER = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 SMALL = dict.fromkeys(FAMILIES, SIZES) | dict.fromkeys(NARROW, SIZES | {"embedding_size": 16})
+SMALL |= {name: DECODER for name, family in FAMILIES.items() if family.decoder}
 SMALL |= {
+    "gemma3_text": DECODER | WINDOW | {"final_logit_softcapping": 30.0},
+    "mistral": DECODER | {"sliding_window": 3},
     "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48} | DROPOUT,
     "eurobert": SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
@@ -42,6 +47,7 @@ SMALL |= {
     "flaubert": XLM,
     "xlm": XLM,
 }
+DECODERS = [name for name, family in FAMILIES.items() if family.decoder]
 VARIANTS = {  # what a configuration can change in how a family predicts; the name of the family comes first
     "bert untied": SIZES | {"tie_word_embeddings": False},
     "roberta untied": SIZES | {"tie_word_embeddings": False},
@@ -55,6 +61,11 @@ VARIANTS = {  # what a configuration can change in how a family predicts; the na
     "mobilebert without trigrams": SMALL["mobilebert"] | {"trigram_input": False},
     "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
     "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
+    "llama tied": DECODER | {"tie_word_embeddings": True},
+    "qwen2 with a window": DECODER | WINDOW,
+    "qwen3 with a window": DECODER | WINDOW,
+    "phi3 with a window": DECODER | {"sliding_window": 3},
+    "gemma3_text without is_causal": SMALL["gemma3_text"] | {"use_bidirectional_attention": True, "sliding_window": 6},
     "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},
 }
 UNLISTED = {

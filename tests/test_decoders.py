@@ -1,19 +1,30 @@
-"""A decoder becomes an encoder: tokens of its own are masks."""
+"""A decoder becomes an encoder: tokens of its own are masks, and its checkpoints attend to both sides.
+
+Losses, gradients, packed rows, windows and resuming of each family are in test_families.
+"""
 
 import json
 
 import numpy as np
 import pytest
+import torch
 from conftest import byte_level_bpe, make_text
-from helpers import refused, succeeds, write
-from transformers import AutoTokenizer
+from families import DECODERS, VARIANTS, fast
+from helpers import build, refused, refuses, succeeds, tuning, write, write_labelled
+from training import last_checkpoint, learner, train, train_twice
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import bertdata
 from bertdata.cli import main as command_line
+from bertrain.commands import evaluate, merge
+from bertrain.lab import finetune
+from bertrain.models.load import check_runs, load_model, new_model, start_from
 
 TOKENS = ["<|begin|>", "<|end|>", "<|unused 1|>", "<|unused 2|>"]
 ROLES = {"cls": TOKENS[0], "sep": TOKENS[1], "mask": TOKENS[2], "pad": TOKENS[3]}
 SPELLED = ",".join(f"{role}={token}" for role, token in ROLES.items())
+OPTIONS = {"steps": 2, "eval_every": 0, "isolate_documents": True}
+BOTH = [*DECODERS, *(name for name in VARIANTS if name.split()[0] in DECODERS)]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +50,25 @@ def dataset(once, tokenizer):
     return bertdata.open(once("rows of a decoder", make) / "shards")
 
 
+@pytest.fixture(scope="module")
+def decoder(once, configs, dataset, tokenizer):
+    """decoder(name): the directory of a decoder with random weights, as its makers publish one. Do not change it."""
+
+    def of(name):
+        def make(folder):
+            weights = new_model(configs[name], dataset.special_tokens, length=32, seed=0)[0]
+            weights.save_pretrained(folder)
+            values = json.loads((folder / "config.json").read_bytes())
+            values = {key: value for key, value in values.items() if key not in ("is_causal", "use_cache")}
+            (folder / "config.json").write_text(json.dumps(values | {"pad_token_id": None}))
+            for path in tokenizer.iterdir():
+                (folder / path.name).write_bytes(path.read_bytes())
+
+        return once(f"decoder {name}", make)
+
+    return of
+
+
 def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset, tokenizer, tmp_path):
     row = bertdata.Loader(dataset, length=64, samples="documents", masking=None).read(np.arange(1))
     ids = row.input_ids[0, : int(row.attention_mask.sum())].tolist()
@@ -53,3 +83,77 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
         refused(command_line, *given, roles, kind="unknown", option="roles")
     refused(command_line, *given[:4], "--roles", SPELLED, kind="needs-option", option="roles")
     assert "the padding token <|end|> has another role" in succeeds(command_line, *given, "pad=<|end|>").stderr
+
+
+@pytest.mark.parametrize("name", fast(BOTH, among=["llama", "mistral"]))
+def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decoder, dataset, tmp_path, name, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    train_twice(dataset.path, tmp_path / "run", 1, init=str(decoder(name)), **OPTIONS)
+    last = last_checkpoint(tmp_path / "run")
+    assert f"AutoModelForCausalLM.from_pretrained({str(last)!r})" in capsys.readouterr().out
+    text = "a dog sees the old tree by the river, and a cat"
+    rows = AutoTokenizer.from_pretrained(last)(text, return_tensors="pt")
+    encoder, positions = learner(load_model(last), isolate=True).eval(), torch.arange(rows["input_ids"].shape[1])[None]
+    theirs = {head: head.from_pretrained(last).eval() for head in (AutoModel, AutoModelForCausalLM)}
+    sentences = SentenceTransformer(str(last), device="cpu")
+    assert theirs[AutoModel].config.pad_token_id == dataset.special_tokens.pad
+    with torch.no_grad():
+        ours = encoder.encode(rows["input_ids"], position_ids=positions)
+        torch.testing.assert_close(theirs[AutoModel](**rows).last_hidden_state, ours, rtol=0, atol=1e-5)
+        (states,) = sentences.encode([text], output_value="token_embeddings")
+        torch.testing.assert_close(states, ours[0], rtol=0, atol=1e-5)
+        for model in theirs.values():
+            changed, place = rows["input_ids"].clone(), positions.shape[1] // 2
+            changed[0, place] += 1
+            both = [model(ids, output_hidden_states=True) for ids in (rows["input_ids"], changed)]
+            differs = (both[0].hidden_states[-1] != both[1].hidden_states[-1]).any(-1)[0]
+            assert differs[place - 1]
+            assert differs[place + 1]
+
+
+def test_a_decoder_learns_packed_and_other_rows_in_phases_with_an_adapter(decoder, dataset, tmp_path):
+    pytest.importorskip("peft")
+    phases = {
+        "phase": [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}],
+        "lora": "r=2,alpha=2",
+        "init": str(decoder("phi3")),
+    }
+    train_twice(dataset.path, tmp_path / "run", 2, steps=4, eval_every=0, **phases)
+    last = last_checkpoint(tmp_path / "run")
+    assert "AutoModelForCausalLM" in (last / "README.md").read_text()
+    assert "transformers 5.2 and newer versions read it; in older" in (last / "README.md").read_text()
+
+
+def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", init=str(decoder("gemma3_text")), **OPTIONS)
+    labelled = write_labelled(tmp_path / "train.tsv")
+    succeeds(finetune.main, *tuning(tmp_path / "run", labelled, tmp_path / "tuned"))
+    assert AutoConfig.from_pretrained(tmp_path / "tuned" / "seed-0").is_causal is False
+    words = write(tmp_path / "words.txt", "a X", "dog Y", "", "a X", "cat Y")
+    given = tuning(tmp_path / "run", words, tmp_path / "tags", "--task", "token")
+    refused(finetune.main, *given, kind="model-unreadable", option="checkpoint", says="AutoModelForTokenClassification")
+
+
+def test_a_decoder_that_was_not_adapted_is_no_encoder_in_silence(decoder, dataset, tmp_path):
+    given = "--checkpoint", decoder("llama"), "--data", dataset.path, "--length", 32
+    assert "was not trained to attend to both sides" in succeeds(evaluate.main, *given).stderr
+    train(dataset.path, tmp_path / "run", init=str(decoder("llama")), save_every=1, **OPTIONS)
+    merged = succeeds(merge.main, *(tmp_path / "run").glob("step-*"), "--out", tmp_path / "mean")
+    assert "warning" not in merged.stderr
+    assert "AutoModelForCausalLM" in (tmp_path / "mean" / "README.md").read_text()
+
+
+def test_a_transformers_that_lets_a_decoder_attend_to_one_side_is_refused(decoder, dataset):
+    weights, _ = start_from(str(decoder("llama")), dataset, length=32)
+    assert check_runs(weights, length=32) == []
+    weights.config.is_causal = True
+    with refuses("model-unreadable", says="both sides"):
+        check_runs(weights, length=32)
+
+
+def test_new_tokens_for_masks_need_another_model(decoder, tokenizer, tmp_path):
+    text = write(tmp_path / "text.txt", make_text(20))
+    shards = build([text], tmp_path / "shards", tokenizer=str(tokenizer), special_tokens=True).dataset
+    with refuses("tokenizer-differs", says="--roles"):
+        start_from(str(decoder("llama")), shards, length=32)

@@ -130,14 +130,17 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend to the tokens of the same document. query [B, heads, T, D] → [B, T, heads, D], as transformers expects.
 
     key, value: [B, heads, T, D]; several heads of the query may share one. document_ids: int64 [B, T]. cu_seqlens: see
-    `cu_seqlens_of`. sliding_window: tokens attend only at smaller distances.
+    `cu_seqlens_of`. sliding_window: tokens attend only at smaller distances. is_causal: False for a decoder that became
+    an encoder, whose tokens also attend at this distance; None for others.
     """
     rows, heads, length, width = query.shape
+    reach = -1 if sliding_window is None else sliding_window - (is_causal is None)
     if (sharing := heads // key.shape[1]) > 1:
         key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
     # The kernel needs one half-precision dtype. Autocast does not convert its inputs, and the rotary positions of some
@@ -147,14 +150,13 @@ def attend(
         from torch.nn.attention.varlen import varlen_attn
 
         q, k, v = (tensor.to(value.dtype).transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        reach = -1 if sliding_window is None else sliding_window - 1
         bounds = (cu_seqlens, cu_seqlens, length, length)
         attended: Any = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(reach, reach))
         return attended.unflatten(0, (rows, length)), None
     mask = _same(document_ids)
     if sliding_window is not None:
         positions = torch.arange(length, device=query.device)
-        mask = mask & ((positions[:, None] - positions[None, :]).abs() < sliding_window)
+        mask = mask & ((positions[:, None] - positions[None, :]).abs() <= reach)
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return attended.transpose(1, 2).contiguous(), None
 

@@ -3,6 +3,7 @@
 The trainer reads most facts from a model: its head is its own forward pass (encoder.py), and its modules show layers,
 projections and widths. The table has the other facts. docs/models.md shows it, and docs/extending.md adds a family. A
 family outside the table trains through its own forward pass, in which all positions reach the vocabulary projection.
+Decoders are in the table, too: those that transformers lets attend to both sides.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch.nn import Module, ModuleList
 from transformers import BertConfig, BertForPreTraining, ModernBertConfig, PreTrainedConfig, PreTrainedModel
 
 from bertdata import SpecialTokens
 
-FUSED = {"Wqkv": 3, "Wi": 2}
+FUSED = {"Wqkv": 3, "Wi": 2, "gate_up_proj": 2}
 """Linear maps whose weights stack several matrices, and how many: queries, keys and values; input and gate."""
 
 
@@ -29,6 +31,7 @@ class Family:
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] | None = None
     """Model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass without its encoder."""
     dense: bool = False  # all positions of a row go through the vocabulary projection
+    decoder: bool = False  # a decoder, which becomes an encoder by is_causal = False in its configuration
     positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
     padding_id: int | None = None  # the only padding id that transformers supports; None: any
     isolation: Literal["kernel", "mask"] | None = None
@@ -86,6 +89,10 @@ FAMILIES: dict[str, Family] = {
         ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3", "ultrabert", "esmc"),
         Family(isolation="kernel", is_new=True),
     ),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "gemma3_text", "mistral", "olmo2", "phi3"),
+        Family(decoder=True, isolation="kernel", is_new=True),
+    ),
     "albert": Family(isolation="kernel", layers=_albert_layers),
     "esm": Family(positions_after_padding=True, isolation="kernel", embed=_esm_embeddings, untrained=("contact_head",)),
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
@@ -107,6 +114,11 @@ def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
     """Return the family of a model or configuration: its entry in FAMILIES, or UNLISTED."""
     config: Any = getattr(model, "config", model)
     return FAMILIES.get(config.model_type, UNLISTED)
+
+
+def auto_class(model: PreTrainedModel | PreTrainedConfig) -> Any:
+    """Return the class of transformers that loads a model with the head that predicts tokens."""
+    return transformers.AutoModelForCausalLM if family_of(model).decoder else transformers.AutoModelForMaskedLM
 
 
 def add_names_of_4(config: PreTrainedConfig) -> bool:

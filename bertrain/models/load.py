@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import huggingface_hub
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from bertdata import BertdataError, Dataset, SpecialTokens, key
 from bertdata.support import (
@@ -29,7 +30,7 @@ from bertdata.support import (
     load_tokenizer,
 )
 from bertrain.models.encoder import Encoder
-from bertrain.models.families import PRESETS, family_of, first_position, freeze, has_token_types, preset
+from bertrain.models.families import PRESETS, auto_class, family_of, first_position, freeze, has_token_types, preset
 
 HUB_TIMEOUT_S = 10
 COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own forward pass
@@ -116,6 +117,9 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
         compared = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(COMPARED)[None])
         if not torch.allclose(compared, logits[:, :COMPARED], rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ValueError("the head in FAMILIES gives other logits than the model (docs/extending.md)")
+        ids[0, 1] += 1
+        if family.decoder and torch.equal(model(input_ids=ids).logits[:, 0], logits[:, 0]):
+            raise ValueError(f"transformers {transformers.__version__} does not let it attend to both sides")
     model.train(was_training)
     unlisted = f"{config.model_type} is not in the table of families: training is slower (docs/models.md)"
     return [unlisted] if family.dense else []
@@ -137,16 +141,27 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
     if not same or model.config.vocab_size < shards.special_tokens.vocab_size:
         sentence = (
             f"{directory} has a different tokenizer, or a smaller vocabulary, than {shards.path}; use shards built "
-            f"with --tokenizer {directory}"
+            f"with --tokenizer {directory}, and with --roles, not --special-tokens, where it lacks tokens"
         )
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
 
 
-def _check_is_encoder(config: PreTrainedConfig) -> None:
-    """Raise ValueError for the configuration of a model that is not an encoder with a masked language model."""
+def _make_encoder(config: PreTrainedConfig) -> bool:
+    """Let a decoder attend to both sides, by its configuration. Return whether it was one that does not.
+
+    Raises ValueError for a model that neither is nor can become an encoder that predicts masked tokens.
+    """
+    if family_of(config).decoder:
+        config.use_cache = False
+        was_causal = getattr(config, "is_causal", not getattr(config, "use_bidirectional_attention", False))
+        if was_causal:  # else windows of Gemma 3 with use_bidirectional_attention would change
+            config.is_causal = False
+        return was_causal
     is_decoder = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
     if is_decoder or type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
-        raise ValueError(f"a {config.model_type} is not an encoder that predicts masked tokens, such as a bert")
+        sentence = f"a {config.model_type} is neither an encoder that predicts masked tokens, such as a bert,"
+        raise ValueError(f"{sentence} nor one of the decoders of docs/models.md")
+    return False
 
 
 # ------------------------------------------------------------------------------------------------------ trained models
@@ -155,11 +170,15 @@ def _check_is_encoder(config: PreTrainedConfig) -> None:
 def load_model(directory: Path | str, *, nsp: bool | None = False) -> PreTrainedModel:
     """Load a complete checkpoint of transformers, or a model on the hub, in float32.
 
-    nsp: with the head for next sentences; None: if the checkpoint has one. Raises UsageError if transformers cannot
-    load it, if it is not a masked language model, or if weights are missing.
+    nsp: with the head for next sentences; None: if the checkpoint has one. Prints a warning for a decoder that no run
+    has adapted. Raises UsageError if transformers cannot load it, if it is not a masked language model, or if weights
+    are missing.
     """
     local = Path(directory).is_dir()
-    return _from_pretrained(str(directory), nsp=nsp, complete=True, local_files_only=local)[0]
+    model, info = _from_pretrained(str(directory), nsp=nsp, complete=True, local_files_only=local)
+    if info["was_causal"]:
+        click.echo(f"warning: {directory} is a decoder that was not trained to attend to both sides, as here", err=True)
+    return model
 
 
 def start_from(
@@ -173,6 +192,9 @@ def start_from(
     local = Path(spec).is_dir() or not must_download(spec, "init", _WEIGHTS, "a run, or a directory with weights")
     model, info = _from_pretrained(spec, nsp=nsp, complete=complete, local_files_only=local, option="init")
     check_fits(spec, shards, model)
+    if family_of(model).decoder:  # often it has none, and heads for tasks need it
+        embeddings: Any = model.get_input_embeddings()
+        model.config.pad_token_id = embeddings.padding_idx = shards.special_tokens.pad
     check_length(length, model.config, f"--init {spec}")
     missing, unexpected = (", ".join(sorted(info[name])) for name in ("missing_keys", "unexpected_keys"))
     warnings = [f"--init {spec} has no weights for {missing}, which begin at random"] if missing else []
@@ -190,16 +212,19 @@ def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 def _from_pretrained(
     spec: str, *, nsp: bool | None, complete: bool, local_files_only: bool, option: str | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model and transformers' loading info. option: the one that named the model; others: see `load_model`."""
+    """Return a model and transformers' loading info, with the result of `_make_encoder`.
+
+    option: the one that named the model; others: see `load_model`.
+    """
     options: dict[str, Any] = {"local_files_only": local_files_only}
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
     with _refusing(spec, option, "a masked language model that transformers can load"):
         config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
-        _check_is_encoder(config)
+        was_causal = _make_encoder(config)
         kind: Any = family_of(config).next_sentence
         has_nsp = kind and (kind.__name__ in (config.architectures or ()) if nsp is None else nsp)
-        auto: Any = kind if has_nsp else AutoModelForMaskedLM
-        model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more, **HARMLESS)
+        auto: Any = kind if has_nsp else auto_class(config)
+        model, info = auto.from_pretrained(spec, config=config, dtype=torch.float32, **options, **more, **HARMLESS)
         if info["mismatched_keys"]:
             name, stored, wanted = min(info["mismatched_keys"])
             raise ValueError(f"{name} has shape {list(stored)}, but config.json says {list(wanted)}")
@@ -213,7 +238,7 @@ def _from_pretrained(
         # The alignment of a loaded tensor depends on the file, and matrix products round differently by alignment. A
         # resumed run must be bitwise identical, so each tensor moves into memory of torch's allocator.
         tensor.data = tensor.data.clone()
-    return freeze(model), info
+    return freeze(model), info | {"was_causal": was_causal}
 
 
 # ---------------------------------------------------------------------------------------------------------- new models
@@ -252,7 +277,7 @@ def new_model(
     with _refusing(name, "model", "a model that transformers can build"):
         if nsp and family.next_sentence:
             return family.next_sentence(config), warnings
-        return freeze(AutoModelForMaskedLM.from_config(config, dtype=torch.float32)), warnings
+        return freeze(auto_class(config).from_config(config, dtype=torch.float32)), warnings
 
 
 def model_identity(name: str) -> str:
@@ -288,7 +313,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             local = not must_download(name, "model", ["config.json"], instead)
             config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
             values = config.to_dict()
-        _check_is_encoder(config)
+        _make_encoder(config)
     return config, values
 
 

@@ -16,6 +16,7 @@ READABLE = {
     "deberta": "hidden",  # one map makes queries, keys and values head by head
     "deberta-v2": "hidden",  # maps are called twice, for relative positions too
     "convbert": "hidden",  # as do its convolutions; attention has fewer heads than the configuration says
+    "phi3": "hidden",  # one map makes queries, keys and values, which may have fewer heads
     "fnet": "hidden",  # Fourier transforms
     "squeezebert": None,  # its layers have hidden states as [B, H, T]
     "flaubert": None,  # a layer is not one module
