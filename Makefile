@@ -24,7 +24,7 @@ demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
 # BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
 BENCH ?= .bench
 
-bench: $(VENV)/.train  ## ours beside other libraries: writes benchmarks/results/comparison.*
+bench: $(VENV)/.train  ## a comparison with other libraries: writes benchmarks/results/comparison.json
 	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) \
 	    $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(BENCH_OPTIONS)
 

@@ -11,14 +11,13 @@ measured on held-out text of both kinds, and fine-tuned for the task. One thread
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import click
 from common import report
-from recipes import run
+from study import answer, evaluated, shards_of, train
 
 from bertrain.commands.docstrings import docstrings, sources
 
@@ -62,28 +61,14 @@ def write_texts(out: Path) -> None:
                 file.writelines(f"{s}\t{name}\n" for s in good[:most])
 
 
-def shards_of(corpus: Path, out: Path, *options: str) -> Path:
-    if not (out / "manifest.json").exists():
-        run(["bertdata", "build", str(corpus), "--out", str(out), "--validation", "0.05", *options], out.parent, 1)
-    return out
-
-
-def train(place: Path, options: str, steps: int) -> None:
-    if not list(place.glob(f"step-{steps:08d}")):
-        words = f"--out {place} --steps {steps} {OPTIONS} {options}".split()
-        run(["bertrain.pretrain", *words], place.parent / "inductor", 1)
-
-
 def measured(model: Path, old: Path, new: Path, out: Path, seeds: int) -> dict[str, Any]:
     """Bits a byte on both texts, and the accuracy on the test part of the task: median, least and most of the seeds."""
     found: dict[str, Any] = {}
     for name, data in (("old", old), ("new", new)):
-        words = ["bertrain", "evaluate", "--checkpoint", str(model), "--data", str(data), "--length", "64", "--json"]
-        found[name] = json.loads(run(words, out, 1).splitlines()[-1])["bits_per_byte"]
-    files = [word for part in MOST for word in (f"--{part}", str(out / f"{part}.tsv"))]
-    words = f"--checkpoint {model} --out {out / f'task-{model.name}'} --length 64 --lr 5e-4 --epochs 4 --json".split()
-    done = run(["bertrain", "finetune", *words, *files, "--seeds", str(seeds)], out, 1)
-    return found | {"task": json.loads(done.splitlines()[-1])["test_accuracy"]}
+        found[name] = evaluated(model, data, 64)["bits_per_byte"]
+    files = " ".join(f"--{part} {out / f'{part}.tsv'}" for part in MOST)
+    options = f"--out {out / f'task-{model.name}'} --length 64 --lr 5e-4 --epochs 4 --seeds {seeds}"
+    return found | {"task": answer(f"finetune --checkpoint {model} {files} {options}", out)["test_accuracy"]}
 
 
 @click.command(help=__doc__)
@@ -96,13 +81,13 @@ def main(corpus: Path, out: Path, steps: int, further: int, seeds: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "new.txt").exists():
         write_texts(out)
-    old = shards_of(corpus, out / "old-shards", "--vocab-size", "4096")
-    new = shards_of(out / "new.txt", out / "new-shards", "--tokenizer", str(old))
-    train(out / "before", f"--recipe tiny --global-batch-size 32 --data {old}", steps)
+    old = shards_of(corpus, out / "old-shards", "--validation", "0.05", "--vocab-size", "4096")
+    new = shards_of(out / "new.txt", out / "new-shards", "--validation", "0.05", "--tokenizer", str(old))
+    train(out / "before", steps, f"{OPTIONS} --recipe tiny --global-batch-size 32 --data {old}")
     names = {"before": "before"}
     for number, (name, options) in enumerate(ROWS.items()):
         given = options.replace("NEW", str(new)).replace("OLD", str(old))
-        train(out / f"after-{number}", f"{FURTHER} --init {out / 'before'} {given}", further)
+        train(out / f"after-{number}", further, f"{OPTIONS} {FURTHER} --init {out / 'before'} {given}")
         names[f"after-{number}"] = name
     results = {}
     print("| | old text, bits a byte | new text | task, test: median (least to most) |\n|---|---|---|---|")

@@ -4,8 +4,7 @@
 
 The file is in the page cache, kernels are compiled, and each run is a process with two workers. Other libraries
 (other_build.py, environments.py) get the documents in two files, datatrove as JSON lines. The number and the sum of the
-ids are compared first. Slopes are megabytes per second from a quarter of the documents to all of them. bertdata also
-builds JSON lines, Parquet and zstd, and its parts (reading, tokenizing, writing) are timed on one thread.
+ids are compared first. Slopes are megabytes a second from a quarter of the documents to all of them.
 """
 
 from __future__ import annotations
@@ -18,22 +17,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import click
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from common import report
 from environments import LeftOut, command_of, in_turns, last_line, python_of, seconds_of
+from other_build import documents
 
 import bertdata
-from bertdata.sources.formats import TextFormat
-from bertdata.sources.inputs import local
-from bertdata.sources.plan import find_blocks, split
-from bertdata.support import ArrayWriter, Stage
-from bertdata.tokenize.load import load as load_tokenizer
 
 OTHERS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
 LIMIT_S = 240.0  # of one run of another library
@@ -56,7 +48,7 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
 
     with tempfile.TemporaryDirectory() as directory:
         build(corpus, "--validation", "0", out=f"{directory}/shards")
-        texts = texts_of(corpus)
+        texts = documents(str(corpus))
         quarter = Path(directory) / "quarter.txt"
         quarter.write_text("\n\n".join(texts[: len(texts) // 4]), encoding="utf-8")
         further = size - quarter.stat().st_size / 1e6
@@ -64,9 +56,6 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
             "ours, one": lambda: build(corpus),
             "ours, a quarter": lambda: build(quarter),
             "least": lambda: least(corpus, Path(directory)),
-        }
-        turns |= {
-            f"ours, {path.suffix}": partial(build, path) for path in in_other_kinds(corpus, texts, Path(directory))
         }
         left_out: dict[str, str] = {}
         for name in OTHERS if environments else ():
@@ -85,7 +74,7 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
         "MB/s by slope": slopes(medians, further),
         "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in OTHERS if name in medians},
     }  # fmt: skip
-    report("file to shards", "whole command, two workers", result | {"parts, MB/s": parts(corpus, tokenizer)})
+    report("file to shards", "whole command, two workers", result)
 
 
 def slopes(medians: dict[str, float], further: float) -> dict[str, float]:
@@ -142,41 +131,6 @@ def least(corpus: Path, directory: Path) -> float:
         file.write(memoryview(text)[:size])
         os.fsync(file.fileno())
     return time.perf_counter() - start
-
-
-def texts_of(corpus: Path) -> list[str]:
-    texts = list[str]()
-    for some in (block.decode() for block in find_blocks(split([local(corpus)], TextFormat()))):
-        texts += [bytes(some.text[a : b - 1]).decode() for a, b in pairwise(some.offsets.tolist())]
-    return texts
-
-
-def in_other_kinds(corpus: Path, texts: list[str], directory: Path) -> list[Path]:
-    """Files with the documents of the corpus."""
-    paths = [directory / f"one{ending}" for ending in (".jsonl", ".parquet", ".zst")]
-    paths[0].write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
-    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), paths[1], compression="zstd")
-    paths[2].write_bytes(pa.compress(corpus.read_bytes(), "zstd", asbytes=True))
-    return paths
-
-
-def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
-    """Megabytes of text a second of each part alone, on one thread."""
-    encoder, size = load_tokenizer(tokenizer), corpus.stat().st_size / 1e6
-    encoder.prepare()
-    start = time.perf_counter()
-    blocks = [block.decode() for block in find_blocks(split([local(corpus)], TextFormat()))]
-    read = time.perf_counter()
-    encoded = [encoder.encode(block.text, block.offsets, sentences=False) for block in blocks]
-    tokenized = time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory, Stage(Path(directory)) as stage:
-        writer = ArrayWriter(stage, "tokens.npy", np.dtype(encoded[0].ids.dtype).str)
-        for found in encoded:
-            writer.append(found.ids)
-        writer.finish()
-        written = time.perf_counter()
-    laps = {"reading": read - start, "tokenizing": tokenized - read, "writing, fsync, digests": written - tokenized}
-    return {name: round(size / lap, 1) for name, lap in laps.items()}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How much of a build is work that only one thread can do at a time?
 
-    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 4096] [--workers 2] [--kind parquet]
+    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 4096] [--workers 2]
 
 Two shares of the CPU time of a build set how many cores it can use: that of the first thread, and the time in which a
 thread holds Python's interpreter lock. With a share of 3 %, about 30 cores are the end.
@@ -14,8 +14,6 @@ held most, by their share of the time under it.
 
 from __future__ import annotations
 
-import gzip
-import json
 import signal
 import subprocess
 import sys
@@ -26,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
-import pyarrow.parquet as pq
 from common import report
 from environments import python_of
 
@@ -40,41 +36,24 @@ FILE_BYTES, UNIT_BYTES = 256_000_000, 128_000_000
 @click.argument("tokenizer")
 @click.option("--megabytes", default=4096, help="Text to build, in MB.")
 @click.option("--workers", default=2, help="Threads of the build.")
-@click.option("--kind", type=click.Choice(["text", "gz", "jsonl", "parquet"]), default="text", help="Of the files.")
 @click.option("--environments", type=Path, default=Path(".bench"), help="Where the sampler is installed.")
-def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, kind: str, environments: Path) -> None:
+def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, environments: Path) -> None:
     sampler = str(Path(python_of("py-spy", environments)).with_name("py-spy"))
     with tempfile.TemporaryDirectory() as scratch:
         text = (corpus.read_bytes().rstrip(b"\n") + b"\n\n") * (FILE_BYTES // corpus.stat().st_size + 1)
         (Path(scratch) / "text").mkdir()
         for number in range(max(1, megabytes * 1_000_000 // FILE_BYTES)):
-            write(Path(scratch) / "text" / f"{number:03d}", text[:FILE_BYTES], kind)
+            (Path(scratch) / "text" / f"{number:03d}.txt").write_bytes(text[:FILE_BYTES])
         result = watched(sampler, tokenizer, Path(scratch), workers)
     print(", ".join(f"{name}: {value}" for name, value in result.items()))
-    report("threads of a build", f"{kind}, {workers} workers, steady part", result)
-
-
-def write(path: Path, text: bytes, kind: str) -> None:
-    if kind == "text":
-        path.with_suffix(".txt").write_bytes(text)
-        return
-    if kind == "gz":
-        path.with_suffix(".txt.gz").write_bytes(gzip.compress(text, 1))
-        return
-    documents = text.decode(errors="replace").split("\n\n")
-    if kind == "jsonl":
-        path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
-    else:  # row groups of about a unit
-        table = pa.table({"text": documents})
-        pq.write_table(table, path.with_suffix(".parquet"), row_group_size=len(table) // 2 + 1)
+    report("threads of a build", f"{workers} workers, steady part", result)
 
 
 def watched(sampler: str, tokenizer: str, scratch: Path, workers: int) -> dict[str, Any]:
     """Shares of the CPU time of a build."""
     out, samples = scratch / "shards", scratch / "samples"
     command = ["build", str(scratch / "text"), "--out", str(out), "--tokenizer", tokenizer, "--workers", str(workers)]
-    inputs = list((scratch / "text").iterdir())
-    num_units = len(inputs) if inputs[0].suffix == ".gz" else 2 * len(inputs)
+    num_units = 2 * len(list((scratch / "text").iterdir()))
     build = subprocess.Popen([sys.executable, "-m", "bertdata", *command, "--shard-size", str(UNIT_BYTES)])
 
     def wait_for(units: int) -> None:

@@ -127,17 +127,8 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
 
     trainer.choose_attention = watched
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
-    pretrain(
-        Config.make(
-            data=data,
-            out=out,
-            model=f"{out}/../config.json",
-            warmup_steps=2,
-            eval_every=0,
-            precision=precision,
-            **options,
-        )
-    )
+    options |= {"model": f"{out}/../config.json", "warmup_steps": 2, "eval_every": 0, "precision": precision}
+    pretrain(Config.make(data=data, out=out, **options))
     if os.environ["RANK"] == "0":
         entries = [json.loads(line) for line in Path(out, "log.jsonl").read_text().splitlines()]
         entries = [entry for entry in entries if "lr" in entry]

@@ -94,7 +94,6 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
     with tempfile.TemporaryDirectory() as name:
         folder, turn = Path(name), iter(range(10**6))
         os.environ["BERTDATA_CACHE"] = str(folder / "cache")
-        (folder / "small.txt").write_text("The river went by the house.\n" * 30)
         build = ["-m", "bertdata", "build", corpus, "--tokenizer", tokenizer, "--sentences", "line", "--out"]
         shards = str(folder / "shards")
         subprocess.run([sys.executable, *build, shards], check=True, env=os.environ | {"PYTHONPATH": str(before)})
@@ -122,9 +121,6 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
             out = new()
             return ["-m", "bertdata", "build", str(path), "--tokenizer", tokenizer, "--workers", "1", "--out", out]
 
-        def small() -> list[str]:
-            return ["-m", "bertdata", "build", str(folder / "small.txt"), "--tokenizer", tokenizer, "--out", new()]
-
         kinds = (("windows", "exact"), ("windows", "whole_word"), ("packed", "exact"), ("pairs", "exact"))
         measurements = {
             "build of the corpus": lambda at: seconds(at, TIMED, *build, new()),
@@ -144,7 +140,6 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
             "step of bert-tiny, two ranks":
                 lambda at: seconds(at, RANKS, new(), STEP, shards, new(), "bert-tiny"),
             "start: bertdata --help": lambda at: seconds(at, TIMED, "-m", "bertdata", "--help"),
-            "start: build of 1 KB": lambda at: seconds(at, TIMED, *small()),
             "start: bertrain.pretrain --help": lambda at: seconds(at, TIMED, "-m", "bertrain.pretrain", "--help"),
         }  # fmt: skip
         result = {}

@@ -1,4 +1,4 @@
-"""What every benchmark shares: medians over rounds in which all take turns, and the last line as JSON."""
+"""What the benchmarks share."""
 
 from __future__ import annotations
 
@@ -6,40 +6,11 @@ import json
 import os
 import platform
 import re
-import statistics
-import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 # For every program that is compared: glibc keeps freed memory, as bertrain tells it by itself.
 MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"}
-
-
-def rounds(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[str, dict[str, float]]:
-    """Runs every contender once unmeasured, then `repeats` times in turn, so that noise of the machine hits all alike.
-
-    A contender does a piece of work and returns its size (tokens, bytes). Result: size a second, by contender: median,
-    least, most.
-    """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        run()
-    for _ in range(repeats):
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            size = run()
-            found[name].append(size / (time.perf_counter() - start))
-    return {
-        name: {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
-        for name, rates in found.items()
-    }
-
-
-def losses_of(runs: list[dict[str, Any]]) -> str:
-    """Two cells of a Markdown table, "loss, median | of each seed", for runs of one row."""
-    losses = [one["validation_loss"] for one in sorted(runs, key=lambda one: one["seed"])]
-    return f"{statistics.median(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)}"
 
 
 def machine() -> dict[str, Any]:

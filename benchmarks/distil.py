@@ -1,41 +1,26 @@
 """Does a student learn better from a teacher's cache than alone, at equal steps and at equal seconds?
 
-    python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher-steps 4000
     python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher run/
 
-A teacher is trained, unless there is one. For each seed its answers are cached for the very samples of that seed's
-student, and students of one architecture are trained: alone, and distilled, for as many steps; alone for as long as
-cache and distilled student took together; and, if the teacher was trained here, alone for as long as these and its
-training. Losses are those of the validation split, on masks fixed by a seed. Ends with a table in Markdown and a JSON
+For each seed the teacher's answers are cached for the samples of that seed's student, and students of one architecture
+are trained: alone, and distilled, for as many steps; and alone for as long as cache and distilled student took
+together. Losses are those of the validation split, on masks fixed by a seed. Ends with a table in Markdown and a JSON
 line; OUT/curves.png has the curves.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 from common import report
+from study import run
 
 from bertrain.lab.distillation import answers
-
-
-def run(module: str, *arguments: Any) -> float:
-    """Return the seconds that a module of ours takes."""
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - started
-
-
-def train(out: Path, *arguments: Any) -> dict[str, float]:
-    seconds = run("bertrain.pretrain", "--out", out, *arguments)
-    return summary(out) | {"seconds": round(seconds, 1)}
 
 
 def summary(out: Path) -> dict[str, float]:
@@ -56,69 +41,50 @@ def summary(out: Path) -> dict[str, float]:
 @click.argument("data")
 @click.option("--out", default="distil", help="Directory for runs, caches and curves; new.")
 @click.option("--steps", default=1000, help="Of a student.")
-@click.option("--teacher-steps", default=0, help="Of a teacher. 0: twice the student's.")
-@click.option("--teacher", default="bert-mini", help="A model to train, or a run of one that was.")
+@click.option("--teacher", required=True, help="The run of a trained model.")
 @click.option("--student", default="bert-tiny")
 @click.option("--length", default=64)
 @click.option("--rows", default=64, help="Of a step.")
 @click.option("--lr", default=2e-3)
-@click.option("--top-k", default=64)
-@click.option("--alpha", default=0.5)
-@click.option("--temperature", default=1.0)
 @click.option("--seeds", default=3)
 def main(
-    data: str, out: str, steps: int, teacher_steps: int, teacher: str, student: str, length: int, rows: int, lr: float,
-    top_k: int, alpha: float, temperature: float, seeds: int,
-) -> None:  # fmt: skip
+    data: str, out: str, steps: int, teacher: str, student: str, length: int, rows: int, lr: float, seeds: int
+) -> None:
     place, found = Path(out), dict[str, list[dict[str, float]]]()
-    shared = {
-        "--optimizer": "adamw",
-        "--length": length,
-        "--global-batch-size": rows,
-        "--lr": lr,
-        "--save-every": 10**6,
-    }
 
-    def pretrain(name: str, model: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
-        options = shared | {"--model": model, "--seed": seed, "--steps": number, "--eval-every": max(1, number // 5)}
-        given = (item for pair in options.items() for item in pair)
-        return train(place / f"{name}-{seed}", "--data", data, *given, *taught)
+    def seconds_of(command: str) -> float:
+        started = time.perf_counter()
+        run(command.split(), place / "inductor", len(os.sched_getaffinity(0)))
+        return time.perf_counter() - started
 
-    trained = Path(teacher).is_dir()
-    asked = Path(teacher) if trained else place / "teacher-0"
-    big = summary(Path(teacher)) if trained else pretrain("teacher", teacher, 0, teacher_steps or 2 * steps)
-    found["teacher"] = [big]
-    print("teacher", big, flush=True)
+    def pretrain(name: str, seed: int, number: int, taught: str = "") -> dict[str, float]:
+        shared = f"--data {data} --model {student} --optimizer adamw --length {length} --global-batch-size {rows}"
+        options = f"--lr {lr} --save-every 1000000 --eval-every {max(1, number // 5)} --seed {seed} --steps {number}"
+        seconds = seconds_of(f"bertrain.pretrain --out {place / f'{name}-{seed}'} {shared} {options} {taught}")
+        return summary(place / f"{name}-{seed}") | {"seconds": round(seconds, 1)}
+
+    found["teacher"] = [summary(Path(teacher))]
     for seed in range(seeds):
         logits, results = place / f"logits-{seed}", dict[str, dict[str, float]]()
-        seconds = run(
-            "bertrain.lab.distillation.teacher", "--model", asked, "--data", data, "--out", logits, "--length", length,
-            "--seed", seed, "--top-k", top_k, "--max-samples", steps * rows, "--yes",
-        )  # fmt: skip
+        shared = f"--data {data} --out {logits} --length {length} --seed {seed} --max-samples {steps * rows}"
+        seconds = seconds_of(f"bertrain teacher --model {teacher} {shared} --top-k 64 --yes")
         header = answers.read_header(logits)
         tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
         results["cache"] = {"seconds": seconds, "bytes_per_corpus_token": answers.num_bytes(header) / tokens}
-        results["alone"] = pretrain("alone", student, seed, steps)
-        taught = ["--teacher-cache", logits, "--alpha", alpha, "--temperature", temperature]
-        results["distilled"] = pretrain("distilled", student, seed, steps, *taught)
+        results["alone"] = pretrain("alone", seed, steps)
+        results["distilled"] = pretrain("distilled", seed, steps, f"--teacher-cache {logits} --alpha 0.5")
         rate = results["alone"]["steps_seconds"] / steps
         more_seconds = results["distilled"]["seconds"] + seconds - results["alone"]["seconds"]
         number = steps + round(more_seconds / rate)
-        results["alone, seconds of cache and student"] = pretrain("longer", student, seed, number)
-        if not trained:
-            number += round(big["seconds"] / rate)
-            results["alone, seconds of teacher, cache and student"] = pretrain("longest", student, seed, number)
+        results["alone, seconds of cache and student"] = pretrain("longer", seed, number)
         for name, result in results.items():
             found.setdefault(name, []).append(result)
             print(seed, name, result, flush=True)
-    names = ("alone", "distilled", "longer") if trained else ("alone", "distilled", "longer", "longest")
-    runs = [place / f"{name}-{seed}" for name in names for seed in range(seeds)]
-    run("bertrain.commands.plot", *runs, "--out", place / "curves.png")
+    runs = [place / f"{name}-{seed}" for name in ("alone", "distilled", "longer") for seed in range(seeds)]
+    seconds_of(f"bertrain plot {' '.join(map(str, runs))} --out {place / 'curves.png'}")
     print(table(found))
-    regime = (
-        f"{seeds} seeds, {Path(teacher).name} teaches {student}, {steps} steps of {rows} rows of {length}, k = {top_k}"
-    )
-    report("does a teacher's cache help a student", f"{regime}, alpha {alpha}, T {temperature}", found)
+    regime = f"{seeds} seeds, {Path(teacher).name} teaches {student}, {steps} steps of {rows} rows of {length}, k = 64"
+    report("does a teacher's cache help a student", f"{regime}, alpha 0.5, T 1", found)
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:

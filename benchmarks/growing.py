@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import losses_of, machine
-from recipes import result_of, run, with_phases
+from common import machine
+from study import Results, known, losses_of, prepare, result_of, run, with_phases
 from transformers import PreTrainedConfig
 
 import bertdata
@@ -52,18 +52,6 @@ ROWS = {  # name: share of the steps, phases, options
     "3, then 6, trunk frozen 0.4-0.7: stack": (1.0, FROZEN, ""),
     "3, then 6, trunk frozen 0.4-0.7: fresh": (1.0, FROZEN, "--grow-by fresh"),
 }
-
-
-def prepare(corpus: str, out: Path) -> tuple[Path, Path]:
-    """Builds the shards and writes the configuration, unless they are there."""
-    shards, config = out / "shards", out / "model.json"
-    if not (shards / "manifest.json").exists():
-        run(["bertdata", "build", corpus, "--out", str(shards), "--vocab-size", "1024"], out, 1)
-    special = bertdata.open(shards).special_tokens
-    ids = {"pad_token_id": special.pad, "cls_token_id": special.cls, "sep_token_id": special.sep}
-    config.write_text(json.dumps(MODEL | ids | {"vocab_size": special.vocab_size, "bos_token_id": None,
-                                                "eos_token_id": None}))  # fmt: skip
-    return shards, config
 
 
 def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
@@ -124,28 +112,20 @@ def table(results: list[dict[str, Any]]) -> str:
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--steps", default=600, show_default=True, help="Steps of the longest runs.")
 def main(corpus: str, out: Path, names: tuple[str, ...], seeds: int, steps: int) -> None:
-    if unknown := [name for name in names if name not in ROWS]:
-        raise click.UsageError(f"--row {unknown[0]} is unknown; give one of {'; '.join(ROWS)}")
-    out.mkdir(parents=True, exist_ok=True)
-    (shards, config), file = prepare(corpus, out), out / "results.jsonl"
-    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["row"], one["seed"], one["of_steps"]) for one in results}
-    for seed in range(seeds):
-        for number, (name, (share, phases, options)) in enumerate(ROWS.items()):
-            if (name, seed, steps) in done or (names and name not in names):
-                continue
-            place = out / f"{number}-{steps}-{seed}"
-            given = ["--data", str(shards), "--model", str(config), "--out", str(place)]
-            words = f"{EVERY_RUN} {options} --seed {seed} --steps {round(share * steps)}"
-            more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
-            run(["bertrain.pretrain", *given, *more], out / "inductor", 1)
-            facts = {"row": name, "options": f"{options} {phases}".strip(), "seed": seed, "of_steps": steps}
-            result = facts | result_of(place) | growth_of(place, config, shards)
-            results.append(result)
-            with file.open("a") as stream:
-                stream.write(json.dumps(result) + "\n")
-            print(f"{name}, seed {seed}: {result['validation_loss']:.4f} after {result['trained_s']:.0f} s", flush=True)
-    print(table([one for one in results if one["of_steps"] == steps]))
+    rows, results = known(names, ROWS), Results(out)
+    shards, config = prepare(corpus, out, MODEL)
+    for name, facts in results.missing(rows, range(seeds), of_steps=steps):
+        share, phases, options = ROWS[name]
+        place = out / f"{list(ROWS).index(name)}-{steps}-{facts['seed']}"
+        given = ["--data", str(shards), "--model", str(config), "--out", str(place)]
+        words = f"{EVERY_RUN} {options} --seed {facts['seed']} --steps {round(share * steps)}"
+        more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
+        run(["bertrain.pretrain", *given, *more], out / "inductor", 1)
+        result = {"options": f"{options} {phases}".strip()} | result_of(place) | growth_of(place, config, shards)
+        results.add(facts | result)
+        loss, seconds = result["validation_loss"], result["trained_s"]
+        print(f"{name}, seed {facts['seed']}: {loss:.4f} after {seconds:.0f} s", flush=True)
+    print(table(results.of(of_steps=steps)))
     regime = f"ModernBERT of {LAYERS} layers and width 64, {steps} steps of {ROWS_OF_A_STEP} rows of {LENGTH}, fp32"
     print(json.dumps({"question": "growing", "regime": regime, "machine": machine()}))
 

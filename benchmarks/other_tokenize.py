@@ -117,8 +117,8 @@ class Other:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def encode(self, first: int, stop: int, *, cold: bool, ids: Path | None = None) -> tuple[float, float]:
-        """Seconds, and seconds of CPU time, of encoding documents `first` to `stop`; `ids` is a .npz file to write.
+    def encode(self, first: int, stop: int, *, cold: bool, ids: Path | None = None) -> float:
+        """Seconds of encoding documents `first` to `stop`; `ids` is a .npz file to write.
 
         Cold: by a tokenizer that was just read from its file. Raises LeftOut if it cannot be done.
         """
@@ -137,7 +137,7 @@ class Other:
         answer = json.loads(line)
         if "error" in answer:
             raise LeftOut(short(answer["error"]))
-        return answer["seconds"], answer["cpu"]
+        return answer["seconds"]
 
     def close(self) -> None:
         self.process.kill()
@@ -167,9 +167,9 @@ def work(name: str, tokenizer: str, path: str) -> None:
                 other = None  # before the next is made
                 other = make(tokenizer)
             part = documents[request["first"] : request["stop"]]
-            start, cpu = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             found = other.encode(part)
-            answer: dict[str, Any] = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+            answer: dict[str, Any] = {"seconds": time.perf_counter() - start}
             if request["ids"]:
                 ids = [np.asarray(one, dtype=np.uint32) for one in other.ids(found)]
                 np.savez(request["ids"], ids=np.concatenate(ids), lengths=[one.size for one in ids])

@@ -22,17 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import losses_of, machine
-from recipes import result_of, run
-
-import bertdata
+from common import machine
+from study import Results, evaluated, known, losses_of, prepare, result_of, run
 
 SHORT, LONG, TOKENS_OF_A_STEP = 32, 256, 2048
 LAYERS, WIDTH = 7, 64
 MODEL = {"model_type": "modernbert", "num_hidden_layers": LAYERS, "hidden_size": WIDTH, "num_attention_heads": 2,
          "intermediate_size": WIDTH * 3 // 2, "max_position_embeddings": LONG, "local_attention": SHORT // 8,
-         "layer_types": ["full_attention" if layer % 3 == 0 else "sliding_attention" for layer in range(LAYERS)],
-         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+         "layer_types": [("sliding" if layer % 3 else "full") + "_attention" for layer in range(LAYERS)]}  # fmt: skip
 EVERY_RUN = """\
 isolate_documents = true
 masking = "bernoulli"
@@ -85,18 +82,7 @@ lr_end = 0.02
 }
 
 
-def prepare(corpus: str, out: Path) -> tuple[Path, Path]:
-    """Builds the shards and writes the configuration, unless they are there."""
-    shards, config = out / "shards", out / "model.json"
-    if not (shards / "manifest.json").exists():
-        run(["bertdata", "build", corpus, "--out", str(shards), "--vocab-size", "1024"], out, 1)
-    special = bertdata.open(shards).special_tokens
-    ids = {"pad_token_id": special.pad, "cls_token_id": special.cls, "sep_token_id": special.sep}
-    config.write_text(json.dumps(MODEL | ids | {"vocab_size": special.vocab_size}))
-    return shards, config
-
-
-def train(given: list[str], options: str, place: Path, seed: int, steps: int) -> dict[str, Any]:
+def trained(given: list[str], options: str, place: Path, seed: int, steps: int) -> dict[str, Any]:
     """Trains a model, and returns what the log says at its end, and the CPU time."""
     file = place.with_suffix(".toml")
     file.write_text(options)
@@ -106,24 +92,6 @@ def train(given: list[str], options: str, place: Path, seed: int, steps: int) ->
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return result_of(place) | {"cpu_s": round(cpu_s, 1)}
-
-
-def judge(place: Path, shards: Path) -> dict[str, Any]:
-    """The loss of a model in rows of each length: what bertrain evaluate prints."""
-    judged = {}
-    for length in (SHORT, LONG):
-        command = [
-            "bertrain.commands.evaluate",
-            "--checkpoint",
-            str(place),
-            "--data",
-            str(shards),
-            "--length",
-            str(length),
-        ]
-        said = json.loads(run([*command, "--json"], place.parent, 1).splitlines()[-1])
-        judged[str(length)] = {name: said[name] for name in ("loss", "accuracy", "targets", "samples")}
-    return judged
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -148,26 +116,17 @@ def table(results: list[dict[str, Any]]) -> str:
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
 @click.option("--steps", default=1200, show_default=True, help=f"Steps of a run, of {TOKENS_OF_A_STEP:,} tokens each.")
 def main(corpus: str, out: Path, names: tuple[str, ...], seeds: tuple[int, ...], steps: int) -> None:
-    if unknown := [name for name in names if name not in ROWS]:
-        raise click.UsageError(f"--row {unknown[0]} is unknown; give one of {'; '.join(ROWS)}")
-    out.mkdir(parents=True, exist_ok=True)
-    (shards, config), file = prepare(corpus, out), out / "results.jsonl"
+    rows, results = known(names, ROWS), Results(out)
+    shards, config = prepare(corpus, out, MODEL)
     given = ["--data", str(shards), "--model", str(config)]
-    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["row"], one["seed"], one["of_steps"]) for one in results}
-    for seed in seeds:
-        for name, options in ROWS.items():
-            if (name, seed, steps) in done or (names and name not in names):
-                continue
-            place = out / f"{name.replace(' ', '-')}-{steps}-{seed}"
-            facts = {"row": name, "options": options, "seed": seed, "of_steps": steps}
-            result = facts | train(given, options, place, seed, steps) | {"judged": judge(place, shards)}
-            results.append(result)
-            with file.open("a") as stream:
-                stream.write(json.dumps(result) + "\n")
-            losses = ", ".join(f"{each['loss']:.4f} in rows of {length}" for length, each in result["judged"].items())
-            print(f"{name}, seed {seed}: {losses}, after {result['cpu_s']:.0f} s of CPU time", flush=True)
-    print(table([one for one in results if one["of_steps"] == steps]))
+    for name, facts in results.missing(rows, seeds, of_steps=steps):
+        place = out / f"{name.replace(' ', '-')}-{steps}-{facts['seed']}"
+        result = trained(given, ROWS[name], place, facts["seed"], steps)
+        result["judged"] = {str(length): evaluated(place, shards, length) for length in (SHORT, LONG)}
+        results.add(facts | {"options": ROWS[name]} | result)
+        losses = ", ".join(f"{each['loss']:.4f} in rows of {length}" for length, each in result["judged"].items())
+        print(f"{name}, seed {facts['seed']}: {losses}, after {result['cpu_s']:.0f} s of CPU time", flush=True)
+    print(table(results.of(of_steps=steps)))
     regime = f"ModernBERT of {LAYERS} layers and width {WIDTH}, {steps} steps of {TOKENS_OF_A_STEP} tokens, bf16"
     print(json.dumps({"question": "phases", "regime": regime, "machine": machine()}))
 

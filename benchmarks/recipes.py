@@ -20,16 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
-from common import losses_of, machine, small_modernbert, steps_in
+from common import machine, small_modernbert, steps_in
+from study import Results, known, losses_of, result_of, run, shards_of, with_phases
 
 
 def changed(base: str, changes: dict[str, str]) -> dict[str, str]:
@@ -55,7 +52,6 @@ ROWS = {
             "AdamW, 8e-3": "--lr 8e-3",
             "AdamW, 32 rows": "--global-batch-size 32",
             "AdamW, 15 % masked": "--mlm-probability 0.15",
-            "AdamW, weight decay 0.1": "--weight-decay 0.1",
         },
     )
     | changed(
@@ -71,11 +67,7 @@ ROWS = {
             "Muon, 40 % masked": "--mlm-probability 0.4",
             "Muon, 30 % masked, then 15 %": "",
             "Muon, rows of 32, then 64": "",
-            "Muon, warm-up 0.02": "--warmup 0.02",
-            "Muon, warm-up 0.15": "--warmup 0.15",
-            "Muon, momentum 0.9": "--muon-momentum 0.9",
             "Muon, weight decay 0.1": "--weight-decay 0.1",
-            "Muon, weight decay 0.3": "--weight-decay 0.3",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
         },
     ),
@@ -85,7 +77,6 @@ ROWS = {
             "AdamW": "",
             "AdamW, 1e-3": "--lr 1e-3",
             "AdamW, 4e-3": "--lr 4e-3",
-            "AdamW, 64 rows": "--global-batch-size 64",
         },
     )
     | changed(
@@ -94,8 +85,6 @@ ROWS = {
         {
             "Muon": "",
             "Muon, 2e-3 x 4": "--lr 2e-3 --muon-rate 4",
-            "Muon, 16 rows, then 32": "",
-            "Muon, 64 rows": "--global-batch-size 64",
             "Muon, 15 % masked": "--mlm-probability 0.15",
             "Muon, 30 % masked, then 15 %": "",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
@@ -113,40 +102,16 @@ ROWS = {
     },
 }
 PHASES = {  # of rows that have some, in TOML
-    "Muon, 16 rows, then 32": "phase = [{share = 0.3, global_batch_size = 16}, {global_batch_size = 32}]",
     "Muon, 32 rows, then 64": "phase = [{share = 0.3, global_batch_size = 32}, {global_batch_size = 64}]",
     "Muon, 30 % masked, then 15 %": "phase = [{share = 0.5, mlm_probability = 0.3}, {mlm_probability = 0.15}]",
     "Muon, rows of 32, then 64": "phase = [{share = 0.3, length = 32}, {length = 64}]",
 }
 
 
-def with_phases(options: str, phases: str, file: Path) -> list[str]:
-    """The words of a command line, and --config FILE, which is written. phases: in TOML.
-
-    An option may not stand on the command line if a phase sets it, so it is left out.
-    """
-    file.write_text(f"{phases}\n")
-    in_phases = {f"--{name.replace('_', '-')}" for phase in tomllib.loads(phases)["phase"] for name in phase}
-    words = options.split()
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return [*(word for pair in pairs if pair[0] not in in_phases for word in pair), "--config", str(file)]
-
-
-def run(command: list[str], cache: Path, threads: int) -> str:
-    """Runs a module, and returns what it prints."""
-    more = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    done = subprocess.run([sys.executable, "-m", *command], env=os.environ | more, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
 def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[str]:
     """Builds the shards and writes the configuration, unless they are there. Returns options for pretrain."""
-    shards, config = out / f"{size}-shards", out / f"{size}.json"
-    if not (shards / "manifest.json").exists():
-        vocabulary = ["--tokenizer", tokenizer] if tokenizer else ["--vocab-size", "1024"]
-        run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out, 2)
+    vocabulary = ["--tokenizer", tokenizer] if tokenizer else ["--vocab-size", "1024"]
+    shards, config = shards_of(corpus, out / f"{size}-shards", *vocabulary), out / f"{size}.json"
     if size == "tiny":
         return ["--data", str(shards), "--model", "modernbert-tiny"]
     config.write_text(json.dumps((small_modernbert if size == "small" else small_bert)(str(shards))))
@@ -162,24 +127,11 @@ def small_bert(tokenizer: str) -> dict[str, Any]:
     }
 
 
-def result_of(place: Path) -> dict[str, Any]:
-    """What the log of a run says at its end."""
-    entries = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-    steps = [entry for entry in entries if "lr" in entry]
-    last, judged = steps[-1], next((entry for entry in reversed(entries) if "validation_loss" in entry), None)
-    if judged is None:
-        sys.exit(f"{place} was not evaluated, as the corpus is too small for a validation split; give a larger one")
-    kept = {name: judged[name] for name in ("validation_loss", "validation_accuracy")}
-    times = {name: last[name] for name in ("trained_s", "compiled_s")}
-    return kept | times | {"steps": last["step"], "tokens": last["tokens"]}
-
-
-def table(results: list[dict[str, Any]], size: str) -> str:
+def table(results: list[dict[str, Any]]) -> str:
     """Markdown, a line for each row, the best first."""
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in results:
-        if result["size"] == size:
-            rows.setdefault((result["row"], result["options"]), []).append(result)
+        rows.setdefault((result["row"], result["options"]), []).append(result)
     lines = ["| recipe | options | loss, median | of each seed | steps | tokens | seconds |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for (row, options), found in sorted(
@@ -212,48 +164,30 @@ def main(
         raise click.UsageError(f"--size {size} needs a --tokenizer")
     if options and len(names) != 1:
         raise click.UsageError("--options needs one --row, a name for them")
-    if unknown := [name for name in names if name not in ROWS[size] and not options]:
-        raise click.UsageError(f"--row {unknown[0]} is unknown; give one of {', '.join(ROWS[size])}")
-    out.mkdir(parents=True, exist_ok=True)
-    rows = {names[0]: options} if options else {name: ROWS[size][name] for name in names or ROWS[size]}
-    file, given = out / "results.jsonl", prepare(corpus, tokenizer, size, out)
+    rows = {names[0]: options} if options else {name: ROWS[size][name] for name in known(names, ROWS[size])}
+    results, given = Results(out), prepare(corpus, tokenizer, size, out)
     seconds = seconds or TIMES[size]
     length = f"{steps} steps" if steps else f"{seconds:g}s"
-    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(one["size"], one["options"], one["length"], one["seed"]): one["steps"] for one in results}
-    for seed in range(seeds):
-        for name, flags in rows.items():
-            phases = "" if options else PHASES.get(name, "")
-            shown = f"{flags} {phases}".strip()
-            if (size, shown, length, seed) in done:
-                continue
-            tag = hashlib.sha256(f"{shown} {length}".encode()).hexdigest()[:8]
-            place = out / f"{size}-{name}-{tag}-{seed}".translate(str.maketrans(" ,%", "---"))
-            words = f"{EVERY_RUN} {flags}"
-            more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
-            command, cache = [*given, "--out", str(place), "--seed", str(seed), *more], out / "inductor"
-            number = steps or done.get((size, shown, length, 0))
-            if not number:
-                said = run(["bertrain", "doctor", *command, "--steps", "1000"], cache, THREADS[size])
-                number = steps_in(seconds, said)
-            run(["bertrain.pretrain", *command, "--steps", str(number)], cache, THREADS[size])
-            result = {"size": size, "row": name, "options": shown, "seed": seed, "length": length} | result_of(place)
-            results.append(result)
-            done[size, shown, length, seed] = number
-            with file.open("a") as stream:
-                stream.write(json.dumps(result) + "\n")
-            print(f"{name}, seed {seed}: {result['validation_loss']:.4f} after {result['steps']:,} steps", flush=True)
-    print(table([one for one in results if one["length"] == length], size))
-    print(
-        json.dumps(
-            {
-                "question": "recipes",
-                "regime": f"{size}, {length} of training",
-                "rows": len(results),
-                "machine": machine(),
-            }
-        )
-    )
+    for name, facts in results.missing(rows, range(seeds), size=size, length=length):
+        phases = "" if options else PHASES.get(name, "")
+        shown = f"{rows[name]} {phases}".strip()
+        tag = hashlib.sha256(f"{shown} {length}".encode()).hexdigest()[:8]
+        place = out / f"{size}-{name}-{tag}-{facts['seed']}".translate(str.maketrans(" ,%", "---"))
+        words = f"{EVERY_RUN} {rows[name]}"
+        more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
+        command, cache = [*given, "--out", str(place), "--seed", str(facts["seed"]), *more], out / "inductor"
+        first = results.of(**facts | {"seed": 0})  # all seeds take the steps of the first one
+        number = steps or (first[0]["steps"] if first else 0)
+        if not number:
+            said = run(["bertrain", "doctor", *command, "--steps", "1000"], cache, THREADS[size])
+            number = steps_in(seconds, said)
+        run(["bertrain.pretrain", *command, "--steps", str(number)], cache, THREADS[size])
+        result = result_of(place)
+        results.add(facts | {"options": shown} | result)
+        print(f"{name}, seed {facts['seed']}: {result['validation_loss']:.4f} after {number:,} steps", flush=True)
+    print(table(results.of(size=size, length=length)))
+    regime = f"{size}, {length} of training"
+    print(json.dumps({"question": "recipes", "regime": regime, "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What is a fixed time worth: corpus → shards → model → bits per byte → SST-2, by us and by a run_mlm script?
+"""What is a fixed time worth: corpus → shards → model → bits a byte, with ours and with a script like run_mlm.py?
 
-    python benchmarks/speedrun.py corpus.txt tokenizer/ [--sst2 sst2/] [--minutes 10] [--environments .bench]
+    python benchmarks/speedrun.py corpus.txt tokenizer/ [--minutes 10] [--environments .bench]
 
 Both get the same text, tokenizer, architecture (`small_modernbert`), implementation of attention, settings of malloc
 and dtype (bf16; fp32 on processors without bf16), and their time begins with the raw text. Both run in one process on
-all cores, unless --ranks says otherwise. Both are compiled; compiling, the start of processes and checkpoints do not
+all cores. Both are compiled; compiling, the start of processes and checkpoints do not
 count for either. Ours: bertdata build, then pretrain with the recipe RECIPE and as many steps as fit into the rest of
 the minutes, as bertrain doctor measures; trained_s of the figures is the time that they took.
 The other: `datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its
@@ -13,9 +13,8 @@ whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of
 its peak rate is 2e-3, as that of run_mlm, 5e-5, suits fine-tuning, with a warm-up and 128 rows a step. "ours, same
 recipe" trains as many steps with that recipe (SAME), so that only the engine differs.
 
-All are then scored alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.lab.finetune over
-three seeds. The script trains on the held-out documents too, as it gets all of the text. With --seeds N all are trained
-N times from the same shards and rows.
+All are then scored alike: masked loss as bits a byte on the same held-out shards. The script trains on the held-out
+documents too, as it gets all of the text. With --seeds N all are trained N times from the same shards and rows.
 
 --eager: neither is compiled, which suits a minute or two, and --rows gives the script smaller batches. With
 --eval-every, our run also says when it had reached the loss that the script ends with, both on the rows that our run is
@@ -73,7 +72,7 @@ import torch
 from datasets import load_from_disk
 from transformers import (AutoTokenizer, DataCollatorForLanguageModeling, ModernBertConfig, ModernBertForMaskedLM,
                           Trainer, TrainingArguments)
-name, data, out, config, rows, lr, ranks, steps, compiled, seed, warmup, precision, attention = sys.argv[1:]
+name, data, out, config, rows, lr, steps, compiled, seed, warmup, precision, attention = sys.argv[1:]
 torch.manual_seed(int(seed))
 tokenizer = AutoTokenizer.from_pretrained(name)
 values = json.loads(config)
@@ -81,7 +80,7 @@ values.pop("model_type")
 model = ModernBertForMaskedLM(ModernBertConfig(**values))
 model.set_attn_implementation(attention)
 arguments = TrainingArguments(
-    output_dir=out, max_steps=int(steps), per_device_train_batch_size=int(rows) // int(ranks), learning_rate=float(lr),
+    output_dir=out, max_steps=int(steps), per_device_train_batch_size=int(rows), learning_rate=float(lr),
     warmup_steps=int(warmup), lr_scheduler_type="linear", weight_decay=0.01, adam_beta2=0.98,
     adam_epsilon=1e-6, bf16=precision == "bf16", use_cpu=not torch.cuda.is_available(), save_strategy="no",
     report_to=[], torch_compile=compiled == "compiled", disable_tqdm=True, seed=int(seed), logging_steps=50,
@@ -98,9 +97,9 @@ if trainer.args.process_index == 0:
 """
 
 
-def run(command: list[str], ranks: int = 1) -> str:
-    """What a command prints. ranks: how many processes share the cores."""
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+def run(command: list[str]) -> str:
+    """What a command prints."""
+    threads = len(os.sched_getaffinity(0))
     environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"} | MALLOC
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
@@ -121,9 +120,7 @@ def options_of(scratch: Path, recipe: str, eager: bool) -> list[str]:
     return [*map(str, options), *recipe.split(), "--precision", PRECISION, "--compile", "off" if eager else "on"]
 
 
-def ours(
-    scratch: Path, name: str, recipe: str, ranks: int, seed: int, eager: bool, eval_every: int
-) -> tuple[str, dict[str, Any]]:
+def ours(scratch: Path, name: str, recipe: str, seed: int, eager: bool, eval_every: int) -> tuple[str, dict[str, Any]]:
     """A run `name`. `curve` of the figures: seconds of training and validation loss at each evaluation.
 
     The log counts the first step as compiling. Where nothing is compiled it is training, as in the script's time.
@@ -131,7 +128,7 @@ def ours(
     out = scratch / f"{name}-{seed}"
     command = ["--out", out, "--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50]
     command += [*options_of(scratch, recipe, eager), "--seed", seed]
-    run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)], ranks)
+    run([sys.executable, "-m", "bertrain.pretrain", *map(str, command)])
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     timed = [entry for entry in entries if "trained_s" in entry]
     for entry in timed if eager else ():
@@ -139,9 +136,8 @@ def ours(
     seconds_at = {entry["step"]: entry["trained_s"] for entry in timed}
     losses = {entry["step"]: entry["validation_loss"] for entry in entries if "validation_loss" in entry}
     curve = [[seconds_at[step], loss] for step, loss in losses.items() if step in seconds_at]
-    return str(out), {name: timed[-1][name] for name in ("trained_s", "compiled_s", "step", "tokens")} | {
-        "curve": curve
-    }
+    figures = {name: timed[-1][name] for name in ("trained_s", "compiled_s", "step", "tokens")}
+    return str(out), figures | {"curve": curve}
 
 
 def group(python: str, corpus: str, tokenizer: str, scratch: Path) -> float:
@@ -153,13 +149,13 @@ def group(python: str, corpus: str, tokenizer: str, scratch: Path) -> float:
 
 
 def script(
-    python: str, scratch: Path, rows: int, ranks: int, steps: int, how: str, tokenizer: str, seed: int = 0
+    python: str, scratch: Path, rows: int, steps: int, how: str, tokenizer: str, seed: int = 0
 ) -> tuple[str, float]:
     """Trains by the script. Returns where its model is, and seconds."""
     out, begun = str(scratch / f"theirs-{seed}"), time.perf_counter()
-    rest = [tokenizer, scratch / "rows", out, (scratch / "config.json").read_text(), rows, LR, ranks, steps, how, seed]
+    rest = [tokenizer, scratch / "rows", out, (scratch / "config.json").read_text(), rows, LR, steps, how, seed]
     rest += [warmup_of(steps), PRECISION, ATTENTION]
-    run([*launch(ranks, python), *map(str, [scratch / "train.py", *rest])], ranks)
+    run([python, str(scratch / "train.py"), *map(str, rest)])
     return out, time.perf_counter() - begun
 
 
@@ -167,19 +163,13 @@ def warmup_of(steps: int) -> int:
     return max(1, int(0.06 * steps))
 
 
-def launch(ranks: int, python: str = sys.executable) -> list[str]:
-    return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-
-
-def fitting(
-    python: str, scratch: Path, rows: int, seconds: float, ranks: int, tokenizer: str, eager: bool
-) -> dict[str, int]:
+def fitting(python: str, scratch: Path, rows: int, seconds: float, tokenizer: str, eager: bool) -> dict[str, int]:
     """How many steps of the script fit into seconds of training, compiled and not, by the time of some."""
     found, trials = {}, (5, 15) if eager else (10, 30)
     for how in ("eager",) if eager else ("eager", "compiled"):
         if not eager:
-            script(python, scratch, rows, ranks, 2, how, tokenizer)  # which fills the cache of compiled code
-        few, more = (script(python, scratch, rows, ranks, steps, how, tokenizer)[1] for steps in trials)
+            script(python, scratch, rows, 2, how, tokenizer)  # which fills the cache of compiled code
+        few, more = (script(python, scratch, rows, steps, how, tokenizer)[1] for steps in trials)
         found[how] = max(1, int(seconds / ((more - few) / (trials[1] - trials[0]))))
     return found
 
@@ -187,30 +177,17 @@ def fitting(
 @click.command()
 @click.argument("corpus")
 @click.argument("tokenizer")
-@click.option("--sst2", help="Directory with train.tsv, dev.tsv, test.tsv, to fine-tune on too.")
 @click.option("--minutes", default=10.0, show_default=True)
-@click.option("--ranks", default=1, show_default=True, help="Processes; the cores are shared among them.")
 @click.option("--seeds", default=1, show_default=True)
-@click.option("--epochs", default=3, show_default=True, help="Of fine-tuning.")
 @click.option("--alone", is_flag=True, help="Only ours.")
 @click.option("--eager", is_flag=True, help="Compile neither.")
 @click.option("--rows", default=128, show_default=True, help="Of a step of the script.")
 @click.option("--eval-every", default=0, show_default=True, help="Steps of ours between evaluations; 0: none.")
 @click.option("--environments", "environments", type=Path, help="Makes the environment of `datasets` here.")
 def main(
-    corpus: str,
-    tokenizer: str,
-    sst2: str | None,
-    minutes: float,
-    ranks: int,
-    seeds: int,
-    epochs: int,
-    alone: bool,
-    eager: bool,
-    rows: int,
-    eval_every: int,
+    corpus: str, tokenizer: str, minutes: float, seeds: int, alone: bool, eager: bool, rows: int, eval_every: int,
     environments: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     python = python_of("datasets", environments) if environments and not alone else sys.executable
 
     def score(model: str, *more: str) -> dict[str, Any]:
@@ -220,39 +197,31 @@ def main(
         )
         return {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
 
-    def tune(model: str) -> dict[str, Any]:
-        tuning = ["--checkpoint", model, "--out", f"{model}-tuned", "--epochs", str(epochs), "--lr", "3e-4"]
-        tuning += ["--length", str(LENGTH), "--precision", PRECISION]
-        for part in ("train", "dev", "test"):
-            tuning += [f"--{part}", str(Path(sst2 or "", f"{part}.tsv"))]
-        tuned = json.loads(run([sys.executable, "-m", "bertrain", "finetune", "--json", *tuning]).splitlines()[-1])
-        return {"SST-2 dev": tuned["dev_accuracy"], "SST-2 test": tuned["test_accuracy"]}
-
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         (scratch / "config.json").write_text(json.dumps(small_modernbert(tokenizer)))
         found: dict[str, Any] = {"ours": {"until training": round(build(corpus, tokenizer, scratch), 1), "seeds": []}}
         if not alone:
             grouped = group(python, corpus, tokenizer, scratch)
-            fits = fitting(python, scratch, rows, 60 * minutes - grouped, ranks, tokenizer, eager)
+            fits = fitting(python, scratch, rows, 60 * minutes - grouped, tokenizer, eager)
             found["ours, same recipe"] = {"until training": found["ours"]["until training"], "seeds": []}
             found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
             how = max(fits, key=lambda name: fits[name])
-        doctor = [*launch(ranks), "-m", "bertrain", "doctor", *options_of(scratch, RECIPE, eager)]
-        said = run([*doctor, "--out", str(scratch / "doctor"), "--steps", "1000"], ranks)
+        doctor = [sys.executable, "-m", "bertrain", "doctor", *options_of(scratch, RECIPE, eager)]
+        said = run([*doctor, "--out", str(scratch / "doctor"), "--steps", "1000"])
         recipe = f"{RECIPE} --steps {steps_in(60 * minutes - found['ours']['until training'], said)}"
         for seed in range(seeds):
-            runs = {"ours": ours(scratch, "ours", recipe, ranks, seed, eager, eval_every)}
+            runs = {"ours": ours(scratch, "ours", recipe, seed, eager, eval_every)}
             if not alone:
                 same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup-steps {warmup_of(fits[how])}"
-                runs["ours, same recipe"] = ours(scratch, "same", same, ranks, seed, eager, 0)
-                model, seconds = script(python, scratch, rows, ranks, fits[how], how, tokenizer, seed)
+                runs["ours, same recipe"] = ours(scratch, "same", same, seed, eager, 0)
+                model, seconds = script(python, scratch, rows, fits[how], how, tokenizer, seed)
                 trained = json.loads(Path(model, "trained.json").read_text())
                 figures = {"trained_s": trained, "seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
                 figures["loss of evaluated rows"] = score(model, "--max-samples", str(EVALUATED_SAMPLES))["loss"]
                 runs["run_mlm"] = model, figures
             for name, (model, figures) in runs.items():
-                figures = figures | score(model) | (tune(model) if sst2 else {})
+                figures = figures | score(model)
                 found[name]["seeds"].append(figures)
                 print(name, seed, figures, flush=True)
         if not alone:
@@ -264,7 +233,7 @@ def main(
             print(name, one["bits a byte, median"], flush=True)
     report(
         "what a fixed time is worth",
-        f"{minutes} minutes, {ranks} processes on {len(os.sched_getaffinity(0))} cores, {PRECISION}, "
+        f"{minutes} minutes, {len(os.sched_getaffinity(0))} cores, {PRECISION}, "
         f"{ATTENTION} attention, {'not compiled' if eager else 'compiled'}, {RECIPE}; the script {rows} rows",
         found,
     )

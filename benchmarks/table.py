@@ -181,18 +181,11 @@ def stamp(corpus: Path, measurements: Measurements, questions: list[str]) -> dic
 
 def row(what: str, library: str, ours: Any, theirs: Any, unit: str, *, better: str = "more", reason: str = "") -> dict:
     """ours, theirs: figures, or None, of which `reason` says why. better: more, less, or none for no ratio."""
-    found = {
-        "what": what,
-        "library": library,
-        "ours": ours,
-        "theirs": theirs,
-        "unit": unit,
-        "times": None,
-        "reason": reason,
-    }
+    times = None
     if ours and theirs and better != "none":
-        found["times"] = float(f"{ours / theirs if better == 'more' else theirs / ours:.3g}")
-    return found
+        times = float(f"{ours / theirs if better == 'more' else theirs / ours:.3g}")
+    found = {"what": what, "library": library, "ours": ours, "theirs": theirs, "unit": unit}
+    return found | {"times": times, "reason": reason}
 
 
 def tokenizing(name: str, result: dict[str, Any]) -> list[dict]:
@@ -212,17 +205,8 @@ def building(result: dict[str, Any]) -> list[dict]:
     libraries = ("datasets", "datatrove", "litdata", "streaming", "megatron")
     for name in libraries:
         why = result["left out"].get(name, "")
-        rows.append(
-            row(
-                "building, whole command",
-                NAMES[name],
-                seconds["ours, one"],
-                seconds.get(name),
-                "s",
-                better="less",
-                reason=why,
-            )
-        )
+        given = (seconds["ours, one"], seconds.get(name), "s")
+        rows.append(row("building, whole command", NAMES[name], *given, better="less", reason=why))
     for name in libraries:
         theirs, ours = slopes.get(name), slopes["ours"]
         why = result["left out"].get(name, "")
@@ -484,14 +468,8 @@ def main(
     if only:
         return
     answers = {question: measurements.found(question) or {"reason": "not measured"} for question in questions}
-    write(
-        {
-            "stamp": stamp(text, measurements, list(questions)),
-            "rows": rows_of(answers),
-            "notes": notes(answers),
-            "measured": answers,
-        }  # fmt: skip
-    )
+    stamped = stamp(text, measurements, list(questions))
+    write({"stamp": stamped, "rows": rows_of(answers), "notes": notes(answers), "measured": answers})
 
 
 if __name__ == "__main__":

@@ -17,21 +17,14 @@ from pathlib import Path
 
 import click
 from common import machine
-from recipes import run
+from study import evaluated, run, shards_of, train
 
 from bertdata.tokenize.load import load
 from bertrain import checkpoint
 from bertrain.lab import transplant
 
-OPTIONS = "--length 64 --global-batch-size 32 --precision fp32 --eval-every 0 --save-every 1000000"
+OPTIONS = "--recipe tiny --length 64 --global-batch-size 32 --precision fp32 --eval-every 0 --save-every 1000000"
 STARTS = ("old vocabulary", "transplanted", "embeddings at random", "new model")
-
-
-def shards_of(corpus: Path, out: Path, name: str, tokenizer: list[str]) -> Path:
-    shards = out / f"shards-{name}"
-    if not (shards / "manifest.json").exists():
-        run(["bertdata", "build", str(corpus), "--out", str(shards), "--validation", "0.1", *tokenizer], out, 2)
-    return shards
 
 
 def without_embeddings(directory: Path, tokenizer: str, out: Path) -> None:
@@ -56,35 +49,28 @@ def main(
     first: Path, others: tuple[Path, ...], out: Path, vocab_size: int, steps: int, further: int, seeds: int
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    new = ["--vocab-size", str(vocab_size)]
-
-    def train(place: Path, shards: Path, *start: str, steps: int) -> None:
-        if not list(place.glob(f"step-{steps:08d}")):
-            words = ["--data", str(shards), "--out", str(place), *start, "--steps", str(steps), *OPTIONS.split()]
-            run(["bertrain.pretrain", *words], out / "inductor", 1)
-
-    old_shards, base = shards_of(first, out, "first", new), out / "base"
-    train(base, old_shards, "--recipe", "tiny", steps=steps)
+    new = ["--validation", "0.1", "--vocab-size", str(vocab_size)]
+    old_shards, base = shards_of(first, out / "shards-first", *new), out / "base"
+    train(base, steps, f"{OPTIONS} --data {old_shards}")
     trained = checkpoint.find(base)
     for other in others:
         name = other.stem
-        shards = shards_of(other, out, name, new)
+        shards = shards_of(other, out / f"shards-{name}", *new)
         moved, bare = out / f"{name}-moved", out / f"{name}-bare"
         if not moved.exists():
             words = ["--checkpoint", str(base), "--tokenizer", str(shards), "--out", str(moved)]
             print(run(["bertrain", "transplant", *words], out, 1).strip())
         if not bare.exists():
             without_embeddings(trained, str(shards), bare)
-        kept = shards_of(other, out, f"{name}-old", ["--tokenizer", str(trained)])
-        starts = dict(zip(STARTS, ([kept, trained], [shards, moved], [shards, bare], [shards, None]), strict=True))
-        for start, (data, init) in starts.items():
+        kept = shards_of(other, out / f"shards-{name}-old", "--validation", "0.1", "--tokenizer", str(trained))
+        starts = zip(STARTS, (kept, shards, shards, shards), (trained, moved, bare, None), strict=True)
+        for start, data, init in starts:
             bits = []
             for seed in range(seeds):
                 place = out / f"{name}-{start}-{seed}".replace(" ", "-")
-                given = ["--init", str(init)] if init else ["--model", "modernbert-tiny"]
-                train(place, data, "--recipe", "tiny", "--seed", str(seed), *given, steps=further)
-                words = ["bertrain", "evaluate", "--checkpoint", str(place), "--data", str(data), "--length", "64"]
-                bits.append(json.loads(run([*words, "--json"], out, 1))["bits_per_byte"])
+                given = f"--init {init}" if init else "--model modernbert-tiny"
+                train(place, further, f"{OPTIONS} --data {data} --seed {seed} {given}")
+                bits.append(evaluated(place, data, 64)["bits_per_byte"])
             shown = ", ".join(f"{value:.3f}" for value in bits)
             print(f"| {name} | {start} | {statistics.median(bits):.3f} | {shown} |", flush=True)
     regime = f"{steps} steps on {first.name}, then {further}; vocabularies of {vocab_size}"
