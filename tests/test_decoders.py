@@ -123,6 +123,7 @@ def test_a_decoder_learns_packed_and_other_rows_in_phases_with_an_adapter(decode
     last = last_checkpoint(tmp_path / "run")
     assert "AutoModelForCausalLM" in (last / "README.md").read_text()
     assert "transformers 5.2 and newer versions read it; in older" in (last / "README.md").read_text()
+    assert "config.is_causal = False" in (last / "adapter" / "README.md").read_text()
 
 
 def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, dataset, tmp_path):

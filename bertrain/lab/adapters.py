@@ -27,7 +27,7 @@ from bertrain.config import Config
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.options import AdapterOptions, Lora, parse_lora
 from bertrain.methods import Method
-from bertrain.models.families import add_names_of_4, layers_of
+from bertrain.models.families import add_names_of_4, family_of, layers_of
 from bertrain.objectives import Learner
 
 ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
@@ -39,6 +39,12 @@ _TASK_TYPES = {
     "ForQuestionAnswering": "QUESTION_ANS",
 }
 """The head of a class → what peft calls its task; its AutoPeftModel classes need it."""
+_OF_A_DECODER = """\
+The base of this adapter is {base}, a decoder. The adapter was trained with attention to both sides, but peft loads the
+base with attention to the left only. Load the configuration of the base, set `config.is_causal = False`, and give
+`{kind}.from_pretrained(base, config=config)` to `PeftModel.from_pretrained`; or use the merged weights in the directory
+above.
+"""
 
 
 class Adapters(Method):
@@ -178,6 +184,9 @@ def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: 
     weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}
     save_file(weights, directory / ADAPTER / WEIGHTS, {"format": "pt"})
     model.peft_config[_NAME].save_pretrained(directory / ADAPTER)
+    if family_of(model).decoder:
+        about = _OF_A_DECODER.format(base=model.name_or_path, kind=type(model).__name__)
+        (directory / ADAPTER / "README.md").write_text(about, encoding="utf-8")
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
