@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 import training
 from families import SMALL as FAMILIES_HERE
 from families import model_of
-from helpers import assert_goes_on, assert_same, build, invoke, recorded, refused, refuses, succeeds
+from helpers import assert_goes_on, assert_same, build, flip, invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
 from training import (
     QUIET,
@@ -154,7 +155,7 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
     assert pieces[2]["teacher_ids"].shape == (1, 5, 64)
 
 
-def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
+def test_the_bytes_are_planned_and_the_header_names_the_teacher_and_sums_what_it_says(dataset, big, caches, tmp_path):
     with recorded(tmp_path) as disk:
         done = succeeds(teacher.main, *ask(dataset, big, tmp_path / "logits", "--max-samples", 100, top_k=8))
     assert disk.renames[-1].name == "cache.json"
@@ -162,45 +163,27 @@ def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
     files = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
     assert len(files) == 9
     assert f"{sum(files):,} bytes" in done.output
-    targets = bertdata.Loader(dataset, length=32).read(np.arange(100)).targets
-    units = answers.read_header(tmp_path / "logits")["units"]
-    assert sum(unit["counts"]["targets"] for unit in units) == int((targets != -100).sum())
-
-
-def test_the_header_names_the_teacher_and_units_count_the_predictions(dataset, big, caches):
     header = answers.read_header(caches["few"])
     assert header["teacher"]["sha256"] == fingerprint(load_model(checkpoint.find(big)))
     sums = [sum(unit["counts"][name] for unit in header["units"]) for name in ("targets", "entropy", "tail_mass")]
     loader = loader_of(dataset, caches["all"])
     batch = loader.read(np.arange(2 * loader.num_samples))
-    logprobs = batch.teacher_logprobs[batch.targets != -100].astype(float)
+    used = batch.targets != bertdata.IGNORE_INDEX
+    assert sums[0] == used.sum()
+    logprobs = batch.teacher_logprobs[used].astype(float)
     assert sums[1] / sums[0] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
     assert sums[2] / sums[0] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
 
 
-def test_the_error_of_a_cache_has_the_options_to_give(dataset, caches, tmp_path):
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--steps", 2, "--teacher-cache", caches["few"]]
-    known = {"kind": "other-stream", "option": "teacher_cache", "given": caches["few"]}
-    options = "--length 32"
-    refused(pretrain_main, *given, **known, says=f"give the run {options}, or")
-    succeeds(pretrain_main, *given, *options.split())
-    refused(pretrain_main, *given, *options.split(), "--data-seed", 1, **known, says="give the run --data-seed 0, or")
-    windows = "give the run --no-isolate-documents, or"
-    refused(pretrain_main, *given, *options.split(), "--isolate-documents", **known, says=windows)
-
-
 def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big, tmp_path):
-    options = [*ask(dataset, big, tmp_path / "logits", "--max-samples", 40), "--recipe", "tiny"]
-    succeeds(teacher.main, *options)
-    stream = json.loads((tmp_path / "logits" / "cache.json").read_bytes())["stream"]
-    assert (stream["masking"]["probability"], stream["length"]) == (0.3, 32)
-    for more, share in ((["--mlm-probability", 0.2], 0.2), (["--mlm-probability", 0.15], 0.15)):
-        out = tmp_path / f"logits-{share}"
+    for number, (more, share) in enumerate((([], 0.3), (["--mlm-probability", 0.15], 0.15))):
+        out = tmp_path / str(number)
         succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 40), "--recipe", "tiny", *more)
-        assert json.loads((out / "cache.json").read_bytes())["stream"]["masking"]["probability"] == share
+        stream = answers.read_header(out)["stream"]
+        assert (stream["masking"]["probability"], stream["length"]) == (share, 32)
     options = ask(dataset, big, tmp_path / "other", "--max-samples", 40)
-    refused(teacher.main, *options, "--recipe", "modernbert-base", kind="conflict", option="recipe")
-    refused(teacher.main, *options, "--recipe", "huge", kind="unknown", option="recipe")
+    for name, kind in (("modernbert-base", "conflict"), ("huge", "unknown")):
+        refused(teacher.main, *options, "--recipe", name, kind=kind, option="recipe")
 
 
 @pytest.mark.slow
@@ -268,37 +251,27 @@ def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, 
 
 
 def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path, monkeypatch):
-    arguments, logits = ask(dataset, big, tmp_path / "logits"), tmp_path / "logits"
-
-    def is_refused(*more, kind, option):
-        shutil.rmtree(logits, ignore_errors=True)
-        return refused(teacher.main, *arguments, *more, kind=kind, option=option)
-
-    few = ["--max-samples", 10]
-    is_refused(kind="missing", option="max_samples")
-    monkeypatch.setattr(teacher, "LIMIT_BYTES", 1000)
-    is_refused(*few, kind="missing", option="yes")
-    succeeds(teacher.main, *arguments, "--max-samples", 1, "--top-k", 2)  # what was refused is not begun
-    shutil.rmtree(logits)
-    succeeds(teacher.main, *arguments, *few, "--yes")
-    monkeypatch.setattr(teacher, "LIMIT_BYTES", 10**12)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Disk", (), {"free": 500}))
-    assert "500" in is_refused(*few, kind="missing", option="yes").sentence
-    succeeds(teacher.main, *arguments, *few, "--yes")
-    is_refused(*few, "--length", 600, kind="too-long", option="length")
-    is_refused(*few, "--out", dataset.path, kind="out-exists", option="out")
-    assert not (dataset.path / ".lock").exists()
-    shutil.rmtree(logits, ignore_errors=True)
+    arguments, few = ask(dataset, big, tmp_path / "logits"), ["--max-samples", 10]
+    for more, kind, option in (
+        ([], "missing", "max_samples"),
+        ([*few, "--length", 600], "too-long", "length"),
+        ([*few, "--mlm-probability", 0.001], "too-short-to-mask", "mlm_probability"),
+    ):
+        refused(teacher.main, *arguments, *more, kind=kind, option=option)
+        assert not any((tmp_path / "logits").iterdir())
+    for name, value, said in (
+        ("teacher.LIMIT_BYTES", 1000, "bytes would be written"),
+        ("teacher.shutil.disk_usage", lambda path: SimpleNamespace(free=500), "500 are free"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"bertrain.lab.distillation.{name}", value)
+            refused(teacher.main, *arguments, *few, kind="missing", option="yes", says=said)
+            succeeds(teacher.main, *arguments, *few, "--yes")
+        shutil.rmtree(tmp_path / "logits")
     monkeypatch.setattr(teacher, "MOST_UNITS", 2)
-    succeeds(teacher.main, *arguments, "--max-samples", 100, "--unit-samples", 49, "--top-k", 10**6, "--yes")
-    header = answers.read_header(logits)
+    succeeds(teacher.main, *arguments, "--max-samples", 100, "--unit-samples", 49, "--top-k", 10**6)
+    header = answers.read_header(tmp_path / "logits")
     assert (header["unit_samples"], header["top_k"]) == (50, dataset.special_tokens.vocab_size)
-    little = [*few, "--mlm-probability", 0.001]
-    is_refused(*little, kind="too-short-to-mask", option="mlm_probability")
-    assert not logits.exists()
-    logits.mkdir()
-    refused(teacher.main, *arguments, *little, kind="too-short-to-mask", option="mlm_probability")
-    assert list(logits.iterdir()) == []  # what was there stays
 
 
 def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan(dataset, big, caches, tmp_path):
@@ -311,21 +284,17 @@ def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan
 def test_damage_is_found_and_named(caches, tmp_path):
     assert "sound" in succeeds(teacher.main, "--verify", caches["few"]).output
     out = shutil.copytree(caches["few"], tmp_path / "logits")
-    with open(out / "unit-00001.ids.npy", "r+b") as file:
-        file.seek(500)
-        file.write(b"\xff\xff")
+    flip(out / "unit-00001.ids.npy", 500)
+    np.load(out / "unit-00001.ids.npy", mmap_mode="r+")[7] = 65535
     (out / "unit-00002.json").unlink()
     with open(out / "unit-00003.tails.npy", "ab") as file:
         file.write(b"\0")
-    done = invoke(teacher.main, "--verify", out)
-    assert done.exit_code == 1
+    refusal = refused(teacher.main, "--verify", out, kind="damaged")
     for name in ("unit-00001.ids.npy", "unit-00002.json", "unit-00003.tails.npy"):
-        assert name in done.output
-    reader = answers.TeacherCache(out)
-    with refuses("damaged"):
-        reader.read(np.arange(UNIT, 2 * UNIT), 83)
-    with refuses("damaged"):
-        reader.read(np.array([3 * UNIT]), 83)
+        assert name in refusal.sentence
+    for position in (UNIT, 3 * UNIT):
+        with refuses("damaged"):
+            answers.TeacherCache(out).read(np.array([position]), 83)
     for value in (np.nan, np.inf, -np.inf, 0.01, -np.nan):
         for name in ("logprobs", "tails"):
             for each in ("logprobs", "tails"):
@@ -334,11 +303,12 @@ def test_damage_is_found_and_named(caches, tmp_path):
             with refuses("damaged"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
     header = read_record(out / "cache.json")
-    for wrong in ({"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}, {"stream": [1]}):
+    changes = [{"top_k": 10**6}, {"slots": "3"}, {"units": header["units"][1:]}, {"stream": None}, {"stream": [1]}]
+    changes += [{"stream": {"variants": variants}} for variants in (0, "2", 1.0, True, 1 << 70)]
+    for wrong in changes:
         write_record(out / "cache.json", header | wrong)
-        refused(teacher.main, "--verify", out, kind="damaged")
-    (out / "cache.json").write_text("{")
-    refused(teacher.main, "--verify", out, kind="damaged")
+        with refuses("damaged"):
+            answers.TeacherCache(out)
     (out / "cache.json").unlink()
     with refuses("not-a-dataset"):
         answers.TeacherCache(out)
@@ -362,35 +332,25 @@ HEADER = {
 }
 
 
-def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
+def wide(out):
     """A cache of five rows of one slot, of a vocabulary beyond 65,536."""
     out.mkdir()
-    tail = np.log(1 - np.exp(logprobs).sum()) if tail is None else tail
     for number in answers.begin(out, HEADER):
         first, stop = answers.rows_of(HEADER, number)
         rows = stop - first
-        repeated = (np.tile(array, (rows, 1, 1)) for array in (np.uint32(ids), np.float16(logprobs)))
-        found = answers.Answers(*repeated, np.full((rows, 1), tail, np.float16))
+        repeated = (np.tile(array, (rows, 1, 1)) for array in (np.uint32([70_000, 3]), np.float16([-0.5, -1.5])))
+        found = answers.Answers(*repeated, np.full((rows, 1), -1.8, np.float16))
         sums = {"samples": rows, "targets": rows, "entropy": 1.0, "tail_mass": 0.1}
         answers.write_unit(out, HEADER, number, [(found, sums)])
     answers.publish(out, HEADER)
-    return invoke(teacher.main, "--verify", out)
 
 
 def test_ids_beyond_16_bits_are_kept(tmp_path):
-    assert wide(tmp_path / "logits").exit_code == 0
+    wide(tmp_path / "logits")
+    succeeds(teacher.main, "--verify", tmp_path / "logits")
     found = answers.TeacherCache(tmp_path / "logits").read(np.arange(5), 70_001)
     assert found.ids.dtype == np.uint32
     assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
-
-
-@pytest.mark.parametrize("variants", [0, "2", 1.0, True, 1 << 70])
-def test_a_cache_of_no_number_of_variants_is_damaged(tmp_path, variants):
-    wide(tmp_path / "logits")
-    record = read_record(tmp_path / "logits" / "cache.json")
-    write_record(tmp_path / "logits" / "cache.json", record | {"stream": {"variants": variants}})
-    with refuses("damaged"):
-        answers.TeacherCache(tmp_path / "logits")
 
 
 @pytest.mark.parametrize("stream", [{}, {"masking": None}, {"masking": {}}])
@@ -417,38 +377,20 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
     assert '"rule": 1' in (tmp_path / "run" / "log.jsonl").read_text()
 
 
-def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
-    for number, wrong in enumerate(
-        (
-            {"ids": (70_001, 3)},
-            {"ids": (3, 3)},
-            {"logprobs": (-1.5, -0.5)},
-            {"logprobs": (-0.5, -np.inf), "tail": np.log(1 - np.exp(-0.5))},
-            {"logprobs": (-0.5, np.log(1 - np.exp(-0.5))), "tail": -np.inf},
-            {"tail": -9.0},
-            {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used
-        )
-    ):
-        done = wide(tmp_path / str(number), **wrong)
-        assert (done.exit_code, "unit-00000" in done.output) == (1, True), wrong
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path):
+    known = {"steps": 2, "teacher_cache": caches["few"], "kind": "other-stream", "option": "teacher_cache"}
+    for change, named in (
         ({"data_seed": 1}, "seed was 0 and is 1"),
         ({"length": 24}, "length was 32 and is 24"),
         ({"mlm_probability": 0.2}, "probability was 0.15 and is 0.2"),
         ({"masking": "whole_word"}, "policy was 'exact' and is 'whole_word'"),
         ({"shuffle": "blocks"}, "shuffle was 'full' and is 'blocks'"),
-    ],
-)
-def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path, change, named):
-    options = {"steps": 2, "teacher_cache": caches["few"], "kind": "other-stream", "option": "teacher_cache"} | change
-    refused_run(dataset.path, tmp_path / "run", **options, says=named)
+        ({"isolate_documents": True}, "samples was 'windows' and is 'packed'"),
+    ):
+        refused_run(dataset.path, tmp_path / "run", **known, **change, says=named)
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
@@ -478,25 +420,8 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_complete_one_has_no_en
     """A run of more than a round of the variants, whose last sample is one of the first of a round."""
     size, few = VARIANTS * loader_of(dataset).num_samples, tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 30))
-    given = [
-        "--data",
-        dataset.path,
-        "--out",
-        tmp_path / "run",
-        "--length",
-        32,
-        "--global-batch-size",
-        size + 5,
-        "--model",
-        TINY,
-        "--steps",
-        1,
-        "--micro-batch-size",
-        64,
-        "--teacher-cache",
-        few,
-    ]
-    done = invoke(command, *given)
+    given = flags(dataset.path, tmp_path / "run", steps=1, global_batch_size=size + 5, micro_batch_size=64)
+    done = invoke(command, *given, "--teacher-cache", few)
     assert f"{size:,}" in done.output
     assert done.exit_code == (2 if command is pretrain_main else 1)
     more = ["--steps", size // 8 + 5, "--global-batch-size", 8, "--teacher-cache", caches["few"], "--eval-every", 0]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 import bertdata
 from bertdata.support import (
@@ -39,20 +40,8 @@ CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
 LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
 _LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
-_PIECE = 1 << 20  # log-probabilities that are checked at a time
-_OPTIONS = {
-    "seed": "--data-seed {}",
-    "length": "--length {}",
-    "shuffle": "--shuffle {}",
-    "masking.policy": "--masking {}",
-    "masking.probability": "--mlm-probability {}",
-    "masking.mask_fraction": "--mask-fraction {}",
-    "masking.random_fraction": "--random-fraction {}",
-}
-"""The options of bertrain pretrain that set a member of a stream."""
-_SAMPLES = {"windows": "--no-isolate-documents", "packed": "--isolate-documents", "pairs": "--objective mlm+nsp"}
-_NUMBERS = ("epoch_samples", "samples", "slots", "vocab_size", "top_k", "unit_samples")
-HEADER = ("teacher", "tokenizer", "stream", "epoch_tokens", "id_dtype", "batch_samples", *_NUMBERS)
+_COUNTS = ("epoch_samples", "samples", "slots", "vocab_size", "top_k", "unit_samples")
+HEADER = ("teacher", "tokenizer", "stream", "epoch_tokens", "id_dtype", "batch_samples", *_COUNTS)
 
 
 class Answers(NamedTuple):
@@ -99,17 +88,22 @@ def _opened(directory: Path, header: Mapping[str, Any], number: int) -> dict[str
     return {name: open_array(array_path(directory, unit, name), *expected) for name, expected in known.items()}
 
 
+def begun(directory: Path) -> dict[str, Any] | None:
+    """Return the header of a cache that is complete or has units, else None. Raises DatasetError if it is damaged."""
+    if (directory / CACHE).exists():
+        return read_header(directory)
+    return read_header(directory, PLAN) if next(directory.glob("unit-*"), None) else None
+
+
 def begin(directory: Path, header: dict[str, Any]) -> list[int]:
     """Begin or continue a cache. Return the numbers of the units to make. O(units) system calls.
 
     Raises UsageError, which names both values, if the directory has units or a cache of a different header.
     """
-    complete = (directory / CACHE).exists()
-    is_begun = complete or next(directory.glob("unit-*"), None)
-    if is_begun and (differing := _differing(read_header(directory, CACHE if complete else PLAN), header)):
-        sentence = f"{directory} holds another cache: {_both(differing)}; give the same options, or another --out"
+    if (old := begun(directory)) and (differing := _differing(old, header)):
+        sentence = f"{directory} holds another cache: {differing}; give the same options, or another --out"
         raise UsageError(sentence, "other-settings", option="out", given=directory)
-    if complete:
+    if (directory / CACHE).exists():
         (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
         return []
     write_record(directory / PLAN, header)
@@ -139,7 +133,6 @@ def write_unit(
             for name, values in answers._asdict().items():
                 arrays[name].append(values)
             counts = {name: counts[name] + piece_counts[name] for name in counts}
-        assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
         entries = {name: array.finish() for name, array in arrays.items()}
         record = {"format_version": FORMAT_VERSION, "arrays": entries, "counts": counts}
         stage.write(f"{unit}.json", sealed_record(record))
@@ -171,17 +164,17 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
     with contextlib.suppress(KeyError, TypeError, AttributeError):
         header["stream"]["masking"] = {"rule": 1} | header["stream"]["masking"]  # earlier versions stored no rule
     try:
-        numbers, variants = [header[key] for key in _NUMBERS], header["stream"].get("variants", 1)
+        counts = [*(header[key] for key in _COUNTS), header["stream"].get("variants", 1)]
         is_sound = header["format"] == FORMAT and header.keys() >= {*HEADER} and header["id_dtype"] in ("<u2", "<u4")
-        is_sound &= all(type(number) is int and number >= 1 for number in [*numbers, variants])
+        is_sound &= all(type(number) is int and number >= 1 for number in counts) and counts[-1] < 1 << 32
         is_sound &= header["top_k"] <= header["vocab_size"] <= 1 << 24 and header["slots"] <= 1 << 16
-        is_sound &= variants < 1 << 32
         if is_sound and name == CACHE:
-            for number, unit in enumerate(header["units"]):
-                first, stop = rows_of(header, number)
-                arrays = {array: (entry["dtype"], entry["length"]) for array, entry in unit["arrays"].items()}
-                is_sound &= arrays == shapes(header, number) and unit["counts"]["samples"] == stop - first
-            is_sound &= len(header["units"]) == num_units(header)
+            number = num_units(header)
+            made = [
+                {array: (entry["dtype"], entry["length"]) for array, entry in unit["arrays"].items()}
+                for unit in header["units"]
+            ]
+            is_sound = len(made) == number and made == [shapes(header, each) for each in range(number)]
     except (KeyError, TypeError, ValueError, AttributeError):
         is_sound = False
     if not is_sound:
@@ -201,18 +194,15 @@ class TeacherCache:
         self._unit, self._arrays = -1, dict[str, Any]()
 
     def check(self, loader: bertdata.Loader) -> None:
-        """Raise UsageError, which names both values and the options to give, if a loader reads a different stream."""
+        """Raise UsageError, which names both values, if a loader reads a different stream."""
         tokenizer = loader.sources[0].dataset.manifest.tokenizer.get("tokenizer.json", "")
         cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
         now = {"tokenizer": tokenizer} | loader.state_dict()
-        if differing := _differing(cached, {name: value for name, value in now.items() if name != "position"}):
-            options = {**_OPTIONS, "samples": _SAMPLES.get(str(cached.get("samples")), "")}
-            given = {name: old for name, (old, _) in differing.items() if old is not None}
-            known = [options[name].format(old) for name, old in given.items() if options.get(name)]
+        del now["position"]
+        if differing := _differing(cached, now):
             sentence = (
-                f"the teacher cache {self.path} was made for other masked samples than those of this run: "
-                f"{_both(differing)}; give the run {' '.join(known) or 'the same dataset and options'}, or make "
-                "another cache with bertrain teacher"
+                f"the masked samples of the teacher cache {self.path} are not those of this run: {differing}; give the "
+                "run the dataset and the options of the cache"
             )
             raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
 
@@ -229,19 +219,17 @@ class TeacherCache:
         if needed > header["samples"]:
             sentence = (
                 f"the teacher cache {self.path} has answers for {header['samples']:,} samples, and the run reads "
-                f"{needed:,}; run fewer steps, or make the cache with a larger --max-samples, or with --variants, "
-                "after which the masks repeat"
+                f"{needed:,}; run fewer steps, or make the cache with a larger --max-samples"
             )
             raise UsageError(sentence, "not-stored", option="teacher_cache", given=needed)
-        for first, stop in _runs(positions, size):
-            unit, row = divmod(int(positions[first]), size)
+        for unit in np.unique(positions // size).tolist():
             if unit != self._unit:
                 self._unit, self._arrays = unit, _opened(self.path, header, unit)
+            here = positions // size == unit
             for name, array in out._asdict().items():
-                stored = self._arrays[name].reshape(-1, *array.shape[1:])
-                array[first:stop] = stored[row : row + stop - first]
+                array[here] = self._arrays[name].reshape(-1, *array.shape[1:])[positions[here] % size]
         if out.ids.size and (out.ids.max() >= vocab_size or not all(map(_are_logs, out[1:]))):
-            sentence = f"{self.path} is damaged; bertrain teacher --verify {self.path} says where"
+            sentence = f"{self.path} is damaged; copy it, or make it again"
             raise DatasetError(sentence, "damaged", given=self.path)
         return out
 
@@ -281,13 +269,10 @@ class TaughtLoader(bertdata.Loader):
         return TaughtBatch(**vars(batch), **taught)
 
 
-def verify(directory: Path, progress: Callable[[int], Any] = lambda done: None) -> Iterator[str]:
-    """Read every byte of a cache. Yield each fault, as a sentence. Raises DatasetError for a damaged cache.json.
-
-    progress: called with the number of bytes of each unit.
-    """
-    header = read_header(directory)
-    for number, unit in enumerate(header["units"]):
+def verify(directory: Path) -> Iterator[str]:
+    """Read every byte of a cache. Yield each fault, as a sentence. Raises DatasetError for a damaged cache.json."""
+    units = tqdm(read_header(directory)["units"], unit="unit", leave=False, disable=None)
+    for number, unit in enumerate(units):
         name, crc32_of = unit_name(number), dict[str, Any]()
         path = directory / f"{name}.json"
         try:
@@ -299,38 +284,8 @@ def verify(directory: Path, progress: Callable[[int], Any] = lambda done: None) 
             yield str(error)
         except (KeyError, TypeError):
             yield f"{path} is damaged: it is not the record of this unit"
-        faults: list[str] = []
         for array, entry in unit["arrays"].items():
-            faults += array_faults(array_path(directory, name, array), entry, crc32_of.get(array))
-        yield from faults or _answer_faults(directory, header, number)
-        progress(num_bytes(header, [number]))
-
-
-def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Check the numbers of an undamaged unit, some slots at a time. Yield the first wrong slot."""
-    arrays, top_k, num_used = _opened(directory, header, number), header["top_k"], 0
-    name, step = directory / unit_name(number), max(1, _PIECE // top_k)
-    for start in range(0, arrays["tails"].size, step):
-        tails = arrays["tails"][start : start + step].astype(np.float32)
-        ids = arrays["ids"].reshape(-1, top_k)[start : start + step]
-        logprobs = arrays["logprobs"].reshape(-1, top_k)[start : start + step].astype(np.float32)
-        used = ids.any(1) | logprobs.any(1) | (tails != 0)
-        num_used += int(used.sum())
-        logs, ordered = np.column_stack([logprobs, tails]), np.sort(ids, 1)
-        for fault, wrong in (
-            ("an id outside the vocabulary", (ids >= header["vocab_size"]).any(1)),
-            ("one id twice", (ordered[:, 1:] == ordered[:, :-1]).any(1)),
-            ("log-probabilities that are not finite, or above 0", (~np.isfinite(logs) | (logs > 0)).any(1)),
-            ("log-probabilities that are not in descending order", (np.diff(logprobs) > 0).any(1)),
-            ("probabilities that do not add up to 1", ~(np.abs(np.exp(logs).sum(1) - 1) < 0.01)),
-        ):
-            if (wrong & used).any():
-                row, slot = divmod(start + int(np.argmax(wrong & used)), header["slots"])
-                yield f"{name}: position {rows_of(header, number)[0] + row}, slot {slot} has {fault}"
-                return
-    recorded = header["units"][number]["counts"]["targets"]
-    if num_used != recorded:
-        yield f"{name}: {num_used} slots are used, and its record says {recorded}"
+            yield from array_faults(array_path(directory, name, array), entry, crc32_of.get(array))
 
 
 def _are_logs(values: NDArray[np.float16]) -> bool:
@@ -338,26 +293,18 @@ def _are_logs(values: NDArray[np.float16]) -> bool:
     return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
 
 
-def _runs(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
-    """Yield where runs of consecutive positions of one unit begin and end in `positions`."""
-    cuts = np.flatnonzero((np.diff(positions) != 1) | (np.diff(positions // size) != 0)) + 1
-    bounds = [0, *cuts.tolist(), positions.size]
-    return zip(bounds, bounds[1:], strict=False) if positions.size else iter(())
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the members in which two headers differ, with both values."""
+    one, two = _flat(old), _flat(new)
+    names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+    return "; ".join(f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in names)
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the members in which two headers differ: name → (old, new)."""
-    differing: dict[str, tuple[Any, Any]] = {}
-    for name in dict.fromkeys([*old, *new]):
-        before, after = old.get(name), new.get(name)
-        if name == "units" or before == after:
-            continue
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            differing |= _differing(before, after, f"{prefix}{name}.")
-        else:
-            differing[f"{prefix}{name}"] = before, after
-    return differing
-
-
-def _both(differing: Mapping[str, tuple[Any, Any]]) -> str:
-    return "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a header, those of its objects by dotted names, without its units."""
+    flat: dict[str, Any] = {}
+    for name, value in header.items():
+        nested = {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, Mapping) else {}
+        flat |= nested or {name: value}
+    flat.pop("units", None)
+    return flat

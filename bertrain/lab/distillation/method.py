@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.support import UsageError
 from bertrain import checkpoint
 from bertrain.config import Config
 from bertrain.data import Stream
@@ -23,7 +19,7 @@ from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.options import DistillationOptions
 from bertrain.methods import LearnerSetting, Method
 from bertrain.models.families import family_of
-from bertrain.models.load import check_fits, load_model, max_length
+from bertrain.models.load import check_fits, check_length, load_model
 from bertrain.objectives import Learner, Objective
 from bertrain.plan import Phase, longest
 from bertrain.trainer import autocast_of
@@ -36,8 +32,7 @@ class Distillation(Method):
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
-        self._teacher = ""
-        """What it teaches and the digest of its weights; "" until they are known."""
+        self._directory: Path | None = None  # of the teacher, for all phases, as a run under way writes newer ones
 
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
@@ -61,42 +56,21 @@ class Distillation(Method):
         return ()
 
     def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
-        """Add the objective. Raises UsageError for a teacher that does not fit, or that has changed."""
-        before = self._teacher
-        objective, self._teacher = self._objective(model, setting)
-        if before not in ("", self._teacher):
-            sentence = (
-                f"--teacher {self.options.teacher} is {self._teacher}, and the run began with {before}; give a "
-                "checkpoint that does not change"
-            )
-            raise UsageError(sentence, "changed", option="teacher", given=self.options.teacher)
-        for name in setting.config.objective.split("+"):
-            objectives[name].weight *= 1 - self.options.alpha
-        objectives["distil"] = objective
-
-    def _objective(self, model: PreTrainedModel, setting: LearnerSetting) -> tuple[Distil, str]:
-        """Return the teacher's objective, and what it teaches with the digest of its weights."""
+        """Add the objective. Raises UsageError for a teacher that does not fit."""
         config, shards, options = setting.config, setting.shards, self.options
-        vocab_size = shards.special_tokens.vocab_size
+        for name in config.objective.split("+"):
+            objectives[name].weight *= 1 - options.alpha
         if options.teacher_cache:
-            sha256 = TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
-            return Distil(model, config, options, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
-        directory = checkpoint.find(Path(options.teacher), "teacher")
-        teacher = load_model(directory)
-        check_fits(directory, shards, teacher)
-        most = max_length(teacher.config)
-        if (length := longest(config)) > most:
-            sentence = (
-                f"rows of {length} tokens are longer than the {most} positions of --teacher {options.teacher}; "
-                "give a smaller --length, or another teacher"
-            )
-            raise UsageError(sentence, "too-long", option="length", given=length)
-        objective = Distil(model, config, options, vocab_size=vocab_size, teacher=teacher)
-        computing = autocast_of(setting.device, setting.precision)
-
-        def in_float32() -> contextlib.AbstractContextManager[Any]:  # where the student computes in half precision
-            return torch.autocast(setting.device.type, enabled=False)
-
-        halves = family_of(teacher).half
-        objective.teacher = Teacher(teacher, objective, setting.device, computing if halves else in_float32)
-        return objective, f"{options.kind} of teacher {fingerprint(teacher)[:16]}"
+            teacher, sha256 = None, TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
+        else:
+            directory = self._directory = self._directory or checkpoint.find(Path(options.teacher), "teacher")
+            teacher = load_model(directory)
+            check_fits(directory, shards, teacher)
+            check_length(longest(config), teacher.config, directory)
+            sha256 = fingerprint(teacher)
+        self._teacher = f"{options.kind} of teacher {sha256[:16]}"
+        vocab_size = shards.special_tokens.vocab_size
+        objective = objectives["distil"] = Distil(model, config, options, vocab_size=vocab_size, teacher=teacher)
+        if teacher:
+            precision = setting.precision if family_of(teacher).half else "fp32"
+            objective.teacher = Teacher(teacher, objective, setting.device, autocast_of(setting.device, precision))

@@ -108,13 +108,9 @@ class Distil(Objective):
         """logits float32 [B, K, V] → T² · KL summed over the targets."""
         used = piece["targets"] != IGNORE_INDEX
         logprobs = piece["teacher_logprobs"].float()
-        if "teacher_ids" in piece:
-            ids = piece["teacher_ids"].long()
-            losses = divergence(logits, logprobs, self.temperature, ids, piece["teacher_tails"].float())
-            best = ids[..., 0]
-        else:
-            losses = divergence(logits, logprobs, self.temperature)
-            best = logprobs.argmax(-1)
+        ids = piece["teacher_ids"].long() if "teacher_ids" in piece else None
+        losses = divergence(logits, logprobs, self.temperature, ids, piece.get("teacher_tails"))
+        best = logprobs.argmax(-1) if ids is None else ids[..., 0]
         return LossSum(self.temperature**2 * (losses * used).sum(), ((logits.argmax(-1) == best) & used).sum())
 
     def _relations(self, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
@@ -177,15 +173,14 @@ class Teacher:
             self._encoder.encode(**piece)
             if self._method == "relations":
                 tensors = dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
-                self._taps.forget()
-                return tensors
-            tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
+            else:
+                tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
             if self._compares_attention:
-                heads = self._encoder.model.config.num_attention_heads
-                queries_and_keys = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
-                tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in queries_and_keys])
-            self._taps.forget()
-            return tensors
+                layers, heads = self._layers, self._encoder.model.config.num_attention_heads
+                both = [self._taps.projections(layer)[:2] for layer in layers if layer != EMBEDDINGS]
+                tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in both])
+        self._taps.forget()
+        return tensors
 
 
 def divergence(
@@ -209,7 +204,7 @@ def divergence(
         top = logits.gather(-1, ids)
         if ids.shape[-1] < logits.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
             others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
-            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1)], -1)
+            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1).to(logprobs)], -1)
     log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
@@ -256,10 +251,8 @@ def _layer_pairs(student_layers: int, teacher_layers: int, options: Distillation
     if options.kind == "relations" or options.distil_layers == "last":
         return [(student_layers - 1, teacher_layers - 1)]
     if teacher_layers < student_layers:
-        sentence = (
-            f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
-            f"--teacher {options.teacher} has {teacher_layers}; give --distil-layers last"
-        )
+        layers = f"the teacher has {teacher_layers} layers, and the student {student_layers}"
+        sentence = f"--distil-layers uniform needs a deeper teacher: {layers}; give --distil-layers last"
         raise UsageError(sentence, "unsupported", option="distil_layers", given=options.distil_layers)
     return [
         (EMBEDDINGS, EMBEDDINGS),

@@ -19,7 +19,6 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from click.core import ParameterSource
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -36,6 +35,7 @@ from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, check_length, load_model
 from bertrain.options import Output
+from bertrain.plan import masking_of
 from bertrain.ranks import LONGEST_WAIT, World, world
 from bertrain.recipes import file_of
 from bertrain.speed import has_bf16
@@ -44,55 +44,37 @@ LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable; else units are larger
 
 
-def _student(options: dict[str, Any], given: set[str]) -> Config:
-    """Return the options of the student's rows. given: the names of options on the command line.
-
-    Raises UsageError for a recipe with phases of different rows.
-    """
-    names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
-    values = {name: options[name] for name in names}
-    values["isolate_documents"] = options["samples"] == "packed"
-    values["objective"] = "mlm+nsp" if options["samples"] == "pairs" else "mlm"
-    if name := options["recipe"]:
-        recipe = read_options(file_of(name))
-        own = given | ({"isolate_documents"} if "samples" in given else set())
-        values |= {name: recipe[name] for name in OF_ROWS if name in recipe and name not in own}
-        if changing := sorted({each for phase in recipe.get("phase", ()) for each in phase.keys() & set(OF_ROWS)}):
-            sentence = (
-                f"--recipe {name} changes {changing[0]} along the run, and a cache has answers to rows of one length, "
-                "masked by one rule; give another recipe, or none"
-            )
-            raise UsageError(sentence, "conflict", option="recipe", given=name)
+def _student(options: dict[str, Any]) -> Config:
+    """Return the options of the student's rows. Raises UsageError for a recipe with phases of different rows."""
+    recipe = read_options(file_of(options["recipe"])) if options["recipe"] else {}
+    if any(phase.keys() & {*OF_ROWS} for phase in recipe.get("phase", ())):
+        sentence = f"--recipe {options['recipe']} changes its rows along the run, and a cache cannot; give another"
+        raise UsageError(sentence, "conflict", option="recipe", given=options["recipe"])
+    values = {name: recipe[name] for name in OF_ROWS if name in recipe}
+    values |= {name: options[name] for name in ("data", "out", "seed", *OF_ROWS) if options.get(name) is not None}
+    if samples := options["samples"]:
+        values |= {"isolate_documents": samples == "packed", "objective": "mlm+nsp" if samples == "pairs" else "mlm"}
     return Config(**values)
 
 
 class _Work:
     """The student's stream, the teacher, and the header that names both, on one rank."""
 
-    def __init__(self, ranks: World, options: dict[str, Any], given: set[str]) -> None:
+    def __init__(self, ranks: World, options: dict[str, Any]) -> None:
         self.ranks, self.out = ranks, Path(options["out"])
         self.shards = bertdata.open(options["data"])
         self.vocab_size = self.shards.special_tokens.vocab_size
-        student = _student(options, given)
-        self.loader = build_loader(student, self.shards, variants=options["variants"])
-        if self.is_complete or next(self.out.glob("unit-*"), None):  # it is continued by the rule of its masks
-            stored = answers.read_header(self.out, answers.CACHE if self.is_complete else answers.PLAN)["stream"]
-            assert self.loader.masking  # noqa: S101  (a run's rows are masked)
-            masking = self.loader.masking.with_rule_of(stored.get("masking") or {})
-            self.loader = build_loader(student, self.shards, variants=options["variants"], masking=masking)
+        student, masking = _student(options), None
+        if begun := answers.begun(self.out):  # it is continued by the rule of its masks
+            masking = masking_of(student).with_rule_of(begun["stream"].get("masking") or {})
+        self.loader = build_loader(student, self.shards, variants=options["variants"], masking=masking)
         if options["variants"] is None and options["max_samples"] is None:
-            sentence = (
-                "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
-                "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
-                "number of epochs after which masks repeat"
-            )
+            sentence = "neither --max-samples nor --variants was given, and the stream is endless; give one of them"
             raise UsageError(sentence, "missing", option="max_samples")
         if self.loader.num_slots == 0:
-            sentence = (
-                f"--mlm-probability {student.mlm_probability} of rows of {student.length} tokens is less than one "
-                "token; raise it, or --length"
-            )
-            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=student.mlm_probability)
+            share = student.mlm_probability
+            sentence = f"--mlm-probability {share} of {student.length} tokens is less than one; raise it, or --length"
+            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         directory = checkpoint.find(Path(options["model"]))
         weights = load_model(directory)
         check_fits(directory, self.shards, weights)
@@ -129,27 +111,18 @@ class _Work:
             "batch_samples": options["batch_size"],
         }
 
-    @property
-    def is_complete(self) -> bool:
-        return (self.out / answers.CACHE).exists()
-
     def plan(self, missing: list[int], *, yes: bool) -> None:
         """Print the number of bytes. Raises UsageError past the limit or the free space, without --yes."""
         header, size, left = self.header, answers.num_bytes(self.header), answers.num_bytes(self.header, missing)
-        tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
         units = answers.num_units(header)
         click.echo(
             f"{self.out}: {counted(header['samples'], 'sample')} of {self.loader.length} tokens, {header['slots']} "
             f"masked tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
-            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {units - len(missing)} of {units} units are "
-            "complete"
+            f"{size:,} bytes; {units - len(missing)} of {units} units are complete"
         )
         free = shutil.disk_usage(self.out).free
         if left > min(free, LIMIT_BYTES) and not yes:
-            sentence = (
-                f"{left:,} bytes would be written, {free:,} are free in {self.out}, and more than {LIMIT_BYTES:,} need "
-                "--yes; make room, give it, or fewer samples"
-            )
+            sentence = f"{left:,} bytes would be written to {self.out}, and {free:,} are free; give --yes to do so"
             raise UsageError(sentence, "missing", option="yes", given=str(self.out))
 
     def unit(self, number: int) -> None:
@@ -191,11 +164,11 @@ class _Work:
         return kept, counts
 
 
-def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
+def answer(ranks: World, options: dict[str, Any]) -> None:
     """Make the missing units, the j-th on rank j mod W, and publish the cache."""
     # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
     options = options | {"model": ranks.from_first(lambda: checkpoint.resolved(options["model"]))}
-    work = ranks.together(lambda: _Work(ranks, options, given))
+    work = ranks.together(lambda: _Work(ranks, options))
     missing = ranks.from_first(lambda: answers.begin(work.out, work.header))  # so all ranks share the same units
     ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
@@ -203,35 +176,19 @@ def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
             mine = missing[number + ranks.rank : number + ranks.rank + 1]
             ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
             bar.update(len(missing[number : number + ranks.world_size]))
-    ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
+    ranks.on_first(lambda: None if (work.out / answers.CACHE).exists() else answers.publish(work.out, work.header))
     if ranks.rank == 0:
         click.echo(f"done: {work.out}")
-
-
-def _unlock(out: Path, *, is_new: bool) -> None:
-    """Remove the file of the lock, because a finished cache must have the same bytes whichever process wrote it.
-
-    A command that fails before its first step leaves no files.
-    """
-    if not (out / answers.PLAN).exists():
-        (out / ".lock").unlink(missing_ok=True)
-        if is_new:
-            with contextlib.suppress(OSError):  # not empty
-                out.rmdir()
 
 
 def _verify(context: click.Context, option: click.Parameter, path: str | None) -> None:
     """Check the cache that --verify names, and end the command."""
     if path is None:
         return
-    header = answers.read_header(Path(path))
-    with tqdm(total=answers.num_bytes(header), unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        faults = [*answers.verify(Path(path), bar.update)]
-    for fault in faults:
-        click.echo(f"Error: {fault}", err=True)
-    if not faults:
-        click.echo(f"{path}: sound, {counted(header['samples'], 'sample')}")
-    context.exit(bool(faults))
+    if faults := [*answers.verify(Path(path))]:
+        raise DatasetError("; ".join(faults), "damaged", given=path)
+    click.echo(f"{path}: sound")
+    context.exit()
 
 
 _ONE = click.IntRange(min=1)
@@ -251,39 +208,24 @@ _ONE = click.IntRange(min=1)
 )
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, type=Output(), help="Directory for the cache.")
-@click.option(
-    "--top-k",
-    default=64,
-    type=_ONE,
-    help="Number of most probable tokens to store for each masked token, at most the vocabulary. For the others, only "
-    "their total.",
-)
+@click.option("--top-k", default=64, type=_ONE, help="Number of most probable tokens to store for each masked token.")
 @click.option(
     "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."
 )
 @click.option(
-    "--max-samples",
-    type=_ONE,
-    help="Number of samples to predict, usually the student's --steps times its --global-batch-size.",
+    "--max-samples", type=_ONE, help="Number of samples to predict: --steps times --global-batch-size of the student."
 )
-@click.option(
-    "--recipe",
-    help="Recipe of the student (docs/recipes.md), for its row length and masks. Options on the command line override "
-    "it. Default: none.",
-)
-@click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
+@click.option("--recipe", help="Recipe of the student (docs/recipes.md), for its row length and masks.")
+@click.option("--length", type=int, help="Row length in tokens, as the student's. Default: 128.")
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option(
     "--samples",
     type=click.Choice(["windows", "packed", "pairs"]),
-    default="windows",
-    help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.",
+    help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp. Default: windows.",
 )
-@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
-@click.option(
-    "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
-)
-@click.option("--shuffle", type=click.Choice(SHUFFLES), default="full", help="Order of an epoch, as the student's.")
+@click.option("--mlm-probability", type=float, help="Share of a row's tokens to mask. Default: 0.15.")
+@click.option("--masking", type=click.Choice(MASKING_POLICIES), help="Masking policy. Default: exact.")
+@click.option("--shuffle", type=click.Choice(SHUFFLES), help="Order of an epoch. Default: full.")
 @click.option("--batch-size", default=64, type=_ONE, help="Rows in one forward pass.")
 @click.option(
     "--unit-samples",
@@ -296,24 +238,20 @@ _ONE = click.IntRange(min=1)
     is_flag=True,
     help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
 )
-@click.pass_context
-def main(context: click.Context, **options: Any) -> None:
-    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
+def main(**options: Any) -> None:
+    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun.
+
+    Options of rows, masks and order are the student's. On the command line they override those of --recipe.
+    """
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
-        out = Path(options["out"])
 
         def lock() -> None:
-            if (out / "manifest.json").exists():
-                raise UsageError(
-                    f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
-                )
-            is_new = not out.exists()
+            out = Path(options["out"])
             stack.enter_context(checkpoint.lock(out))
-            stack.callback(_unlock, out, is_new=is_new)
+            stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
 
         ranks.on_first(lock)
-        sources = {name: context.get_parameter_source(name) for name in options}
-        answer(ranks, options, {name for name, source in sources.items() if source != ParameterSource.DEFAULT})
+        answer(ranks, options)
 
 
 if __name__ == "__main__":
