@@ -132,10 +132,10 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     index["files"].pop("adapter/adapter_config.json")
     (last_checkpoint(adapted) / "checkpoint.json").write_text(json.dumps(index))
     model_of("modernbert-tiny", dataset).save_pretrained(tmp_path / "larger")
-    for other in (sorted(start.glob("step-*"))[0], tmp_path / "larger"):
+    first = sorted(start.glob("step-*"))[0]
+    for other, kind, option in ((first, "other-settings", "init"), (tmp_path / "larger", "damaged", None)):
         path.write_text(json.dumps(json.loads(path.read_bytes()) | {"base_model_name_or_path": str(other)}))
-        refusal = refused_run(dataset.path, adapted, **options, kind="other-settings", option="init")
-        assert "adapter" in refusal.sentence
+        assert "adapter" in refused_run(dataset.path, adapted, **options, kind=kind, option=option).sentence
 
 
 def test_the_parts_of_a_lora():

@@ -87,7 +87,7 @@ def _peft() -> Any:
 
 
 def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] = ()) -> None:
-    """Freezes a model and puts matrices beside its linear maps, in place. They are the same on every rank.
+    """Freeze a model and put matrices beside its linear maps, in place. They are the same on every rank.
 
     whole: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
     is missing, or nothing fits.
@@ -108,7 +108,7 @@ def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] =
 
 
 def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list[str]:
-    """The names of the linear maps that get matrices."""
+    """Return the names of the linear maps that get matrices."""
     maps = {
         name: module
         for name, module in model.named_modules()
@@ -117,23 +117,18 @@ def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list
     inside = {part for layer in layers_of(model) for part in layer.modules()}
     targets = [name for name, each in maps.items() if (re.search(pattern, name) if pattern else each in inside)]
     if not targets:
-        sentence = (
-            f"--lora{f': target={pattern}' if pattern else ''} matches none of the {len(maps)} linear maps of the "
-            f"{model.config.model_type}, such as {next(iter(maps), '-')}; name some by target=PATTERN"
-        )
+        some = f"{len(maps)} linear maps of the {model.config.model_type}, such as {next(iter(maps), '-')}"
+        sentence = f"--lora: target={pattern} matches none of the {some}; give another pattern"
         raise UsageError(sentence, "no-match", option="lora", given=pattern)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     if tied := [name for name in targets if maps[name].weight in embeddings]:
-        sentence = (
-            f"--lora: target={pattern} matches {tied[0]}, whose weights are those of the embeddings; correct the "
-            "pattern so that it does not"
-        )
+        sentence = f"--lora: target={pattern} matches {tied[0]}, which shares the embeddings; give another pattern"
         raise UsageError(sentence, "conflict", option="lora", given=pattern)
     return targets
 
 
 def heads_of(model: PreTrainedModel) -> list[str]:
-    """The names of a model's head for a task, and of its pooler: what pre-training did not train."""
+    """Return the names of a model's head for a task, and of its pooler: what pre-training did not train."""
     encoder = model.base_model
     parts = {name: part for name, part in model.named_children() if part is not encoder}
     parts |= {f"{model.base_model_prefix}.{name}": part for name, part in encoder.named_children() if name == "pooler"}
@@ -141,7 +136,7 @@ def heads_of(model: PreTrainedModel) -> list[str]:
 
 
 def plain(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict of a model with an adapter → that of the model without: W + (alpha / r) · B A stands for W.
+    """Turn the state dict of a model with an adapter into that of one without: W + (alpha / r) · B A stands for W.
 
     Costs r operations for each element of W. Where W has 4 bits, it is what they stand for.
     """
@@ -167,7 +162,7 @@ def plain(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str
 
 
 def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Writes a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
+    """Write a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
     """
@@ -178,7 +173,7 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
 
 
 def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Writes the adapter of a model, with the weights of a state dict, into directory/adapter."""
+    """Write the adapter of a model, with the weights of a state dict, into directory/adapter."""
     own = _peft().get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
     (directory / ADAPTER).mkdir(exist_ok=True)
     weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}
@@ -190,39 +185,33 @@ def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: 
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
-    """Gives an adapter that `add` has put into a model the weights that `write` wrote.
+    """Give an adapter that `add` has put into a model the weights that `write` wrote.
 
-    Raises UsageError if they are of other sizes, and DatasetError if they cannot be read.
+    Raises DatasetError if they cannot be read, or are of other sizes.
     """
+    path = directory / ADAPTER / WEIGHTS
     try:
-        weights = load_file(directory / ADAPTER / WEIGHTS)
-    except SafetensorError as error:
-        raise _damaged(directory / ADAPTER / WEIGHTS, error) from None
-    own = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
-    try:
-        _peft().set_peft_model_state_dict(model, own)
-    except RuntimeError:
-        sentence = (
-            f"{directory / ADAPTER} was trained on weights of other sizes than those of {model.name_or_path}; put the "
-            "weights back that it was trained on, or give another --out"
-        )
-        raise UsageError(sentence, "other-settings", option="init") from None
+        weights = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
+        _peft().set_peft_model_state_dict(model, weights)
+    except (SafetensorError, RuntimeError):
+        raise _damaged(path) from None
 
 
 def start_of(directory: Path, given: str) -> str:
-    """The weights that the adapter of a checkpoint was put on, if it has one and they still exist; else `given`."""
+    """Return the weights that the adapter of a checkpoint was put on, if it has one and they exist; else `given`."""
     path = directory / ADAPTER / CONFIG
     try:
         known = json.loads(path.read_bytes())["base_model_name_or_path"]
         return known if Path(known).is_dir() else given
     except FileNotFoundError:
         return given
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, error) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _damaged(path) from None
 
 
-def _damaged(path: Path, error: Exception) -> DatasetError:
-    return DatasetError(f"{path} is damaged: {error}; give another --out", "damaged", given=str(path))
+def _damaged(path: Path) -> DatasetError:
+    sentence = f"{path} is damaged, or was not trained on these weights; give another --out"
+    return DatasetError(sentence, "damaged", given=str(path))
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -230,18 +219,17 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def base_of(model: PreTrainedModel) -> str:
-    """The frozen weights below an adapter, by their digest."""
+    """Return a name for the frozen weights below an adapter, by their digest."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     return f"weights of SHA-256 {fingerprint(model, without=trained)[:16]} below the adapter"
 
 
 def sizes(model: PreTrainedModel) -> dict[str, int]:
     """Return how many parameters of a model with an adapter are trained, and how many are frozen."""
-    parts = {"trained parameters": True, "frozen parameters": False}
-    return {
-        name: sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad == is_trained)
-        for name, is_trained in parts.items()
-    }
+    numbers = {True: 0, False: 0}
+    for parameter in model.parameters():
+        numbers[parameter.requires_grad] += parameter.numel()
+    return {"trained parameters": numbers[True], "frozen parameters": numbers[False]}
 
 
 # ------------------------------------------------------------------------------------------------------------ 4 bits
@@ -272,7 +260,7 @@ def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
 
 
 def _dequantized(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    """The weight of a linear map, of which `weight` is stored."""
+    """Return the weight of a linear map, of which `weight` is stored."""
     stored: Any = module.weight
     if type(stored).__name__ != "Params4bit":
         return weight
