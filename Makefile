@@ -8,7 +8,7 @@ PINS   ?= constraints.txt
 # Modules are compiled when they are first imported: most of those that pip would compile, in a minute, never are.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
 
-.PHONY: help demo bench proof test test-all oldest bounds campaign capabilities crash states gpu gpu-dry outside pages docs check \
+.PHONY: help demo bench proof test test-all oldest bounds campaign crash states gpu gpu-dry outside pages docs check \
     fix reference golden dist bom tagged publish-docs
 .DELETE_ON_ERROR:
 
@@ -51,10 +51,6 @@ bounds: $(VENV)/.dev  ## the tests of the kernels, with every index checked
 # CAMPAIGN="--count 2000 --seed 7 --ranks 3,4 --steps 12" makes others. The directories of runs that differ stay.
 campaign: $(VENV)/.dev  ## 200 runs of options drawn at random, killed and resumed, to the same bits
 	$(BIN)/python tools/campaign.py --out $(BENCH)/campaign $(CAMPAIGN)
-
-# CAPABILITIES="--only 7,12" tries some.
-capabilities: $(VENV)/.dev  ## every line of docs/howto/migrate.md, at a small size
-	$(BIN)/python tools/capabilities.py $(CAPABILITIES)
 
 # CRASH="calls --only build,pull" fails calls to the system in place of the power. Needs a C compiler; Linux on x86-64.
 crash: $(VENV)/.dev  ## loses power at every moment of each command, and runs it again; takes an hour

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
+import io
 import json
 import os
 import re
+import shlex
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import campaign
-import trials
 from soak import WORDS, write_text, write_vocab
 
+import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.arrays import digest
 from bertdata.format.manifest import MANIFEST, REPLACED
@@ -307,16 +310,22 @@ def make_inputs(folder: Path, names: list[str]) -> None:
     write_text(folder / "other.txt", 2000, seed=1)
     size = len(write_vocab(folder / "vocab.txt").read_text().splitlines())
     sizes = {"vocab_size": size, "hidden_size": 16, "intermediate_size": 16, "max_position_embeddings": 16}
-    trials.write("tiny.json", json.dumps(trials.SIZES | sizes))
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    Path("tiny.json").write_text(json.dumps({"model_type": "bert"} | sizes | no_dropout))
+    Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
     for name, number in (("train.tsv", 12), ("dev.tsv", 6)):
         rows = [" ".join(WORDS[(row + at) % len(WORDS)] for at in range(5)) for row in range(number)]
-        trials.write(name, "".join(f"{row}\t{'river' in row}\n" for row in rows))
-        trials.write(f"glue/CoLA/{name}", "".join(f"x\t{int('river' in row)}\t\t{row}\n" for row in rows))
+        Path(name).write_text("".join(f"{row}\t{'river' in row}\n" for row in rows))
+        Path("glue/CoLA", name).write_text("".join(f"x\t{int('river' in row)}\t\t{row}\n" for row in rows))
     needed = {name for command in names for line in COMMANDS[command].lines for name in re.findall(r"in/(\w+)", line)}
     needed |= {"shards"} if needed & INPUTS.keys() or any(COMMANDS[name].server for name in names) else set()
     for name, line in INPUTS.items():
         if name in needed:
-            trials.run(line)
+            program, *words = shlex.split(line)
+            command = importlib.import_module("bertdata.cli" if program == "bertdata" else "bertrain.__main__").main
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                command(words, standalone_mode=False)
 
 
 def load_kernels(folder: Path) -> None:
@@ -324,7 +333,7 @@ def load_kernels(folder: Path) -> None:
     pass
 
     for kind in ("windows", "packed"):
-        next(trials.loader(str(folder / "shards"), samples=kind, length=16, global_batch_size=4))
+        next(bertdata.Loader(bertdata.open(folder / "shards"), samples=kind, length=16, global_batch_size=4))
     for path in (folder / "run").glob("step-*"):
         load_model(path)
 

@@ -1,0 +1,78 @@
+"""Each line of docs/howto/migrate.md, and the tests that fail if it is no longer true."""
+
+import re
+
+from conftest import ROOT
+
+GUARDS = """
+1 test_tokens test_ids_are_those_of_the_library_and_a_sentence_begins_at_each_line_that_gives_ids
+2 tables/test_input_table test_files_give_these_documents
+3 tables/test_input_table test_files_give_these_documents, test_inputs test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts
+4 test_import test_rows_of_lists
+5 test_inputs test_an_interrupted_build_from_standard_input_starts_anew, test_build test_an_interrupted_build_continues_without_redoing_shards
+6 test_prepare test_the_dataset_is_that_of_the_changed_texts, test_prepare test_the_first_of_equal_texts_is_kept
+7 tables/test_tokenizer_table test_a_directory_gives_the_ids_of_transformers, test_tokens test_a_hub_gives_a_tokenizer_or_says_that_it_has_none
+8 test_teach test_another_dataset_or_tokenizer_is_refused, test_run test_heads_that_are_missing_are_named_and_another_tokenizer_is_refused
+9 test_build test_a_dataset_equals_the_reference, test_loader test_ranks_share_the_batches_of_one_stream
+10 test_samples test_documents_are_never_two_in_a_row, test_samples test_packed_rows_equal_their_reference
+11 test_samples test_where_the_cache_is
+12 test_cli test_show_says_what_the_mask_did_and_what_follows, test_cli test_verify_names_the_damage
+13 test_teach test_work_without_end_or_beyond_the_limit_is_refused
+14 test_kernels test_masks_equal_their_reference
+15 test_kernels test_masks_equal_their_reference
+16 test_import test_special_ids_inside_documents_are_read_and_never_masked
+17 test_samples test_random_ids_are_those_of_tokens
+18 test_samples test_stored_words_are_masked_whole
+19 test_kernels test_masks_equal_their_reference
+20 test_teach test_with_variants_the_stream_comes_round_and_is_the_same_until_then
+21 test_run test_rows_batches_and_masks_change_along_a_run
+22 test_loader test_labels_agree_with_positions_and_targets
+23 test_extending test_the_example_of_a_method_trains_and_resumes_to_the_same_bits
+24 test_run test_next_sentences_are_predicted_and_logged_apart
+25 test_pretrain test_a_run_writes_its_configuration_its_log_and_checkpoints
+26 test_samples test_pairs_equal_their_reference
+27 test_report test_padding_is_that_of_the_loader
+28 test_grammar test_the_example_of_a_million_parameters_runs
+29 test_build test_a_share_ends_below_its_bound, test_kernels test_text_hash_equals_its_reference
+30 test_dist test_two_processes_give_the_losses_of_one
+31 test_kernels test_permute_equals_its_reference, test_kernels test_permute_blocks_equals_its_reference
+32 test_feed test_pickled_datasets_are_small
+33 test_survive test_memory_stays_below_its_bound
+34 test_cli test_bench_measures_what_it_says
+35 test_loader test_restoring_from_every_step_gives_the_rest_of_the_stream
+36 test_inputs test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts, test_format test_batches_never_hold_ids_outside_the_vocabulary
+37 test_families test_loss_and_gradients_are_those_of_transformers
+38 test_run test_a_run_begins_with_given_weights
+39 test_grow test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained
+40 test_teach test_hidden_states_and_attention_are_mapped_as_they_should
+41 test_teach test_cached_and_asked_give_the_same_losses, test_augment test_a_student_learns_what_its_teacher_says_and_not_the_labels
+42 test_teach test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others
+43 test_elastic test_gradients_are_the_means_of_those_of_sub_networks_alone
+44 test_elastic test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes
+45 test_grow test_each_tensor_comes_from_where_the_rule_says
+46 test_adapters test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training, test_adapters test_a_missing_library_is_one_sentence
+47 test_optim test_steps_are_those_of_the_reference, test_extending test_gradients_are_clipped_to_the_norm_of_the_option
+48 test_optim test_rate_rises_to_the_peak_then_falls_and_is_never_zero
+49 test_run test_other_precisions_and_checkpointing_learn_the_same, test_pretrain test_accumulation_does_not_change_the_losses
+50 test_dist test_the_shortest_command_trains_on_all_ranks_in_one_directory
+51 test_pretrain test_stopped_after_any_step_and_resumed_the_losses_are_the_same_bits
+52 test_run test_tensorboard_holds_what_the_log_does, test_trackers test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record
+53 test_pairs test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens
+54 test_pretrain test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss
+55 test_model test_one_sample_with_a_fixed_mask_is_learned_by_heart, test_grammar test_training_comes_close_to_the_best_loss_there_is
+56 test_suite test_a_suite_runs_what_is_there_in_its_own_layout, test_suite test_a_suite_of_chinese_files
+57 test_augment test_copies_change_words_alone_and_keep_the_rest, test_augment test_a_word_of_several_tokens_gets_its_nearest_neighbours
+58 test_grow test_rates_are_scaled_by_the_last_pattern_that_matches
+59 test_pretrain test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss, test_import test_a_dataset_of_text_is_exported
+60 test_run test_the_doctor_finds_nothing_wrong, test_run test_the_doctor_finds_what_is_wrong
+"""  # noqa: E501
+
+
+def test_each_line_of_the_page_names_tests_that_exist():
+    page = (ROOT / "docs" / "howto" / "migrate.md").read_text(encoding="utf-8")
+    guards = dict(line.split(" ", 1) for line in GUARDS.strip().splitlines())
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [*guards] == [str(number) for number in range(1, 61)]
+    for number, names in guards.items():
+        for file, function in (name.split() for name in names.split(", ")):
+            source = (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")
+            assert f"\ndef {function}(" in source, f"{number}: {file}.py has no {function}"
