@@ -220,6 +220,35 @@ def test_a_build_leaves_tokenizers_as_it_was(tmp_path, text, vocab, monkeypatch,
     assert os.environ.get("TOKENIZERS_PARALLELISM") == parallel
 
 
+def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(tmp_path, text, vocab):
+    """Of files that were moved, nothing but .build says whose they are."""
+    options = {"tokenizer": vocab, "overwrite": True}
+    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
+    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
+    with kill, pytest.raises(KeyboardInterrupt):
+        build(text, tmp_path / "out", **options)
+    with refuses("empty", "inputs"):
+        build(write(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
+    build(text, tmp_path / "out", **options)
+    assert published(tmp_path / "out") == expected
+
+
+def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
+    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
+
+    def begin(path, **options):
+        unlink(path, **options)
+        if os.path.basename(path) == "lock":
+            left.extend(os.listdir(lock.parent))
+            lock.touch()
+
+    with patch.object(os, "unlink", begin):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert left == []
+    assert lock.exists()
+    assert verify(tmp_path / "out") == []
+
+
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):
     out, changing = tmp_path / "out", tmp_path / "text"
     shutil.copy(corpus, changing)

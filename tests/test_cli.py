@@ -8,8 +8,10 @@ import pty
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
+from unittest.mock import patch
 
 import click
 import numpy as np
@@ -21,7 +23,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.look import bench
+from bertdata.look import bench, report
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 
@@ -165,6 +167,16 @@ def test_names_of_any_bytes_are_printed_where_output_is_strict(tmp_path, corpus,
             [sys.executable, "-m", "bertdata", *map(str, arguments)], env=environment, capture_output=True
         )
         assert (done.returncode, b"sh\xff" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_page_goes_into_a_pipe_that_stays(dataset, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with patch.object(report, "report", lambda *given, **options: "<html>"):
+        succeeds(main, "inspect", dataset.path, "--html", tmp_path / "pipe")
+    assert os.read(reading, 99) == b"<html>"
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    os.close(reading)
 
 
 def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_path, corpus):

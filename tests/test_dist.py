@@ -73,14 +73,6 @@ def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, voca
 
 
 @pytest.mark.slow
-def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
-    arguments = flags(dataset.path, tmp_path / "run", model="bert-huge")
-    _, err = on_ranks(2, "bertrain.pretrain", arguments, code=2)
-    assert err.count("Error: ") == err.count("--model bert-huge") == 1
-    assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
-
-
-@pytest.mark.slow
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
     """Also of samples that do not fill batches."""
     arguments = ["--checkpoint", two, "--data", dataset.path, "--split", "train", "--length", 16, "--max-samples", 129]

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, built, write_dataset
-from helpers import build, members, refuses, with_member, without_origins
+from helpers import build, invoke, members, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
 from bertdata import Loader
+from bertdata.cli import main
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format.verify import verify
 
@@ -323,6 +324,17 @@ def test_any_damage_to_a_json_file_is_named(copy):
 NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
 
 
+def test_one_damaged_shard_is_named_once_and_the_others_are_still_read(tmp_path):
+    """The second of three shards is cut short, the third has a fault in what it says."""
+    good = ([10, 11, 3], [3], None)
+    out = write_dataset(tmp_path / "out", [good, good, ([10, 4, 3], [3], None)])
+    cut = out / "train-00001.tokens.npy"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    faults = verify(out)
+    names = ["train-00001.tokens.npy"] * 2 + ["train-00002.tokens.npy"]
+    assert [fault.split(" ")[0].rstrip(":") for fault in faults] == [str(out / name) for name in names]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_other_shard_names_are_refused(sound, name):
     """Where that is possible, the files stand where the name leads, so that following it would work."""
@@ -543,6 +555,21 @@ def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, mani
         seal(tmp_path / "copy" / "manifest.json", manifest | changed)
         (fault,) = verify(tmp_path / "copy")
         assert "manifest.json" in fault
+
+
+@pytest.mark.parametrize("member", ["settings", "counts"])
+def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manifest, tmp_path, member):
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    names = [*manifest[member], "map", "dtype", "imported"]
+    values = [manifest[member] | {name: junk} for name in names for junk in (-5, "x", [5], {"a": "b"}, None)]
+    for number, value in enumerate((5, [], {}, {"imported": "x"}, *values)):
+        seal_manifest(tmp_path / "copy", manifest | {member: value})
+        export = ["export", tmp_path / "copy", "--out", tmp_path / str(number)]
+        for command in (["inspect", tmp_path / "copy"], export):
+            assert invoke(main, *command).exit_code in (0, 1)
+    seal_manifest(tmp_path / "copy", manifest | {member: 5})
+    with refuses("damaged"):
+        bertdata.open(tmp_path / "copy")
 
 
 def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):

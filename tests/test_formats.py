@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import refuses, word_list
 from hypothesis import example, given
@@ -147,6 +149,16 @@ def test_text_before_the_first_record_is_named(folder, content, block_bytes):
 
 
 # ------------------------------------------------------------------------------------------------------ save_to_disk
+
+
+def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):
+    path = folder / "groups.parquet"
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["short"] * 8), pa.array([f"{n} " * 99 for n in range(8)])], ["c", "b"]
+    )
+    pq.write_table(pa.table({"a": struct}), path, row_group_size=1)
+    units = [[unit for unit, *_ in read([path], text_key=key, shard_size=300)] for key in ("a.b", "a.c")]
+    assert units[0][-1] > units[1][-1] > 0
 
 
 def save(directory, rows, *, shards=2, **state):

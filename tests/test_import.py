@@ -288,6 +288,15 @@ def test_the_name_of_a_table_may_be_no_utf_8(tmp_path, vocab, take, kind):
 # --------------------------------------------------------------------------------------------------- ids and splits
 
 
+def test_rows_of_fixed_size_in_the_directory_of_the_command(tmp_path, take, monkeypatch):
+    column = pa.array([[10, 11], [12, 13], [14, 15]], pa.list_(pa.int32(), 2))
+    pq.write_table(pa.table({"input_ids": column}).slice(1), tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert stored(take(".", **SMALL)) == [[12, 13], [14, 15]]
+    as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)
+    assert stored(take(tmp_path / "rows.arrow", "arrow", **SMALL)) == [[12, 13], [14, 15]]
+
+
 @given(
     st.lists(st.one_of(st.integers(-2, 12), st.just(5)), max_size=20),
     st.integers(0, 200),
@@ -317,6 +326,12 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
     assert all(splits.values())
     assert stored(dataset) == [*splits["train"], *splits["validation"], *splits["test"]]
     assert verify(dataset.path) == []
+
+
+def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, take):
+    dataset = take(of_megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
+    assert dataset.manifest.counts["dropped_documents"] == 2
+    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split)
 
 
 def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):

@@ -50,7 +50,7 @@ from sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import formats
+from bertdata.sources import formats, plan
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
@@ -349,6 +349,13 @@ def first_replaced(paths, wanted=every_unit, **form):
         if some.first_replaced:
             first.setdefault(block.unit, some.first_replaced)
     return first
+
+
+def test_a_block_has_few_of_many_small_files(folder):
+    paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
+    with patch.object(plan, "MOST_INPUTS", 8):
+        sizes = [some.starts.size for _, some in blocks_of(paths)]
+    assert sizes == [8, 8, 4]
 
 
 @FEW

@@ -90,10 +90,14 @@ def test_muon_takes_the_matrices_of_layers(name):
         (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
         (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient
         (2, {"lora": "r=2,alpha=6", "lr": 2e-2, "eval_every": 2}),
+        (
+            2,
+            {"objective": "nsp", "model": "bert", "optimizer": "adamw", "micro_batch_size": 2},
+        ),  # which needs no logits
     ],
 )
 def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, options):
-    """With each optimizer, in a growth, of other families, and with an adapter."""
+    """With each optimizer, in a growth, of other families and objectives, and with an adapter."""
     options = QUIET | {"optimizer": "muon", "mlm_probability": 0.15, "steps": 4} | options
     options["model"] = configs.get(options["model"], "modernbert-tiny")
     if "lora" in options:

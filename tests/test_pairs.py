@@ -13,7 +13,7 @@ from families import SMALL
 from helpers import json_of, refused, succeeds, write, write_all
 from reference.pairs import score as slow_score
 from tokenizers import processors
-from training import ALONE, CPU, on_ranks
+from training import ALONE, CPU
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
@@ -124,16 +124,6 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
     for places in (1, 30):
         monkeypatch.setattr(pairs, "PLACES", places)
         assert scores() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_result_of_one(bert_like, file):
-    arguments = ["--checkpoint", bert_like, "--pairs", file, "--json"]
-    said, _ = on_ranks(2, "bertrain.commands.evaluate", arguments)
-    assert json.loads(said.splitlines()[-1]) == result_of(bert_like, "--pairs", file)
-    assert said.count("\n") == 1
-    _, err = on_ranks(2, "bertrain.commands.evaluate", [*arguments, "--length", 9], code=2)
-    assert err.count("--length") == 1
 
 
 def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):

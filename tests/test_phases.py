@@ -18,6 +18,7 @@ from reference import phases as reference
 from test_vectors import VECTORS
 from training import (
     QUIET,
+    SMALL,
     TINY,
     changing,
     entries,
@@ -35,6 +36,7 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertdata.format.records import read_record, write_record
 from bertrain import pretrain, state
+from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream, build_loader
 from bertrain.models.encoder import set_rotary_bases
@@ -432,6 +434,20 @@ def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
     refused(pretrain.main, "--config", path, "--warmup-steps", 1, kind="conflict", option="warmup_steps")
     given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer", "adamw"]  # its phases set rates of its own
     refused(pretrain.main, *given, kind="conflict", option="optimizer")
+
+
+def test_the_doctor_prints_the_phases_first(dataset, tmp_path):
+    phases = [
+        {"steps": 10, "length": 16, "global_batch_size": "4..8", "layers": 1, "warmup": 0.5},
+        {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
+    ]
+    config = Config.make(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
+    found = list(doctor.check(doctor.build(config, 1)))
+    assert [name for name, _ in found].index("shards") == len(phases)
+    assert "steps 10 to 25" in found[1][1][1]
+    samples = dict(found)["samples"][1]
+    assert "25 steps, 5,760 tokens" in samples
+    assert "epochs" not in samples
 
 
 def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import built
 from helpers import invoke, refuses, tuning, waited, write
-from training import QUIET, assert_near, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
+from training import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain, ranks
@@ -167,14 +167,6 @@ def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
         sentence = refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **options).sentence
         result = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options))
         assert (result.exit_code, result.stdout.splitlines()[-1].endswith(sentence)) == (1, True)
-
-
-@pytest.mark.slow
-def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset, tmp_path):
-    options = {"objective": "nsp", "model": "bert-tiny", "steps": 3, "eval_every": 0, "micro_batch_size": 2}
-    alone = train(dataset.path, tmp_path / "alone", **options)
-    on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **options))
-    assert_near(entries(tmp_path / "two"), alone, rel=1e-5)
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

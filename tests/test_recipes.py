@@ -79,6 +79,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, name, content, kin
 
 
 def test_a_recipe_is_named_alone_and_by_its_name_and_printed_by_the_first_rank(options_of, monkeypatch):
+    refused(command(print), "--data", "d", "--config", "nowhere.json", kind="not-found", option="config")
     for words, kind in ((["huge"], "unknown"), (["tiny", "--config", __file__], "conflict")):
         refused(command(print), "--recipe", *words, kind=kind, option="recipe", given=words[0])
     monkeypatch.setenv("RANK", "1")

@@ -216,6 +216,17 @@ def test_a_step_may_have_all_samples_and_one_row_for_each_rank():
 # ------------------------------------------------------------------------------------------------- precision and speed
 
 
+def test_a_plan_counts_the_rows_of_a_run():
+    given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
+    planned = Plan.make(Config.make(data="x", steps=100, phase=given), OF_100, world_size=2)
+    rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
+    assert [rows[step] for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 8]
+    assert planned.samples() == sum(rows)
+    assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
+    epoch = Plan.make(Config.make(data="x", phase=given), OF_100, world_size=2)
+    assert epoch.samples() == pytest.approx(100, abs=40)
+
+
 def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
     """The scale is lowered and training goes on, and the log counts the step as any that is skipped."""
     begins = functools.partial(torch.amp.GradScaler, init_scale=2.0**127, backoff_factor=2.0**-112)

@@ -74,6 +74,15 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
     assert some == [each for each in every if mask >> each[0] % 16 & 1]
 
 
+def test_a_table_is_read_together_whatever_its_name(folder):
+    """Where a row begins is known only from the first row on: text in quotation marks may have lines."""
+    paths = [write(folder / name, b'text\n"a\nb"\n' * 9) for name in ("a.csv", "a.txt")]
+    plans = [split([local(path)], TextFormat(kind="csv", shard_size=10)) for path in paths]
+    assert plans[0].stretches == split([local(paths[0])], TextFormat(shard_size=10)).stretches
+    assert plans[0].stretches == plans[1].stretches
+    assert len({plans[1].section(unit) for unit in plans[1].stretches[0].units}) == 1
+
+
 def test_a_task_of_empty_files_is_made_alone(folder):
     """As a task on a cluster is."""
     names = [write(folder / name, b"") for name in ("a.txt", "b.txt")]
@@ -93,6 +102,16 @@ def test_a_parquet_file_that_loses_its_column_after_the_plan_is_refused(folder):
     pq.write_table(pa.table({"other": ["river"]}), path)
     with refuses("no-column", "text_key", given="text"):
         list(find_blocks(plan))
+
+
+def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):
+    path = write(folder / "dense.txt.gz", gzip.compress(b"the stone\n" * 40_000))
+    after = write(folder / "after.txt", b"river")
+    units = [unit for unit, _ in units_and_texts([path, after], shard_size=1000)]
+    count = 1 + UNITS_PER_SIZE * path.stat().st_size // 1000
+    assert count < 400  # else it does not unpack to more
+    assert units[:-1] == sorted([min(start // 1000, count - 1) for start in range(0, 400_000, 10)])
+    assert units[-1] == count
 
 
 @pytest.mark.parametrize("kind", ["files of zstd", "files", "files, each a document"])

@@ -15,7 +15,7 @@ from helpers import build, flip, published, refused, refuses, succeeds, without_
 from sources import as_jsonl, as_parquet, zstd
 
 import bertdata
-from bertdata.format.origins import Origins
+from bertdata.format.origins import Origins, origins_of
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load
 from bertrain.commands.trace import main, parts_of, stream_of
@@ -128,6 +128,11 @@ def test_verify_finds_damaged_origins(tmp_path, vocab, corpus):
 
 
 # ----------------------------------------------------------------------------------------------- batches of past runs
+
+
+def test_a_place_has_the_bits_that_the_inputs_leave():
+    found = origins_of(np.array([0, 1, 2]), np.array([5 << 40, 0, 6 << 40]), 3)
+    assert [divmod(int(each), 1 << 62) for each in found] == [(0, 5 << 40), (1, 0), (2, 6 << 40)]
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,17 @@ def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, other, tmp_pa
         bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
+@pytest.mark.parametrize("content", [b"{}", None])
+@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.tokens.npy", "train-00000.json"])
+def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path, name, content):
+    shutil.copytree(dataset.path, tmp_path / "damaged")
+    damaged = tmp_path / "damaged" / name
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with refuses("damaged", given=damaged):
+        push(tmp_path / "damaged", f"{bucket.url}/shards")
+    assert "manifest.json" not in bucket.objects("shards")
+
+
 def test_a_url_that_cannot_hold_a_dataset_is_refused_without_secrets(dataset, tmp_path):
     for url in ("https://host/shards", "shards"):
         with refuses("bad-url", "url"):

@@ -92,9 +92,10 @@ def builds():
         yield {"map": [spec]}, "bad-function map"
         yield {"words": spec}, "bad-function words"
     yield {"words": "builtins:len"}, "function-failed words"
-    yield {"inputs": "no_ids.jsonl"}, "empty inputs"
+    yield from (({"inputs": "no_ids.jsonl", "out": out}, "empty inputs") for out in ("out", "there"))
     yield {"inputs": "no_ids.jsonl", "map": ["test_refused_table:nothing"]}, "bad-function map"
     yield {"inputs": "no_ids.jsonl", "tokenizer": None}, "empty inputs"
+    yield {"inputs": "no_ids.jsonl", "tokenizer": None, "map": ["test_refused_table:nothing"]}, "bad-function map"
     yield {"tokenizer": None, "vocab_size": 3}, "out-of-range vocab_size"
     for tokenizer in ({}, {"tokenizer": None}):
         yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "bad-function map"
@@ -172,6 +173,7 @@ def _place(tmp_path, monkeypatch, dataset):
     write_all(tmp_path, contents | {"l.bin": ids.llm_c([10] * 600, 20240520, 1, "uint16")})
     pq.write_table(pa.table({"input_ids": IDS}), "r.parquet")
     os.symlink(dataset.path, "shards")
+    os.mkdir("there")
     for name in ("pipe", "p.bin", "p.parquet", "q.idx", "o.bin"):
         os.mkfifo(name)
 
@@ -195,11 +197,11 @@ CALLS = [(build, *row) for row in builds()] + [(import_ids, *row) for row in imp
 @pytest.mark.parametrize("row", CALLS, ids=[f"{row[2]} {number}" for number, row in enumerate(CALLS)])
 def test_a_call_that_makes_no_sense_is_refused(vocab, row):
     function, wrong, error, says = (*row, "")[:4]
-    before = os.listdir()
+    before = sorted(os.walk("."))
     if isinstance(table := wrong.get("inputs"), pa.Table):
         pq.write_table(table, "r.parquet")
         wrong = {"inputs": "r.parquet"}
     with refuses(*error.split(), says=says) as caught:
         function(**{"inputs": "t.txt", "out": "out", "tokenizer": vocab} | wrong)
     assert "secret" not in str(caught.value)
-    assert os.listdir() == before
+    assert sorted(os.walk(".")) == before
