@@ -10,19 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import helpers
-import hypothesis
 import numpy as np
 import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL, four_rows
-from helpers import damages, refuses
-from hypothesis import strategies as st
+from helpers import refuses
 from torch.func import functional_call
 from training import (
     QUIET,
     assert_near,
-    cannot_read,
     entries,
     learner,
     learner_of,
@@ -39,10 +36,9 @@ from bertrain.config import Config
 from bertrain.lab.elastic import extract, search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
-from bertrain.lab.elastic.training import Elastic, _mean
+from bertrain.lab.elastic.training import Elastic
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.models.load import load_model, new_model
-from bertrain.objectives import LossSum
 
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
@@ -162,13 +158,6 @@ def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset
     assert all(parameter.grad is None for parameter in later)
 
 
-def test_a_sub_network_as_large_as_the_model_learns_as_the_model_does(configs, dataset):
-    model, (_, piece) = complete(configs, "bert"), four_rows(dataset, 40)
-    made = Elastic(learner(model), space=Space(SPACE, model.config), number=1, seed=0)
-    made.use([WHOLE])
-    assert made(**piece)["mlm"].sum.item() == learner(model)(**piece)["mlm"].sum.item()
-
-
 # --------------------------------------------------------------------------------------------------------------- space
 
 
@@ -234,14 +223,6 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
 def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path, trained, configs):
     options = RUN | {"model": configs["bert"], "micro_batch_size": 2}
     assert_near(train(dataset.path, tmp_path / "two", ranks=2, **options), entries(trained), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_modernbert_with_muon_and_packed_documents_learns(dataset, tmp_path, configs):
-    options = QUIET | {"model": configs["modernbert"], "isolate_documents": True, "optimizer": "muon", "muon_rate": 2.0}
-    log = train(dataset.path, tmp_path / "run", elastic=SPACE, steps=20, **options)
-    steps = [entry["loss"] for entry in log if "loss" in entry]
-    assert np.mean(steps[-5:]) < np.mean(steps[:5]) - 0.1
 
 
 @pytest.mark.parametrize(("method", "heads"), [("relations", 2), ("logits", 2), ("hidden", 2), ("hidden", 4)])
@@ -388,33 +369,6 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out, **known)
 
 
-def measurements(out, settings, measure=None):
-    return search.Measurements(out, settings, measure, measure, measure)
-
-
-def test_no_trial_is_lost_where_a_file_of_a_search_is_damaged(tmp_path, monkeypatch):
-    settings, trials = {"split": "validation", "length": 32}, tmp_path / "trials.jsonl"
-    numbers = {"parameters": 9, "latency_ms": 1.5, "loss": 2.0, "accuracy": 0.5}
-    known = measurements(tmp_path, settings, lambda given: numbers)
-    for layers in (1, 2, 3):
-        known.latency(Sizes(layers, 16, 2, 16))
-    content = trials.read_bytes()
-    (tmp_path / "search.json").unlink()
-    with refuses("damaged", "out"):
-        measurements(tmp_path, settings)
-    (tmp_path / "search.json").write_text(json.dumps(settings))
-    with monkeypatch.context() as patched:
-        cannot_read(patched, tmp_path / "search.json")
-        with pytest.raises(OSError, match="search.json"):
-            measurements(tmp_path, settings)
-    assert trials.read_bytes() == content
-    first, second, third = content.splitlines(keepends=True)
-    for damage in (*damages(second, tmp_path).values(), third.replace(b"2.0", b'"2"')):
-        trials.write_bytes(first + damage.replace(b"\n", b"") + b"\n" + third)
-        assert [sizes.layers for sizes in measurements(tmp_path, settings).entries] == [1, 3]
-        assert trials.read_bytes() == first + third
-
-
 def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, monkeypatch):
     monkeypatch.setattr(search, "DRAWS", 3)
     common = ["search", "--data", dataset.path, "--out", tmp_path / "out", "--checkpoint"]
@@ -423,13 +377,3 @@ def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_ru
     refused(*common, bert_run, "--latency", "1s", kind="unsupported", option="checkpoint")  # without sub-networks
     done = succeeds("extract", "--checkpoint", bert_run, "--layers", 1, "--out", tmp_path / "small")
     assert "--elastic" in done.stderr
-
-
-@hypothesis.given(
-    st.lists(st.lists(st.integers(0, 5000), min_size=3, max_size=3), min_size=2, max_size=40), st.randoms()
-)
-def test_means_over_sub_networks_add_up_to_the_same_bits_in_any_order(numbers, draw):
-    """As a checkpoint adds up those of all ranks, and a run that was not stopped does not."""
-    means = [_mean([LossSum(torch.tensor(1.0), number) for number in three]).num_correct.double() for three in numbers]
-    shuffled = draw.sample(means, len(means))
-    assert sum(means[1:], means[0]) == sum(shuffled[1:], shuffled[0])

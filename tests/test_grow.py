@@ -6,12 +6,11 @@ import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL
-from training import QUIET, changing, learner, leave_out_kernels, refused_run, train, train_twice
+from training import QUIET, changing, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 from bertrain import checkpoint
 from bertrain.config import Config
-from bertrain.evaluate import Evaluator
 from bertrain.lab import growth as grow
 from bertrain.models.load import load_model, new_model
 from bertrain.optim import optimizers
@@ -154,21 +153,6 @@ def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dat
         assert states[7][name][1]["step"] == states[2][name][1]["step"] + 2
 
 
-@pytest.mark.slow
-def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path, monkeypatch):
-    leave_out_kernels(monkeypatch)
-    options = QUIET | {"steps": 6, "phase": changing(0.5, layers=[1, None]), "optimizer": "muon"}
-    plain = train(dataset.path, tmp_path / "plain", **options)
-    made = train(dataset.path, tmp_path / "made", ranks=1, compile="on", **options)
-    for one, two in zip(plain, made, strict=True):
-        assert ("loss" in one) == ("loss" in two)
-        assert "loss" not in one or one["loss"] == pytest.approx(two["loss"], rel=1e-4)
-    compiled, trained = (
-        {entry["step"]: entry[name] for entry in made if name in entry} for name in ("compiled_s", "trained_s")
-    )
-    assert compiled[4] - compiled[3] > trained[4] - trained[3]
-
-
 def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, tmp_path, configs):
     growth = {"phase": changing(0.5, layers=[1, None])}
     for name, more, kind, option, given in (
@@ -195,19 +179,6 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
         options = {"model": configs[name], "steps": 4, "kind": kind, "option": option, "given": given} | more
         refused_run(dataset.path, tmp_path / "run", **options)
         assert not (tmp_path / "run" / "log.jsonl").exists()
-
-
-def test_the_losses_around_a_growth_are_of_one_rotary_base(dataset, tmp_path, configs, monkeypatch):
-    seen, real = [], Evaluator.loss
-
-    def loss(self):
-        seen.append(self._trainer.learner.model.config.rope_parameters["full_attention"]["rope_theta"])
-        return real(self)
-
-    monkeypatch.setattr(Evaluator, "loss", loss)
-    options = {"model": configs["modernbert"], "rope_base": 777.0, "steps": 2, "phase": changing(0.5, layers=[1, None])}
-    train(dataset.path, tmp_path / "run", **QUIET | options)
-    assert seen == [777.0, 777.0]
 
 
 def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):

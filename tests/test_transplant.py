@@ -9,8 +9,6 @@ import torch
 from conftest import SPECIALS, byte_level_bpe
 from families import SMALL, VARIANTS
 from helpers import build, refused, succeeds, write, write_all
-from hypothesis import given
-from hypothesis import strategies as st
 from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
@@ -116,22 +114,6 @@ def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
     assert len(made_of.of_id) == 400 == made_of.copied + made_of.means + made_of.random
 
 
-@given(st.lists(st.text("ab ", min_size=1, max_size=3), min_size=1, max_size=8), st.text("ab ", max_size=9))
-def test_a_text_is_cut_into_the_longest_tokens(tokens, text):
-    by_text = {token.encode(): number for number, token in enumerate(dict.fromkeys(tokens))}
-    ids = transplant._cut(text.encode(), by_text, max(map(len, by_text)))
-    rest, expected = text, []
-    while rest:
-        fitting = [token for token in by_text if rest.encode().startswith(token)]
-        if not fitting:
-            expected = []
-            break
-        best = max(fitting, key=len)
-        expected.append(by_text[best])
-        rest = rest[len(best) :]
-    assert ids == expected
-
-
 def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordinary, tmp_path):
     train(dataset.path, tmp_path / "run", **QUIET, steps=2)
     tokens = [token for token in ordinary if len(token) > 1][::-1] + [t for t in ordinary if len(t) == 1]
@@ -145,19 +127,9 @@ def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordin
     assert config["vocab_size"] == len(SPECIALS + tokens) + 1
 
 
-def test_what_cannot_be_moved_is_refused(checkpoint, vocab, tmp_path):
-    directory = checkpoint("bert")
-    write(tmp_path / "full" / "mine", "mine")
-    options = ["--checkpoint", directory, "--tokenizer", vocab, "--out"]
-    refused(transplant.main, *options, tmp_path / "full", kind="out-exists", option="out")
-    missing = ["--checkpoint", directory, "--tokenizer", tmp_path / "none.json", "--out", tmp_path / "out"]
-    refused(transplant.main, *missing, kind="tokenizer-not-found", option="tokenizer")
-    (tmp_path / "empty").mkdir()
-    nothing = ["--checkpoint", tmp_path / "empty", "--tokenizer", vocab, "--out", tmp_path / "out"]
-    refused(transplant.main, *nothing, kind="not-a-run", option="checkpoint")
-    roberta = checkpoint("roberta")  # whose positions begin after a padding id
+def test_a_vocabulary_without_the_padding_id_that_the_model_needs_is_refused(checkpoint, tmp_path):
     (tmp_path / "bare.txt").write_text("[UNK]\na\nb\n")
-    bare = ["--checkpoint", roberta, "--tokenizer", tmp_path / "bare.txt", "--out", tmp_path / "out"]
+    bare = ["--checkpoint", checkpoint("roberta"), "--tokenizer", tmp_path / "bare.txt", "--out", tmp_path / "out"]
     refused(transplant.main, *bare, kind="unsupported", option="model")
     assert not (tmp_path / "out").exists()
 
