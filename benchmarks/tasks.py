@@ -22,7 +22,7 @@ import numpy as np
 from common import report
 from study import answer
 
-from bertrain.lab import tables
+from bertrain.lab.tasks import TASKS, Columns
 
 COLUMNS = {
     "sst2": "--task classification --text 0 --label -1",
@@ -51,13 +51,16 @@ def bags(files: dict[str, str]) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import MultinomialNB
 
-    train, test = (tables.read(files[split], text="0", other="", label="-1") for split in ("train", "test"))
+    task = TASKS["classification"](Columns("0", "", "-1"))
+    train, test = (task.read(files[split])[0] for split in ("train", "test"))
+    texts = [example.text for example in train]
     counter = CountVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]")
-    counts, labels, truth = counter.fit_transform(train.texts), np.array(train.labels), np.array(test.labels)
+    labels, truth = (np.array([row.label for row in rows]) for rows in (train, test))
+    counts = counter.fit_transform(texts)
     names, frequency = np.unique(labels, return_counts=True)
     found = {"majority": float((truth == names[frequency.argmax()]).mean())}
     for name, model in (("naive Bayes", MultinomialNB()), ("logistic", LogisticRegression(max_iter=1000))):
-        found[name] = float(model.fit(counts, labels).score(counter.transform(test.texts), truth))
+        found[name] = float(model.fit(counts, labels).score(counter.transform([row.text for row in test]), truth))
     return found
 
 

@@ -17,7 +17,7 @@ from bertrain import recipes
 from bertrain.__main__ import imported
 from bertrain.config import HEADINGS, Config, all_options, known_options, layered, replaced
 from bertrain.methods import options_of_methods
-from bertrain.options import flag, helps, named
+from bertrain.options import Options, flag, helps, named
 
 MOST_BYTES = 1 << 24  # of a file of options
 
@@ -38,10 +38,9 @@ class _RunCommand(OneSentence):
         methods = {name.replace("_", " ").capitalize(): kind for name, kind in options_of_methods().items()}
         headings: dict[str, list[str]] = {name: [] for name in (*HEADINGS[:3], *methods, *HEADINGS[3:])}
         for heading, kind in [("", Config), *methods.items()]:
-            texts = helps(kind)
             for option in (each for each in fields(kind) if not each.metadata["in_files"]):
                 headings[option.metadata["group"] or heading].append(option.name)
-                self.params.append(_flag(option, texts.get(option.name, "")))
+            self.params += flags_of(kind)
         self.headings = headings
         recipe = f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}."
         file = "Read options from this run.json, or from a TOML file of option = value and [[phase]] (docs/phases.md)."
@@ -50,12 +49,18 @@ class _RunCommand(OneSentence):
         return super().get_params(ctx)
 
 
+def flags_of(kind: type[Options], without: str | None = None) -> list[click.Parameter]:
+    """Return a flag for each option that the command line may have. without: a group of options that gets none."""
+    texts, options = helps(kind), (each for each in fields(kind) if not each.metadata["in_files"])
+    return [_flag(each, texts.get(each.name, "")) for each in options if each.metadata["group"] != without]
+
+
 def _flag(option: Field[Any], help: str) -> click.Parameter:
     kind, name = option.metadata["kind"], flag(option.name)
     if option.default is False:
         return click.Option([f"{name}/--no-{name[2:]}", option.name], default=None, help=f"{help}  [default: off]")
     shown = f"{help}  [default: {option.default}]" if option.default not in (None, "", ()) else help
-    more: dict[str, Any] = {"metavar": kind.metavar, "multiple": kind.many}
+    more: dict[str, Any] = {"metavar": kind.metavar, "multiple": kind.many, "required": option.metadata["required"]}
     if kind.choices:
         more["shell_complete"] = lambda ctx, param, text: [name for name in kind.choices if name.startswith(text)]
     return click.Option([name, option.name], help=shown, **more)

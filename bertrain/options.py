@@ -171,10 +171,11 @@ def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
     phase: whether a [[phase]] may set it.
     in_files: whether only files have it, and not the command line.
     of: the option that this one belongs to. If a later layer changes that option, this one is dropped.
+    required: whether the command line must have it.
     resume: whether a resumed run may have another value. "never": no. "content": what the value names is compared, not
     the value, as a dataset may have moved. "told": yes, and the run says what changes. "free": yes.
     """
-    usual = {"phase": False, "in_files": False, "of": "", "resume": "never"}
+    usual = {"phase": False, "in_files": False, "of": "", "required": False, "resume": "never"}
     return field(default=default, metadata={"kind": kind, "group": group, **usual, **more})
 
 

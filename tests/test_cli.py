@@ -224,8 +224,10 @@ def test_a_url_is_no_output_of_the_trainer(name):
     command = trainer.get_command(click.Context(trainer), name)
     options = {option for parameter in command.params for option in parameter.opts}
     if "--out" in options:
-        more = ["--data", "x"] * ("--data" in options)
-        refused(trainer, name, "--out", "s3://bucket/run", *more, kind="bad-url", option="out")
+        needed = {"finetune": "--checkpoint x --train x --dev x", "augment": "--checkpoint x --train x"}
+        needed["suite"] = "glue --data x --checkpoint x"
+        more = needed.get(name, "--data x" if "--data" in options else "").split()
+        refused(trainer, name, *more, "--out", "s3://bucket/run", kind="bad-url", option="out")
 
 
 def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab):

@@ -121,11 +121,6 @@ bertrain/checkpoint.py
 -            with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
 -                os.fsync(file.fileno())
 
-states augment: sync of augmented rows
-bertrain/lab/tables.py
--os.fsync(file.fileno())
-+pass
-
 states build: temporary name of a record
 bertdata/files.py
 -(name + TEMPORARY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,32 +12,20 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
-from bertdata.support import UsageError, is_out_of_memory
+from bertdata.support import UsageError
 from bertrain.commands.reading import plain_tokenizer
-from bertrain.lab import seeds
 from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import family_of
-from bertrain.models.load import HARMLESS, check_length, max_length, needed_weights
+from bertrain.models.load import HARMLESS, check_length, max_length, must_download, needed_weights, refusing
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
-SHOWN = 5  # labels that a message lists
 ROWS = 64  # of a batch that is scored, at most
-DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "embedding_dropout",
-    "mlp_dropout",
-    "attention_dropout",
-    "dropout",
-    "classifier_dropout",
-    "classifier_dropout_prob",
-    "seq_classif_dropout",
-    "cls_dropout",
-    "summary_last_dropout",
-    "summary_first_dropout",
+_DROPOUT = re.compile(
+    r"((attention|classifier|cls|embedding|mlp|seq_classif|summary_(fir|la)st)_)?dropout"
+    r"|(attention_probs|classifier|hidden)_dropout_prob"
 )
 """The names that configurations of all families give to dropout probabilities of encoders and classification heads."""
 
@@ -51,59 +40,38 @@ class Reader(NamedTuple):
 
     def logits(self, rows: Sequence[dict[str, list[int]]]) -> torch.Tensor:
         """Return the logits of rows, as one batch."""
-        inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.model.device)
+        inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.model.device, non_blocking=True)
         return self.task.logits(self.model(**inputs))[..., self.order]
 
     def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
-        """Yield the logits of any number of rows, batch by batch."""
-        size = rows_at_once(rows)
+        """Yield the logits of any number of rows, batch by batch: fewer rows at once if the longest is long."""
+        longest = max((len(row["input_ids"]) for row in rows), default=1)
+        size = max(1, min(ROWS, PLACES // longest))
         for first in range(0, len(rows), size):
             yield self.logits(rows[first : first + size])
 
 
-def rows_at_once(rows: Sequence[dict[str, list[int]]]) -> int:
-    """Return how many rows are scored as one batch: fewer if the longest is long."""
-    longest = max((len(row["input_ids"]) for row in rows), default=1)
-    return max(1, min(ROWS, PLACES // longest))
-
-
-def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> tuple[PreTrainedModel, int]:
-    """Return the model with a head for the task, and how many tensors of its encoder the checkpoint had.
+def load(directory: str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> PreTrainedModel:
+    """Return the model with a head for the task.
 
     A head that was trained for the same labels is kept, with their order; one for others is replaced by a new one.
     Raises UsageError if anything but heads was not in it.
     """
     config = _config(directory)
     is_same = task.keeps(_labels(config, task))
-    labels = task.config()
-    if is_same and task.names is None:
-        del labels["id2label"], labels["label2id"]
-    labels |= {name: dropout for name in DROPOUTS if hasattr(config, name)}
-    try:
-        model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
-    except Exception as error:  # of transformers, for files of any bytes
-        if is_out_of_memory(error):
-            raise
-        raise _unloadable(directory, error) from None
+    settings = task.config() | {name: dropout for name in dir(config) if _DROPOUT.fullmatch(name)}
+    model, info = _with_head(directory, task, "checkpoint", ignore_mismatched_sizes=True, **settings)
     encoder = f"{model.base_model_prefix}."
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     lacking = [name for name in needed_weights(model, missing) if name.startswith(encoder)]
     if lacking:
-        sentence = (
-            f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}; give one "
-            "that is complete"
-        )
-        raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
+        sentence = f"--checkpoint {directory} has no weights for {lacking[0]}; give a complete checkpoint"
+        raise UsageError(sentence, "weights-missing", option="checkpoint", given=directory)
     if from_scratch:
-        return task.head.from_config(copy.deepcopy(model.config)), 0
-    if not is_same and all(name.startswith(encoder) for name in missing):  # a complete head for other labels
-        model = _with_new_head(model)
-    return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
-
-
-def _with_new_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model whose weights for labels are new, as if its checkpoint did not have them."""
-    of_labels, name = growing(model, "num_labels"), model.name_or_path
+        return task.head.from_config(copy.deepcopy(model.config))
+    if is_same or not all(name.startswith(encoder) for name in missing):
+        return model
+    of_labels, name = growing(model, "num_labels"), model.name_or_path  # a complete head for other labels
     weights = {key: weight for key, weight in model.state_dict().items() if key not in of_labels}
     model = type(model).from_pretrained(None, config=model.config, state_dict=weights, trust_remote_code=False)
     model.name_or_path = name
@@ -115,50 +83,33 @@ def _labels(config: Any, task: Task) -> list[str]:
 
     The class of a model, such as BertForTokenClassification, says which head it has.
     """
-    kind, classes = task.head.__name__.removeprefix("AutoModel"), config.architectures or [task.head.__name__]
-    return [*(config.id2label or {}).values()] if any(kind in name for name in classes) else []
+    kind = task.head.__name__.removeprefix("AutoModel")
+    return [*config.id2label.values()] if any(kind in name for name in config.architectures or ()) else []
 
 
 def take_order(directory: str, task: Task) -> list[str]:
     """Give a task the order of the labels that a checkpoint has. Return a line if its head is for others."""
-    config = _config(directory)
-    known = _labels(config, task)
-    if not known or task.keeps(known) or not (config.architectures or _has_head(directory, task)):
+    known = _labels(_config(directory), task)
+    if not known or task.keeps(known):
         return []
-    listed = ", ".join([*known[:SHOWN], *["..."] * (len(known) > SHOWN)])
-    return [f"{directory} has a head for other labels ({listed}); a new head replaces it"]
+    return [f"{directory} has a head for other labels, such as {known[0]}; a new head replaces it"]
 
 
-def _has_head(directory: str, task: Task) -> bool:
-    """Return whether a checkpoint has all weights of a head for such a task; False for one that `load` refuses."""
-    try:
-        model, info = _with_head(directory, task)
-    except Exception:  # of transformers, for files of any bytes
-        return False
-    return all(name.startswith(f"{model.base_model_prefix}.") for name in info["missing_keys"])
+def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return a model with a head for a task, and what transformers says about its loading. option: names it."""
+    _config(directory, option)
+    with refusing(directory, option, "a model that transformers can load"):
+        return task.head.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options
+        )
 
 
-def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model with a head for a task, and what transformers says about its loading. May raise anything."""
-    return task.head.from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options)
-
-
-def _config(directory: Path | str) -> Any:
-    """Return the configuration of a checkpoint. Raises UsageError if it cannot be read."""
-    try:
+def _config(directory: str, option: str = "checkpoint") -> Any:
+    """Return the configuration of a checkpoint that an option names. Raises UsageError if it cannot be read."""
+    if not Path(directory).is_dir():
+        must_download(directory, option, ["config.json"], "a run or a checkpoint")
+    with refusing(directory, option, "a model that transformers can load"):
         return AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except Exception as error:  # of transformers, for a file of any bytes
-        raise _unloadable(directory, error) from None
-
-
-def _unloadable(directory: Path | str, error: Exception, option: str = "checkpoint") -> UsageError:
-    """Return the error for a model that transformers cannot load. option: names it."""
-    reason = str(error).partition("\n")[0]
-    if Path(directory).exists():
-        sentence = f"--{option} {directory} cannot be loaded ({reason}); give another"
-        return UsageError(sentence, "model-unreadable", option=option, given=str(directory))
-    sentence = f"--{option} {directory} does not exist here, and the hub does not give it; give a run or a checkpoint"
-    return UsageError(sentence, "model-not-found", option=option, given=str(directory))
 
 
 def length_of(directory: str, length: int | None) -> int:
@@ -166,8 +117,7 @@ def length_of(directory: str, length: int | None) -> int:
 
     Raises UsageError for one of more tokens than the model has positions.
     """
-    config = _config(directory)
-    check_length(length or 0, config, directory)
+    check_length(length or 0, config := _config(directory), directory)
     return length or min(LENGTH, max_length(config))
 
 
@@ -180,82 +130,40 @@ def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> boo
     return precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
 
 
-def tokenizer_of(directory: Path | str) -> Any:
-    """Return the tokenizer of a checkpoint. Raises UsageError if it cannot be read."""
-    try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except Exception as error:  # of transformers and tokenizers, for files of any bytes
-        reason = str(error).strip().partition("\n")[0].rstrip(": ")
-        sentence = (
-            f"{directory} has no tokenizer that can be read ({reason}); put the tokenizer.json and "
-            "tokenizer_config.json of the pre-training there"
-        )
-        raise UsageError(sentence, "tokenizer-unreadable", given=str(directory)) from None
+def tokenizer_of(directory: str, option: str = "checkpoint") -> Any:
+    """Return the tokenizer of a checkpoint that an option names. Raises UsageError if it cannot be read, or cannot pad.
 
-
-def tokenizer_files(directory: Path | str, tokenizer: Any) -> dict[str, bytes]:
-    """Return the files of the tokenizer of a checkpoint, as `plain_tokenizer` changes them."""
-    more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-    files = {}
-    for name in {*tokenizer.vocab_files_names.values(), *more}:
-        if path := cached_file(directory, name, _raise_exceptions_for_missing_entries=False):
-            files[name] = Path(path).read_bytes()
-    return plain_tokenizer(files)
-
-
-def ends_warning(directory: Path | str) -> list[str]:
-    """Return a warning if the tokenizer of a checkpoint adds no special tokens to texts."""
-    tokenizer = tokenizer_of(directory)
-    cls, sep = tokenizer.cls_token, tokenizer.sep_token
-    if not (cls and sep) or tokenizer.num_special_tokens_to_add(pair=True):
-        return []
-    return [
-        f"warning: the tokenizer.json of {directory} has no post_processor that puts {cls} and {sep} around texts, so "
-        "texts of a pair are not kept apart; add a TemplateProcessing, as `tokenizers` has it"
-    ]
-
-
-def padding_tokenizer(directory: Path | str, option: str) -> Any:
-    """Return the tokenizer of a checkpoint that an option names. Raises UsageError if it cannot pad rows."""
-    tokenizer = tokenizer_of(directory)
+    Its padding token is needed for rows of different lengths.
+    """
+    with refusing(directory, option, "a directory with a tokenizer that transformers can load"):
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
-        sentence = (
-            f"--{option} {directory} has a tokenizer without a padding token; give its tokenizer_config.json a "
-            "pad_token, or another checkpoint"
-        )
-        raise UsageError(sentence, "tokenizer-lacks-token", option=option, given=str(directory))
+        sentence = f"--{option} {directory} has a tokenizer without a padding token; add one to tokenizer_config.json"
+        raise UsageError(sentence, "tokenizer-lacks-token", option=option, given=directory)
     return tokenizer
 
 
-def _refuse_other_kind(directory: str, problem_type: str | None, task: Task, name: str) -> None:
-    """Raise UsageError for a teacher of a different kind of task, whose labels may have the same names."""
-    taught, several = seeds.task_of(Path(directory)), "multi_label_classification"
-    one, other = ("classification" if kind == "pairs" else kind for kind in (taught or name, name))
-    if one != other or (problem_type == several) != (task.config()["problem_type"] == several):
-        what = f"--task {taught}" if taught else problem_type or "one label of a text"
-        sentence = f"--teacher {directory} was fine-tuned for {what}; give one that was fine-tuned for --task {name}"
-        raise UsageError(sentence, "unsupported", option="teacher", given=directory)
+def tokenizer_files(directory: str, tokenizer: Any) -> dict[str, bytes]:
+    """Return the files of the tokenizer of a checkpoint, as `plain_tokenizer` changes them."""
+    more = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    names = {*tokenizer.vocab_files_names.values(), *more}
+    paths = {name: cached_file(directory, name, _raise_exceptions_for_missing_entries=False) for name in names}
+    return plain_tokenizer({name: Path(path).read_bytes() for name, path in paths.items() if path})
 
 
 def teacher(directory: str, task: Task, name: str) -> Reader:
-    """Load a fine-tuned model whose predictions become labels. Raises UsageError if it has different labels.
+    """Load a fine-tuned model whose predictions become labels. Raises UsageError if it was trained for something else.
 
     name: of the task.
     """
-    try:
-        model, info = _with_head(directory, task)
-    except Exception as error:  # of transformers, for files of any bytes
-        if is_out_of_memory(error):
-            raise
-        raise _unloadable(directory, error, "teacher") from None
-    known = [*(model.config.id2label or {}).values()]
+    model, info = _with_head(directory, task, "teacher")
+    known, several = [*(model.config.id2label or {}).values()], "multi_label_classification"
     wanted = task.names or known[: task.num_labels]  # a number may have any name
-    if info["missing_keys"] or sorted(known) != sorted(wanted):
-        what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
+    is_other = (model.config.problem_type == several) != (task.problem_type == several)
+    if info["missing_keys"] or sorted(known) != sorted(wanted) or is_other:
         sentence = (
-            f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
-            "directory of a seed that bertrain finetune trained on the same labels"
+            f"--teacher {directory} was not fine-tuned for --task {name} and the labels of --train "
+            f"({', '.join(wanted) if task.names else 'numbers'}); give a seed of bertrain finetune that was"
         )
         raise UsageError(sentence, "unsupported", option="teacher", given=directory)
-    _refuse_other_kind(directory, model.config.problem_type, task, name)
-    return Reader(model, padding_tokenizer(directory, "teacher"), task, [known.index(name) for name in wanted])
+    return Reader(model, tokenizer_of(directory, "teacher"), task, [known.index(name) for name in wanted])

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bertdata.support import UsageError
 from bertrain.options import ABOVE_0, COUNT, TEXT, WEIGHT, Check, Either, Kind, Needs, Options, choice, option
 
+T = TypeVar("T", bound=Options)
 OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
 """Options of a student's run on which its rows and their masks depend, besides its data and seed."""
+
+
+def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
+    """Return the options that a command line gave; None stands for one that it did not. Raises UsageError."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = kind(**given)
+    for rule in kind.rules:
+        rule.require(options, given)
+    return options
 
 
 class Lora(NamedTuple):
@@ -37,9 +48,12 @@ def parse_lora(given: str) -> Lora:
     raise UsageError(sentence, "malformed", option="lora", given=given)
 
 
+LORA = Kind("", lambda given: parse_lora(given) and given)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions(Options):
-    lora: str = option("", Kind("", lambda given: parse_lora(given) and given))
+    lora: str = option("", LORA)
     """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
     bits=4 and target=PATTERN may follow (docs/methods.md).
     """

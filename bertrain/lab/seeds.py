@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,69 +16,117 @@ import click
 
 from bertdata.support import UsageError, fsync_directory
 from bertrain import checkpoint
+from bertrain.config import DIRECTORY
+from bertrain.lab.options import LORA
 from bertrain.lab.tasks import Columns, Task
-from bertrain.options import flag
+from bertrain.options import ABOVE_0, BELOW_1, COUNT, FLAG, TEXT, Check, Either, Options, choice, flag, option
 
 SEED = "seed.json"
-_CONTENT = "the content of "
-_LABELS = "the order of labels"
+TASK, TRAINING = "Task", "Training"  # groups of options; those of a task are no options of a suite
+_CONTENT, _LABELS = "the content of ", "the order of labels"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a seed is trained: options that `finetune` and `suite` share."""
-
-    epochs: int
-    patience: int | None
-    batch_size: int
-    lr: float
-    length: int | None  # None until the model is known
-    dropout: float
-    precision: str
-    lora: str | None
-    freeze: str | None
-    from_scratch: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Options):
     """A fine-tuning: what is trained for what, and into which directory."""
 
-    start: str  # the directory of a checkpoint, or a name on the hub
-    task: str  # a name of TASKS
-    columns: Columns
-    files: dict[str, str]  # "train", "dev", and perhaps "test" → a path
-    out: Path
-    seeds: int
-    settings: Settings
-    main: str | None = None  # the measure that chooses the epoch, if not the task's own
-    teacher: str | None = None  # the directory of a fine-tuned model that gives the labels to train on
+    checkpoint: str = option("", TEXT, required=True)
+    """A run directory, a checkpoint, or a hub name."""
+    out: str = option("", DIRECTORY, required=True)
+    """Directory for result.json and a model for each seed."""
+    seeds: int = option(3, COUNT)
+    """Number of runs, with seeds 0, 1, ..."""
+    train: str = option("", TEXT, TASK, required=True)
+    """Examples to train on: TSV, CSV, JSON lines or Parquet."""
+    dev: str = option("", TEXT, TASK, required=True)
+    """Examples for choosing the best epoch, in the same formats."""
+    test: str = option("", TEXT, TASK)
+    """Examples for the final result, with the best epoch."""
+    task: str = option("classification", TEXT, TASK)
+    """What labels are. classification: classes. regression: numbers. multilabel: several labels of a text. token: tags
+    of words. qa: answers (SQuAD). pairs: classes of pairs. choice: one of several choices. coreference: whether a
+    pronoun means a noun. copa, multirc, wic: files of these tasks of SuperGLUE.
+    """
+    text: str = option("0", TEXT, TASK)
+    """Column of the text: its name, or its number from 0. The first row is a header if it has one of the names, or
+    label.
+    """
+    other: str = option("", TEXT, TASK)
+    """Column of the second text of a pair, or of the list of choices. Default: none; 1 for pairs."""
+    label: str = option("-1", TEXT, TASK)
+    """Column of the label: its name or number; -1 is the last."""
+    separator: str = option(",", TEXT, TASK)
+    """Separator of the labels of a text, for multilabel."""
+    teacher: str = option("", TEXT, TASK)
+    """Directory of a model that finetune made for this task, such as tuned/seed-0. Its predictions are then the labels
+    to train on; those of --train are not used.
+    """
+    skip: bool = option(False, FLAG, TASK, in_files=True)
+    """Leave out rows that do not fit, as official files of suites have some."""
+    measure: str = option("", TEXT, TASK, in_files=True)
+    """The measure that chooses the epoch. Default: that of the task."""
+    epochs: int = option(3, COUNT, TRAINING)
+    """Number of epochs."""
+    patience: int | None = option(None, COUNT, TRAINING)
+    """End a seed after this number of epochs without a better result on dev."""
+    batch_size: int = option(32, COUNT, TRAINING)
+    """Rows in one optimizer step."""
+    lr: float = option(5e-5, ABOVE_0, TRAINING)
+    """Peak learning rate."""
+    length: int | None = option(None, COUNT, TRAINING)
+    """Longest row in tokens; longer texts are cut. Default: 128, or the positions of a smaller model."""
+    dropout: float = option(0.1, BELOW_1, TRAINING)
+    """Dropout probability, also for models that were pre-trained without dropout."""
+    precision: str = option("auto", choice("auto", "fp32", "bf16"), TRAINING)
+    """Number format of matrix products. auto: bf16 on GPUs since Ampere, else fp32."""
+    lora: str | None = option(None, LORA, TRAINING)
+    """Train only an adapter and the head, such as r=8,alpha=16 (docs/methods.md)."""
+    freeze: str | None = option(None, choice("all"), TRAINING)
+    """all: train only the head, on frozen weights (a linear probe); it needs a higher --lr."""
+    from_scratch: bool = option(False, FLAG, TRAINING)
+    """Start from random weights, for comparison."""
+    rules = (
+        Check("separator", lambda c: c.separator, "what stands between the labels of a text, such as a comma"),
+        Check("length", lambda c: c.length is None or c.length > 2, "at least 3"),
+        Either(("lora", "from_scratch"), "an adapter needs trained weights below it"),
+        Either(("lora", "freeze"), "an adapter has frozen weights below it"),
+    )
+
+    @property
+    def columns(self) -> Columns:
+        """Return what stands where in the files."""
+        return Columns(self.text, self.other, self.label, self.separator, self.skip)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the paths of the files by "train", "dev", and perhaps "test"."""
+        return {split: path for split in ("train", "dev", "test") if (path := getattr(self, split))}
 
     @property
     def held_out(self) -> list[str]:
         """Return the names of the files that models are measured on."""
         return [name for name in self.files if name != "train"]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return how a seed is trained."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["group"] == TRAINING}
+
 
 def made_of(job: Job, task: Task) -> dict[str, Any]:
     """Return all that decides what a seed becomes, by its name in messages. Of a file, its digest."""
     columns = job.columns._asdict()
-    options = {"checkpoint": job.start, "task": job.task, **asdict(job.settings), **columns}
-    named: dict[str, Any] = {flag(name): value for name, value in options.items() if name != "skip"}
-    named |= {"the measure": task.main, "skipping of damaged rows": columns["skip"]}
+    columns.pop("skip")
+    options = {"checkpoint": job.checkpoint, "task": job.task, **job.settings, **columns}
+    named: dict[str, Any] = {flag(name): value for name, value in options.items()}
+    named |= {"the measure": task.main, "skipping of damaged rows": job.skip}
     named |= {_LABELS: ", ".join(task.names)} if task.names else {}
     contents = {split: [Path(file) for file in task.files(path)] for split, path in job.files.items()}
-    contents["checkpoint"] = _files_of_model(job.start)
-    if job.teacher:
-        contents["teacher"] = _files_of_model(job.teacher)
-        named |= {} if contents["teacher"] else {"--teacher": job.teacher}  # a name on the hub
+    for name in ("checkpoint", "teacher") if job.teacher else ("checkpoint",):
+        kinds, directory = (".safetensors", ".json", ".txt", ".model"), getattr(job, name)
+        contents[name] = sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
+        named |= {} if contents[name] else {flag(name): directory}  # a name on the hub
     return named | {f"{_CONTENT}--{name}": _digest(files) for name, files in contents.items()}
-
-
-def _files_of_model(directory: str) -> list[Path]:
-    """Return the files of a model: weights, configuration and tokenizer. None for a name on the hub."""
-    kinds = (".safetensors", ".json", ".txt", ".model")
-    return sorted(path for path in Path(directory).glob("*") if path.suffix in kinds)
 
 
 def _digest(files: list[Path]) -> str:
@@ -86,61 +134,41 @@ def _digest(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
-def place(out: Path, seed: int) -> Path:
-    """Return the directory of a seed."""
-    return out / f"seed-{seed}"
-
-
-def finished(out: Path, seed: int) -> dict[str, Any] | None:
+def finished(directory: Path) -> dict[str, Any] | None:
     """Return what an earlier start wrote of a finished seed. A damaged one gets a new name, which is printed.
 
     Raises DatasetError or OSError for an error of reading that may pass, and changes nothing then.
     """
-    directory = place(out, seed)
     if not directory.exists():
         return None
     fault, kept = checkpoint.fault_of(directory), _kept(directory)
     if kept and not fault:
-        click.echo(f"seed {seed}: finished before, in {directory}", err=True)
+        click.echo(f"{directory} was finished before", err=True)
         return kept["run"]
     aside, what = checkpoint.set_aside(directory), fault or f"{SEED} is not readable"
-    fsync_directory(out)
-    click.echo(f"seed {seed}: {directory} is damaged: {what}; it is now {aside}, and is trained again", err=True)
+    fsync_directory(directory.parent)
+    click.echo(f"{directory} is damaged: {what}; it is now {aside}, and is trained again", err=True)
     return None
 
 
-def _kept(directory: Path) -> dict[str, Any] | None:
-    """Return the content of seed.json; None if it is damaged or missing. Raises OSError if it cannot be read now."""
-    damaged = ValueError, KeyError, TypeError, AttributeError, RecursionError
+def _kept(directory: Path) -> dict[str, Any]:
+    """Return the content of seed.json; {} if it is damaged or missing. Raises OSError if it cannot be read now."""
     try:
         kept = json.loads((directory / SEED).read_bytes())
-        is_whole = kept["of"][f"{_CONTENT}--checkpoint"] and kept["run"]["best_epoch"] and kept["run"]["dev"]
-        config = json.loads((directory / "config.json").read_bytes())
-        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # as transformers leaves these out
-        kept["labels"] = ", ".join(map(str, names.values()))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *damaged):
-        return None
-    return kept if is_whole else None
-
-
-def task_of(directory: Path) -> str | None:
-    """Return the task that a seed was trained for; None if there is no seed."""
-    kept = _kept(directory)
-    return kept["of"].get("--task") if kept else None
+        return {name: dict(kept[name]) for name in ("of", "run")}
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
     """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `made_of`."""
     for directory in sorted(out.glob("seed-*")):
-        kept = _kept(directory)
-        before = kept["of"] if kept else wanted
-        if kept and _LABELS in wanted:  # version 0.1.0 had other orders, and seed.json did not have them
-            before = {_LABELS: kept["labels"]} | before
+        before = _kept(directory).get("of", wanted)
+        before = {_LABELS: wanted[_LABELS]} | before if _LABELS in wanted else before  # 0.1.0 did not write them
         differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
         if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path

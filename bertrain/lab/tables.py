@@ -1,21 +1,20 @@
-"""Labelled examples from TSV, CSV, JSON lines or Parquet → texts and labels; and rows back to such a file."""
+"""Labelled examples from TSV, CSV, JSON lines or Parquet → rows and their columns; and rows back to such a file."""
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import itertools
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from bertdata.support import TEMPORARY, UsageError, fsync_directory, naming
+from bertdata.support import Stage, UsageError
 from bertrain.commands import reading
 
-TEXTS = ("text", "other")  # the options that name columns of text
+ROLES = ("text", "other", "label")  # the options that name columns
 LONGEST_ROW = 1 << 26  # characters of a line
 _ROWS = 10_000  # of a row group of Parquet
 
@@ -26,105 +25,65 @@ class Table:
 
     path: Path
     names: list[Any]  # of the columns; the number from 0 of one without a name in a TSV or CSV
-    rows: list[dict[Any, Any]]  # by the names of the columns
-    places: list[str]  # "file, line n" of each
     columns: dict[str, Any]  # the name of each, by its role
-    num_left: int  # rows that were left out
+    rows: list[tuple[int, dict[Any, Any]]]  # the line of each, from 1, and values by the names of the columns
 
-    def values(self, role: str) -> list[Any]:
-        """Return the values of the column of a role, as in the file."""
-        return [row[self.columns[role]] for row in self.rows]
-
-    def texts(self, role: str) -> list[str]:
-        """Return the texts of the column of a role. A text that is a list is joined by spaces."""
-        return [_text(value) for value in self.values(role)]
+    def parts(self) -> Iterator[tuple[dict[Any, Any], str]]:
+        """Yield each row, with its values by role too, and its place: "file, line n"."""
+        for line, row in self.rows:
+            yield row | {role: row.get(name) for role, name in self.columns.items()}, f"{self.path}, line {line}"
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The labelled texts of a file."""
-
-    texts: list[str]
-    others: list[str] | None  # the second text of each, of pairs
-    labels: list[Any]  # as they stand in the file
-    places: list[str] = field(default_factory=list, compare=False)  # "file, line n" of each, for messages
-    num_left: int = 0  # rows that were left out
+def text_of(value: Any) -> str:
+    """Return a value as text. The items of a list are joined by spaces."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def read(path: str, *, text: str, other: str, label: str, skip: bool = False, unlabelled: bool = False) -> Examples:
-    """Read the rows of a file. text, other, label: columns, by name or number from 0. other "": no second text.
+def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
+    """Read all rows of a file. roles: the option that names a column → the column, by name or number from 0.
 
-    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A text
-    that is a list is joined by spaces. skip: leaves out rows that do not fit, and those labelled "-", on which
-    annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
-    for what does not fit and for empty labels.
+    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A row
+    with another number of columns has no values. only: rows of Parquet have the columns of the roles alone. Raises
+    UsageError for a file that cannot be read, and columns that are missing or equal.
     """
-    rows = table(path, {"text": text, "other": other, "label": label}, skip, unlabelled, only=True)
-    others = rows.texts("other") if other else None
-    return Examples(rows.texts("text"), others, rows.values("label"), rows.places, rows.num_left)
-
-
-def table(
-    path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False, *, only: bool = False
-) -> Table:
-    """Read all rows of a file. roles: the option that names a column → the column, or "". Else as in `read`.
-
-    only: rows of Parquet have the columns of the roles alone.
-    """
-    for role, column in roles.items():
-        if not column and role != "other":
-            raise UsageError(
-                f"--{role} is empty; give a column of {path}, by its name or its number from 0", "missing", option=role
-            )
-    file, roles = Path(path), {role: column for role, column in roles.items() if column}
+    file = Path(path)
     try:
-        names, rows = _rows(file, {"label", *roles.values()}, skip, only)
+        names, rows = _rows(file, roles, only)
     except UsageError:
         raise
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; check the name", "not-found", given=path) from None
-    except OSError as error:
-        sentence = f"{path} cannot be read: {error.strerror or error}; give a file that can"
-        raise UsageError(sentence, "unreadable", given=path) from None
-    except (ValueError, csv.Error) as error:  # no Parquet, ...
+    except (ValueError, csv.Error, OSError) as error:  # of csv, pyarrow, or the system
         if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
             reading.decoded(file.read_bytes(), path)  # which names the line
         sentence = f"{path} cannot be read: {error}; correct it, or give another file"
         raise UsageError(sentence, "not-of-format", given=path) from None
     if not rows:
         raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
-    columns = _columns(path, roles, names)
-    num_rows = len(rows)
-    if skip:
-        rows = _fitting(path, rows, columns)
-    for role, column in columns.items():
-        for number, row in rows:
-            value = row.get(column)
-            if value is None or (role == "label" and not unlabelled and not str(value).strip()):
-                raise UsageError(
-                    f"{path}, line {number} has no value for column {column!r}; fill it or remove the row", "bad-row"
-                )
-    places = [f"{path}, line {number}" for number, _ in rows]
-    return Table(file, names, [row for _, row in rows], places, columns, num_rows - len(rows))
-
-
-def _columns(path: str, roles: dict[str, str], names: list[Any]) -> dict[str, Any]:
-    """Return the column of each role. Raises UsageError for a missing column, or for one column of two roles."""
     columns: dict[str, Any] = {}
     for role, wanted in roles.items():
-        columns[role] = _named(wanted, names)
-        if columns[role] is None:
-            listed = ", ".join(map(str, names))
-            sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
-            raise UsageError(sentence, "no-column", option=role, given=wanted)
-    for role, other in itertools.combinations(columns, 2):
-        if columns[role] == columns[other]:
-            sentence = (
-                f"{path}: --{role} and --{other} name the same column, {columns[role]!r}; give different ones of "
-                f"{', '.join(map(str, names))} (tabs separate the columns of a .tsv, commas those of a .csv)"
-            )
-            raise UsageError(sentence, "conflict", option=other, given=roles[other])
-    return columns
+        column = _named(wanted, names)
+        if column is None or column in columns.values():
+            fault, kind = ("is no column", "no-column") if column is None else ("is another option's", "conflict")
+            sentence = f"{path}: --{role} {wanted} {fault}; give one of {', '.join(map(str, names))}"
+            raise UsageError(sentence, kind, option=role, given=wanted)
+        columns[role] = column
+    return Table(file, names, columns, rows)
+
+
+def require_values(
+    part: dict[Any, Any], roles: dict[str, str], place: str, *, skip: bool = False, unlabelled: bool = False
+) -> None:
+    """Raise UsageError, naming the place, for a row without a value for a role.
+
+    skip: an empty text is none, and "-" is no label: annotators did not agree. unlabelled: an empty label is one.
+    """
+    for role in roles:
+        is_label, value = role == "label" and not unlabelled, part[role]
+        empty = ("", "-") if skip and is_label else ("",) if skip or is_label else ()
+        if value is None or (str(value).strip() if is_label else value) in empty:
+            sentence = f"{place} has no value for --{role}, or another number of columns than the first row"
+            raise UsageError(f"{sentence}; correct or remove it", "bad-row")
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
@@ -133,26 +92,21 @@ def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
     A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
     need not fit in memory.
     """
-    temporary, kind = path.with_name(path.name + TEMPORARY), like.path.suffix.lower()
-    with naming(path), open(temporary, "wb") as file:
+    kind = like.path.suffix.lower()
+    with Stage(path.parent) as stage:
+        file = stage.open(path.name)
+        lines = codecs.getwriter("utf-8")(file)
         if kind == ".parquet":
             _write_parquet(file, like, rows)
+        elif kind in (".jsonl", ".json"):
+            for row in rows:
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:
-            with io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True) as lines:
-                named = {name: "" if isinstance(name, int) else name for name in like.names}
-                header = [named] if any(named.values()) else []
-                if kind in (".jsonl", ".json"):
-                    lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                elif kind == ".csv":
-                    cells = ([row[name] for name in like.names] for row in itertools.chain(header, rows))
-                    csv.writer(lines, lineterminator="\n").writerows(cells)
-                else:
-                    joined = ("\t".join(row[name] for name in like.names) for row in itertools.chain(header, rows))
-                    lines.writelines(f"{line}\n" for line in joined)
-                lines.flush()
-                os.fsync(file.fileno())
-    os.replace(temporary, path)
-    fsync_directory(path.parent)
+            writer = csv.writer(lines, lineterminator="\n", **_form(kind))
+            header = ["" if isinstance(name, int) else name for name in like.names]
+            writer.writerows([header] if any(header) else [])
+            writer.writerows([row[name] for name in like.names] for row in rows)
+        stage.publish()
 
 
 def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
@@ -160,14 +114,11 @@ def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> No
     import pyarrow.parquet as pq
 
     schema = pq.read_schema(like.path)
-    for role in like.columns.keys() & set(TEXTS):
-        name = like.columns[role]
+    for name in (like.columns[role] for role in like.columns if role != "label"):
         schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
     with pq.ParquetWriter(file, schema) as writer:
         while some := list(itertools.islice(rows, _ROWS)):
             writer.write_table(pa.Table.from_pylist(some, schema=schema))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _named(wanted: str, names: list[Any]) -> Any:
@@ -182,84 +133,46 @@ def is_number(column: str) -> bool:
     return column.removeprefix("-").isdecimal()
 
 
-def _fitting(
-    path: str, rows: list[tuple[int, dict[Any, Any]]], columns: dict[str, Any]
-) -> list[tuple[int, dict[Any, Any]]]:
-    """Return the rows with a value in each column, and a label other than "-". Raises UsageError if there is none."""
-
-    def fits(row: dict[Any, Any]) -> bool:
-        is_filled = all(row.get(column) not in (None, "") for column in columns.values())
-        return is_filled and row[columns["label"]] != "-"
-
-    fitting = [(number, row) for number, row in rows if fits(row)]
-    if not fitting:
-        sentence = f"{path}: none of its rows has all columns, with a text and a label; give another file"
-        raise UsageError(sentence, "empty", given=path)
-    return fitting
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _rows(file: Path, wanted: set[str], skip: bool, only: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Return the names of the columns, and the rows with their lines.
-
-    wanted: names that tell a header. skip: see read. only: see table.
-    """
+def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Return the names of the columns, and the rows with their lines. roles, only: as `read` has them."""
     kind = file.suffix.lower()
     if kind == ".parquet":
         import pyarrow.parquet
 
-        columns = pyarrow.parquet.read_schema(file).names
-        _check_names(columns, str(file))
-        used = {_named(name, columns) for name in wanted}
-        table = pyarrow.parquet.read_table(file, columns=[name for name in columns if name in used] if only else None)
-        rows = list(enumerate(table.to_pylist(), 1))
-        for number, row in rows:
-            for name, value in row.items():
-                if isinstance(value, bytes) and name in used:
-                    row[name] = reading.decoded(value, f"{file}, row {number}")
-        return columns, rows
-    if kind in (".jsonl", ".json"):
-        rows = []
-        with open(file, encoding="utf-8-sig") as lines:
-            for number, line in enumerate(_lines(lines, file), 1):
-                if not line.strip():
-                    continue
-                rows.append((number, _parsed(line, file, number)))
-        return list(rows[0][1]) if rows else [], rows
-    if kind not in (".tsv", ".csv", ".txt"):
-        raise UsageError(
-            f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet", "unknown-format", given=str(file)
-        )
-    csv.field_size_limit(LONGEST_ROW)
-    with open(file, encoding="utf-8-sig", newline="") as lines:
-        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
-        reader = csv.reader(_lines(lines, file), **plain)
+        names = _unique(pyarrow.parquet.read_schema(file).names)
+        used = {_named(name, names) for name in roles.values()}
+        columns = [name for name in names if name in used or not only]
+        found = pyarrow.parquet.read_table(file, columns=columns).to_pylist()
+        for row in found:
+            row |= {name: row[name].decode() for name in used & row.keys() if isinstance(row[name], bytes)}
+        return names, list(enumerate(found, 1))
+    if kind not in (".tsv", ".csv", ".txt", ".jsonl", ".json"):
+        sentence = f"{file} has an unknown file extension; give .tsv, .csv, .jsonl or .parquet"
+        raise UsageError(sentence, "unknown-format", given=str(file))
+    with open(file, encoding="utf-8-sig", newline="") as text:
+        lines = _lines(text, file)
+        if kind in (".jsonl", ".json"):
+            rows = [(number, _parsed(line, file, number)) for number, line in enumerate(lines, 1) if line.strip()]
+            return [*rows[0][1]] if rows else [], rows
+        csv.field_size_limit(LONGEST_ROW)
+        reader = csv.reader(lines, **_form(kind))
         cells = [(reader.line_num, row) for row in reader if any(row)]
-    names: list[Any] = list(range(len(cells[0][1]))) if cells else []
-    if cells and any(name in cells[0][1] for name in wanted if name and not is_number(name)):
-        first, header = cells.pop(0)
-        names = [name or number for number, name in enumerate(header)]
-        _check_names(names, f"{file}, line {first}")
-    for number, row in cells:
-        if len(row) != len(names) and skip:
-            row.clear()
-        elif len(row) != len(names):
-            raise UsageError(
-                f"{file}, line {number} has another number of columns, {len(row)}, than the first row, {len(names)}; "
-                "correct the row",
-                "bad-row",
-            )
-    return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
+    names = list(range(len(cells[0][1]))) if cells else []
+    if cells and any(name in cells[0][1] for name in ("label", *roles.values()) if not is_number(name)):
+        names = _unique([name or number for number, name in enumerate(cells.pop(0)[1])])
+    return names, [(line, dict(zip(names, row, strict=True)) if len(row) == len(names) else {}) for line, row in cells]
+
+
+def _form(kind: str) -> dict[str, Any]:
+    """Return how csv separates the columns of a file."""
+    return {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
 
 def _lines(text: TextIO, file: Path) -> Iterator[str]:
     """Yield the lines of a text with their ends. Raises UsageError for one that is too long."""
-    number = 0
-    while line := text.readline(LONGEST_ROW + 1):
-        number += 1
+    for number in itertools.count(1):
+        if not (line := text.readline(LONGEST_ROW + 1)):
+            return
         if len(line) > LONGEST_ROW:
             sentence = f"{file}, line {number} is longer than {LONGEST_ROW >> 20} Mi characters; split it"
             raise UsageError(sentence, "too-large", given=str(file))
@@ -268,25 +181,20 @@ def _lines(text: TextIO, file: Path) -> Iterator[str]:
 
 def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
     """Parse a line of JSON. Raises UsageError if it is not an object, or cannot be written again."""
-
-    names: list[str] = []  # of the outermost object, whose end comes last
-
-    def remembered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names[:] = [name for name, _ in pairs]
-        return dict(pairs)
-
     advice = "give one JSON object in each line"
-    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=remembered)
+    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=_object)
     if not isinstance(row, dict):
         raise UsageError(f"{file}, line {number} is not a JSON object; {advice}", "bad-row")
-    _check_names(names, f"{file}, line {number}")
     reading.refuse_halves(line, file, number)
     return row
 
 
-def _check_names(names: list[Any], row: str) -> None:
-    """Raise UsageError if two columns have one name, because one of them would be lost."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(zip(_unique([name for name, _ in pairs]), (value for _, value in pairs), strict=True))
+
+
+def _unique(names: list[Any]) -> list[Any]:
+    """Return names of columns. Raises ValueError if two are equal, because one of them would be lost."""
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        sentence = f"{row} has two columns {twice!r}; give one of them another name, or remove it"
-        raise UsageError(sentence, "not-of-format")
+        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r}")
+    return names

@@ -50,7 +50,7 @@ transformers.utils.logging.set_verbosity_error()  # missing and unused weights a
 
 
 @contextlib.contextmanager
-def _refusing(name: str, option: str | None, expected: str) -> Iterator[None]:
+def refusing(name: str, option: str | None, expected: str) -> Iterator[None]:
     """Turn any exception of transformers into an error that names the model."""
     try:
         yield
@@ -110,7 +110,7 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
     """
     family, config, was_training = family_of(model), model.config, model.training
     ids = torch.arange(min(length, TRIED) if family.isolation else length)[None] % config.vocab_size
-    with torch.no_grad(), _refusing(config.model_type, None, "a model that predicts tokens from token ids"):
+    with torch.no_grad(), refusing(config.model_type, None, "a model that predicts tokens from token ids"):
         logits = model.eval()(input_ids=ids).logits
         if logits.shape != (*ids.shape, config.vocab_size):
             raise ValueError(f"{ids.numel()} ids give logits of shape {list(logits.shape)}")
@@ -218,7 +218,7 @@ def _from_pretrained(
     """
     options: dict[str, Any] = {"local_files_only": local_files_only}
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
-    with _refusing(spec, option, "a masked language model that transformers can load"):
+    with refusing(spec, option, "a masked language model that transformers can load"):
         config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
         was_causal = _make_encoder(config)
         kind: Any = family_of(config).next_sentence
@@ -274,7 +274,7 @@ def new_model(
         raise UsageError(sentence, "unsupported", option="objective", given="nsp")
     configure(config)
     torch.manual_seed(key(seed, "init") >> 1)
-    with _refusing(name, "model", "a model that transformers can build"):
+    with refusing(name, "model", "a model that transformers can build"):
         if nsp and family.next_sentence:
             return family.next_sentence(config), warnings
         return freeze(auto_class(config).from_config(config, dtype=torch.float32)), warnings
@@ -288,7 +288,7 @@ def model_identity(name: str) -> str:
     path = _config_file(name)
     if name in PRESETS or not path.is_file():
         return name
-    with _refusing(name, None, "a configuration of transformers"):
+    with refusing(name, None, "a configuration of transformers"):
         content = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in OF_FILES}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"a configuration of SHA-256 {digest[:16]}"
@@ -302,7 +302,7 @@ def _config_file(name: str) -> Path:
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return a configuration and the values in its file."""
     path = _config_file(name)
-    with _refusing(name, "model", "a configuration of a masked language model"):
+    with refusing(name, "model", "a configuration of a masked language model"):
         if path.is_file():
             values = json.loads(path.read_bytes())
             if not isinstance(values, dict) or values.get("model_type") not in transformers.CONFIG_MAPPING:

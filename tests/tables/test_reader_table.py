@@ -22,7 +22,6 @@ from bertdata.format.records import read_record
 from bertrain.__main__ import main
 from bertrain.cli import command
 from bertrain.commands import pairs
-from bertrain.lab import tables
 from bertrain.lab.distillation.answers import TeacherCache
 from bertrain.lab.elastic import search
 from bertrain.lab.tasks import TASKS, Columns
@@ -78,7 +77,7 @@ def answered(folder, given):
 
 
 def table(path, given):
-    tables.read(str(path), text="text", other="", label="label")
+    TASKS["classification"](Columns("text", "", "label")).read(str(path))
 
 
 def task(name, path, given):

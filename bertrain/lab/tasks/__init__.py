@@ -1,25 +1,21 @@
 """What a checkpoint is fine-tuned for: classes, numbers, tags, answers, choices. --task names them."""
 
-from bertrain.lab.tasks.base import Columns, Data, Task
-from bertrain.lab.tasks.choices import Choices
-from bertrain.lab.tasks.spans import Spans
-from bertrain.lab.tasks.superglue import Answers, Causes, Senses
-from bertrain.lab.tasks.texts import Classification, Coreference, Multilabel, Pairs, Regression
-from bertrain.lab.tasks.words import Words
+from bertrain.lab.tasks import choices, spans, superglue, texts, words
+from bertrain.lab.tasks.base import Columns, Data, Example, Task
 
 TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "multilabel": Multilabel,
-    "token": Words,
-    "qa": Spans,
-    "pairs": Pairs,
-    "choice": Choices,
-    "coreference": Coreference,
-    "copa": Causes,
-    "multirc": Answers,
-    "wic": Senses,
+    "classification": texts.Classification,
+    "regression": texts.Regression,
+    "multilabel": texts.Multilabel,
+    "token": words.Words,
+    "qa": spans.Spans,
+    "pairs": texts.Pairs,
+    "choice": choices.Choices,
+    "coreference": superglue.Coreference,
+    "copa": superglue.Causes,
+    "multirc": superglue.Answers,
+    "wic": superglue.Senses,
 }
 """Tasks by the name that --task gives them."""
 
-__all__ = ["TASKS", "Columns", "Data", "Task"]
+__all__ = ["TASKS", "Columns", "Data", "Example", "Task"]

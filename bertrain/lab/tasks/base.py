@@ -1,4 +1,4 @@
-"""What a task is: how its files are read and become rows, its head, its loss and its measures."""
+"""What a task is: file → examples → rows → logits → measures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bertdata.support import UsageError
+from bertrain.lab import tables
 
 
 class Columns(NamedTuple):
@@ -22,23 +23,21 @@ class Columns(NamedTuple):
     skip: bool = False  # leave out rows that do not fit, as official files have some
 
 
+class Example(NamedTuple):
+    """What a task learns from a part of a file, such as a row of a table. A task says what else its parts may be."""
+
+    text: Any  # a text
+    other: Any  # a second text, or None
+    label: Any  # as it stands in the file
+    place: str  # "file, line n"
+
+
 class Data(NamedTuple):
     """Examples as rows of ids. A row is one example, or one window of its text."""
 
     rows: list[dict[str, list[int]]]  # what tokenizer.pad takes
     labels: torch.Tensor  # [N, …], of each row
     gold: Any  # what `score` compares answers with
-
-
-def whole(value: Any) -> int:
-    """An integer, also one that stands as text. Raises ValueError for any other value, such as 1.7 or infinity."""
-    try:
-        number = int(value)
-    except (TypeError, OverflowError):
-        raise ValueError("not an integer") from None
-    if not isinstance(value, str) and number != value:
-        raise ValueError("not an integer")
-    return number
 
 
 def same_label(label: Any) -> str:
@@ -58,34 +57,8 @@ def ordered(labels: Iterable[Any]) -> list[str]:
 
 
 def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
-    """What a tokenizer gave for several texts, a row for each."""
+    """Return what a tokenizer gave for several texts, a row for each."""
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
-
-
-def left_out(path: str, count: int) -> list[str]:
-    """The warning of rows that Columns.skip left out, if there are any."""
-    if not count:
-        return []
-    rows = "row was" if count == 1 else "rows were"
-    return [f"warning: {path}: {count:,} {rows} left out, without a text or a label, or damaged"]
-
-
-def examples_of(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
-    """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for.
-
-    If it raises for all of them, its error about the first one is raised.
-    """
-    examples, num_left, first = [], 0, None
-    for row in rows:
-        try:
-            examples.append(make(*row))
-        except UsageError as error:
-            if not skip:
-                raise
-            num_left, first = num_left + 1, first or error
-    if first is not None and not examples:
-        raise first
-    return examples, num_left
 
 
 def _plain(name: str) -> str:
@@ -100,26 +73,60 @@ class Task:
     names: list[str] | None = None  # of the labels, once `learn` has seen them; None: there are none
     num_labels = 1  # without names
     problem_type: str | None = None  # as transformers calls a kind of labels of texts
+    unlabelled = False  # whether an empty label is one
+    fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
+    needs_all_columns = False  # whether `examples` reads columns that have no role
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
     """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
+        given = columns.text, columns.other, columns.label
+        known = {role: column for role, column in zip(tables.ROLES, given, strict=True) if column or role != "other"}
+        self.roles = known | {**self.fixed}
+        """The columns of a table that must have values, by their role: the name of an option."""
 
     def files(self, path: str) -> list[str]:
-        """The files that `read` reads for one that is named."""
+        """Return the files that `read` reads for one that is named."""
         return [path]
 
-    def read(self, path: str) -> tuple[Any, list[str]]:
-        """The examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit."""
+    def parts(self, path: str) -> Iterable[tuple[Any, str]]:
+        """Return the parts of a file, as `examples` takes them, each with its place: "file, line n".
+
+        A part of a table is a row: values by role, and by the name of the column.
+        """
+        return tables.read(path, self.roles, only=not self.needs_all_columns).parts()
+
+    def examples(self, part: Any, place: str) -> list[Example]:
+        """Return the examples of a part of a file. Raises UsageError, naming the place, for what does not fit."""
         raise NotImplementedError
 
-    def learn(self, train: Any) -> list[str]:
-        """Takes the names of the labels from the examples to train on. Returns warnings."""
-        raise NotImplementedError
+    def read(self, path: str) -> tuple[list[Example], list[str]]:
+        """Return the examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit.
+
+        Columns.skip leaves it out instead, if anything is left.
+        """
+        error = UsageError(f"{path} holds no examples; give a file that has some", "empty", given=path)
+        examples, num_left, skip = list[Example](), 0, self.columns.skip
+        for part, place in self.parts(path):
+            try:
+                tables.require_values(part, self.roles, place, skip=skip, unlabelled=self.unlabelled)
+                examples += self.examples(part, place)
+            except UsageError as fault:
+                if not skip:
+                    raise
+                num_left, error = num_left + 1, fault
+        if not examples:
+            raise error
+        rows = "row was" if num_left == 1 else "rows were"
+        left = f"warning: {path}: {num_left:,} {rows} left out, without a text or a label, or damaged"
+        return examples, [left] * bool(num_left)
+
+    def learn(self, train: list[Example]) -> None:
+        """Take the names of the labels from the examples to train on."""
 
     def config(self) -> dict[str, Any]:
-        """What the configuration of the model says of the labels."""
+        """Return what the configuration of the model says of the labels."""
         numbered = dict(enumerate(self.names or [f"LABEL_{number}" for number in range(self.num_labels)]))
         names = {"id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
         return {"num_labels": len(numbered), "problem_type": self.problem_type, **names}
@@ -140,22 +147,22 @@ class Task:
         self.names = [own[name] for name in plain] if is_same else self.names
         return is_same
 
-    def encode(self, tokenizer: Any, examples: Any, length: int) -> tuple[Data, list[str]]:
-        """Rows of at most `length` tokens, and warnings."""
+    def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:
+        """Return rows of at most `length` tokens, and warnings."""
         raise NotImplementedError
 
     def logits(self, output: Any) -> torch.Tensor:
-        """What the model gives for a batch → float32 [B, …]."""
+        """Return what the model gives for a batch: float32 [B, …]."""
         return output.logits.float()
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a batch. `labels` are those of its rows, as `encode` gave them."""
+        """Return the mean loss of a batch. `labels` are those of its rows, as `encode` gave them."""
         raise NotImplementedError
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """What `score` needs of the logits of a batch, [B, …]."""
+        """Return what `score` needs of the logits of a batch, [B, …]."""
         return logits
 
     def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
-        """Measures, of the answer to each row, on the CPU."""
+        """Return measures, of the answer to each row, on the CPU."""
         raise NotImplementedError
