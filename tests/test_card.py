@@ -186,5 +186,5 @@ def test_a_sub_network_has_a_card(trained, tmp_path):
     about = ModelCard.load(tmp_path / "small" / "README.md")
     parameters = sum(p.numel() for p in AutoModelForMaskedLM.from_pretrained(tmp_path / "small").parameters())
     assert f" {parameters:,} parameters" in about.text
-    assert " `step-00000004` after step 4" in about.text
+    assert " `step-00000004`" in about.text
     assert about.data.tags == ["bertrain", "bert"]

@@ -45,13 +45,8 @@ class Growth(Method):
     def check_run(
         self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
-        deepest, phases = build_model(None), stream.plan.phases[stream.phase.number - 1 :]
-        depths = [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases]
-        if not any(depths):
-            sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
-            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
-        check_depths(deepest, depths)
-        check_outside(deepest, build_model(phases[0]))
+        deepest = build_model(None)
+        check_depths(deepest, [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases])
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
 
@@ -67,7 +62,7 @@ class Growth(Method):
 
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
-    """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
+    """Make a configuration that of a model's first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
         sentence = f"a phase has {layers} layers, and --model has {number}; give at most {number}"
         raise UsageError(sentence, "out-of-range", option="layers", given=layers)
@@ -99,26 +94,11 @@ def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
         raise UsageError(sentence, "out-of-range", option="layers", given=numbers)
 
 
-def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
-    """Raises UsageError for a model that has tensors outside its layers for each of them. first: its first stage."""
-    prefix = str(_prefix(full))
-    shapes = [
-        {name: tensor.shape for name, tensor in model.named_parameters() if not name.startswith(prefix)}
-        for model in (full, first)
-    ]
-    if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
-        sentence = (
-            f"{full.config.model_type} cannot get more layers: {differing[0]}, which is outside its layers, depends on "
-            "their number; leave layers out of the phases"
-        )
-        raise UsageError(sentence, "unsupported", option="layers")
-
-
 @torch.no_grad()
 def carry(
     before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
 ) -> None:
-    """Gives a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
+    """Give a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
     sources = dict(before.named_parameters())
     prefix, number = str(_prefix(before.model)), len(layers_of(before.model))
     for name, parameter in after.named_parameters():
@@ -152,13 +132,13 @@ def carry(
 
 
 def _prefix(model: PreTrainedModel) -> str | None:
-    """What the names of a model's layers begin with; None where they are not one list of modules."""
+    """Return what the names of a model's layers begin with; None where they are not one list of modules."""
     layers = layers_of(model)
     return next((f"{name}." for name, module in model.named_modules() if len(layers) and module is layers), None)
 
 
 def _source(name: str, prefix: str, layers: int, *, stack: bool) -> str | None:
-    """The name of the tensor that a tensor of a grown model comes from. layers: how many there were before."""
+    """Return the name of the tensor that a tensor of a grown model comes from. layers: how many there were before."""
     if not name.startswith(prefix):
         return name
     number, _, rest = name.removeprefix(prefix).partition(".")

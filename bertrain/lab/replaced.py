@@ -34,7 +34,7 @@ PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sam
 
 
 class Head(Module):
-    """Says of each token whether it was replaced; the names of its parameters are those of ElectraForPreTraining."""
+    """Say of each token whether it was replaced; the names of its parameters are those of ElectraForPreTraining."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Replaced(Objective):
 
 
 def put(ids: torch.Tensor, piece: MicroBatch, tokens: torch.Tensor) -> torch.Tensor:
-    """ids int64 [B, T] with tokens int64 [B, K] at the masked places of a micro-batch."""
+    """Return ids int64 [B, T] with tokens int64 [B, K] at the masked places of a micro-batch."""
     places = piece["masked_positions"].where(piece["targets"] != IGNORE_INDEX, ids.shape[1])  # one past the row
     return F.pad(ids, (0, 1)).scatter(1, places, tokens)[:, :-1]
 
@@ -112,17 +112,17 @@ def draws(key: int, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(bits: int) -> int:
-    """64 bits as torch has them."""
+    """Return 64 bits as torch has them."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _shifted(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """x moved to the right by some bits, as if it had no sign."""
+    """Return x moved to the right by some bits, as if it had no sign."""
     return (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
 class ReplacedTokens(Method):
-    """Trains a discriminator together with the model."""
+    """Train a discriminator together with the model."""
 
     options_type = ReplacedOptions
 
@@ -143,7 +143,7 @@ class ReplacedTokens(Method):
         self._files = tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
-        """The encoder of the discriminator, with random weights."""
+        """Return the encoder of the discriminator, with random weights."""
         config, name = setting.config, self.options.discriminator
         seed = bertdata.key(config.seed, "discrimi") >> 1
         try:
@@ -165,11 +165,8 @@ class ReplacedTokens(Method):
         if self.options.share_embeddings == "none":
             return
         if own.weight.shape != other.weight.shape:
-            sentence = (
-                f"--share-embeddings {self.options.share_embeddings} needs token embeddings of one width, and those of "
-                f"--discriminator have {own.weight.shape[1]} numbers and those of --model {other.weight.shape[1]}; "
-                "give --share-embeddings none, or a --model of that width with fewer layers"
-            )
+            widths = f"{other.weight.shape[1]} in --model and {own.weight.shape[1]} in --discriminator"
+            sentence = f"token embeddings of different widths, {widths}, cannot be shared; give --share-embeddings none"
             raise UsageError(sentence, "unsupported", option="share_embeddings")
         if self.options.share_embeddings == "tied":
             own.weight = other.weight

@@ -14,7 +14,7 @@ import click
 from transformers import PreTrainedModel
 
 from bertdata.support import TOKENIZER, TOKENIZER_CONFIG, OneSentence, naming
-from bertrain import card, checkpoint, state
+from bertrain import card, checkpoint
 from bertrain.commands.reading import plain_tokenizer
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
@@ -23,19 +23,15 @@ from bertrain.options import Output
 
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
-    """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
+    """Write a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
     checkpoint.require_new(str(out))
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
-    sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
-    step = state.read(directory).step if (directory / state.TRAINER).exists() else None
-    after = f" after step {step:,}" if step is not None else ""
-    about = card.content(
-        out.name,
-        f"A sub-network of {sizes}, with {parameters:,} parameters, of the checkpoint `{directory.name}`"
-        f"{after}. The card of that checkpoint has the data and the training.",
-        config=small.config,
+    about = (
+        f"A sub-network of {elastic.sizes_of(small.config)}, with {small.num_parameters():,} parameters, of the "
+        f"checkpoint `{directory.name}`, whose card has the data and the training."
     )
-    files = plain_tokenizer({path.name: path.read_bytes() for path in paths}) | {card.CARD: about}
+    files = plain_tokenizer({path.name: path.read_bytes() for path in paths})
+    files |= {card.CARD: card.content(out.name, about, config=small.config)}
     with naming(out):
         checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files))
 
@@ -59,8 +55,9 @@ def main(path: str, out: str, **given: int | None) -> None:
     if not trained or sizes not in elastic.Space(trained, config):
         was = f"--elastic {trained}" if trained else "no --elastic"
         click.echo(f"warning: {directory} was trained with {was}, so it has not trained this sub-network", err=True)
-    parameters = sum(parameter.numel() for parameter in small.parameters())
-    click.echo(f"{out}: {sizes}, {parameters:,} parameters; bertrain pretrain --init {out} trains it further")
+    click.echo(
+        f"{out}: {sizes}, {small.num_parameters():,} parameters; bertrain pretrain --init {out} trains it further"
+    )
 
 
 if __name__ == "__main__":
