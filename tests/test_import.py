@@ -22,11 +22,14 @@ from sources import FEW, write
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
+from bertdata.options import Shares
 from bertdata.sources import ids as ids_module
 from bertdata.sources.ids import open_ids
 from bertdata.sources.inputs import local
+from bertdata.tokenize.load import load
 from bertdata.write import export
 from bertdata.write import kernels as build_kernels
+from bertdata.write.importing import IdsEncoder
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -77,7 +80,11 @@ SEQUENCES = st.lists(st.sampled_from([0, 1, 2, SEP, MASK, 10, 11, 12, 80]), min_
 CORPORA = st.lists(st.lists(SEQUENCES, max_size=4), max_size=12).filter(any)
 
 
-DTYPES, BLOCKS = st.sampled_from(sorted(reference.CODES)), st.sampled_from([4, 1 << 19])
+IDS, DTYPES, BLOCKS = (
+    st.sampled_from([SEP, SEP, 10, 11]),
+    st.sampled_from(sorted(reference.CODES)),
+    st.sampled_from([4, 1 << 19]),
+)
 
 
 @FEW
@@ -165,7 +172,7 @@ def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, kind, index):
 
 
 @FEW
-@given(st.lists(st.sampled_from([SEP, SEP, 10, 11]), min_size=1, max_size=40), st.integers(1, 5))
+@given(st.lists(IDS, min_size=1, max_size=40), st.integers(1, 5))
 def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         patched.setattr(ids_module, "BLOCK_IDS", block)
@@ -173,6 +180,36 @@ def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
         assert dataset.manifest.settings["end_token"] == "[SEP]"
+
+
+@FEW
+@given(st.lists(st.lists(st.lists(IDS, max_size=9), min_size=1, max_size=9), min_size=2, max_size=3), st.booleans())
+def test_finished_units_are_not_read_again(vocab, files, is_nanogpt):
+    """Of any number of units that are finished, the others get the same documents, and no file of theirs is opened."""
+    files = [[*documents, [10, SEP]] for documents in files]
+    with tempfile.TemporaryDirectory() as name:
+        paths = [of_megatron(Path(name), each_one_sequence(each), name=f"{n}") for n, each in enumerate(files)]
+        if is_nanogpt:
+            packed = [reference.packed([token for ids in each for token in ids], "uint16") for each in files]
+            paths = [written(Path(name), f"n{n}", (".bin", content)) for n, content in enumerate(packed)]
+        opened = [
+            open_ids(str(path), "nanogpt" if is_nanogpt else "megatron", SEP if is_nanogpt else None) for path in paths
+        ]
+        encoder = IdsEncoder(load(vocab), Shares(), opened, 6)
+
+        def found(num_finished):
+            parts = encoder.find(range(999), range(num_finished))
+            return [
+                (some.unit, some.ids[start:stop].tolist())
+                for some in parts
+                for start, stop in pairwise(some.documents.tolist())
+            ]
+
+        every = found(0)
+        for number in range(every[-1][0] + 2):
+            if number * 6 >= 2 * opened[0].num_ids:
+                paths[0].with_suffix(".bin").unlink(missing_ok=True)
+            assert found(number) == [each for each in every if each[0] >= number]
 
 
 def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
@@ -197,7 +234,7 @@ def test_the_width_of_ids_alone_is_guessed_and_said_or_given(tmp_path, take, dty
     assert stored(take(padded, "padded", **SMALL)) == [*[[10, 11, SEP]] * 40, [PAD] * 999]
     ids = [*[10] * 8, 70_000 if dtype in ("uint32", "int64") else 11, SEP] * 40  # a few wide ones
     wide = written(tmp_path, "wide", (".bin", np.array(ids, dtype).tobytes()))
-    read = list(open_ids(str(wide), "nanogpt", SEP).documents())
+    read = list(open_ids(str(wide), "nanogpt", SEP).documents(0))
     assert sum((some.ids.tolist() for some in read), []) == ids
     assert read[-1].bytes_read == wide.stat().st_size
 
@@ -269,7 +306,7 @@ def test_rows_of_parquet_are_decoded_a_block_at_a_time(tmp_path):
     offsets = np.arange(0, ids.size + 1, 1 << 15, dtype="<i4")
     path, before, most = tmp_path / "rows.parquet", pa.total_allocated_bytes(), 0
     pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), path)
-    for number, some in enumerate(open_ids(str(path), "rows", None).documents()):
+    for number, some in enumerate(open_ids(str(path), "rows", None).documents(0)):
         assert (some.ids[:9] == ids[number * some.ids.size :][:9]).all()
         most = max(most, pa.total_allocated_bytes() - before)
     assert 0 < most < 0.75 * ids.nbytes

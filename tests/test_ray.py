@@ -29,7 +29,7 @@ from bertdata.options import Shares
 from bertdata.sources import plan as split_module
 from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
-from bertdata.sources.plan import Task, split
+from bertdata.sources.plan import Part, split
 from bertdata.tokenize.load import load
 from bertdata.write import cluster, finish
 from bertdata.write.encoding import TextEncoder
@@ -85,55 +85,54 @@ def inputs(tmp_path_factory):
 
 
 @given(st.integers(50, 5000), st.integers(1, 64), st.integers(1, 1 << 14))
-def test_tasks_have_every_unit_once_and_whole_sections(inputs, shard_size, cpus, task_bytes):
+def test_parts_have_every_unit_once_and_are_joined_as_a_whole(inputs, shard_size, cpus, part_bytes):
     plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
-    with patch.object(split_module, "TASK_BYTES", task_bytes):
-        tasks = plan.tasks(cpus)
-    assert [unit for task in tasks for unit in task.units] == list(range(plan.stretches[-1].units.stop))
-    sections = [{plan.section(unit) for unit in task.units} for task in tasks]
-    assert sum(map(len, sections)) == len(set().union(*sections))
+    with patch.object(split_module, "PART_BYTES", part_bytes):
+        parts = plan.parts(cpus)
+    assert [unit for part in parts for unit in part.units] == list(plan.units)
+    assert {part.units.start for part in parts} <= {part.units.start for part in plan.parts()}
     total = sum(file.size for file in inputs)
-    assert sum(task.size for task in tasks) == pytest.approx(total)
-    assert all(task.size >= min(task_bytes, total / cpus / 8) * 0.999 for task in tasks[:-1])
-    assert len(tasks) <= max(8 * cpus, total // task_bytes) + 1
+    assert sum(part.size for part in parts) == pytest.approx(total)
+    assert all(part.size >= min(part_bytes, total / cpus / 8) * 0.999 for part in parts[:-1])
+    assert len(parts) <= max(8 * cpus, total // part_bytes) + 1
 
 
 @pytest.fixture
 def job(tmp_path, corpus, vocab, monkeypatch):
-    """What a task gets of an unfinished build of several units, none of which is made, the task, and `ray.get`."""
+    """What a task gets of an unfinished build of several units, none of which is made, the part, and `ray.get`."""
     staging, plan = tmp_path / "out" / ".build", split([local(corpus)], TextFormat(documents="line", shard_size=4000))
     (staging / "attempts-1").mkdir(parents=True)
     encoder = TextEncoder(load(vocab), Shares(), plan)
     get = Mock(side_effect=lambda reference: reference())
     monkeypatch.setattr("ray.get", get)
-    return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Task(range(3), 0.0), get
+    return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Part(range(3), 0.0), get
 
 
 def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     """It stands still before a file is moved, another attempt makes all, and then it continues."""
-    sent, task, get = job
+    sent, part, get = job
     staging, real = sent[0]()[1].parent, os.replace
-    records = cluster.make_task(sent, task, set())
+    records = cluster.make_task(sent, part, set())
     expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
     others = iter(range(1))
 
     def replace(source, target):
         if Path(target).parent == staging and next(others, None) is not None:
-            assert cluster.make_task(sent, task, set()) == records
+            assert cluster.make_task(sent, part, set()) == records
         return real(source, target)
 
     with patch.object(os, "replace", replace):
-        assert cluster.make_task(sent, task, set()) == records
+        assert cluster.make_task(sent, part, set()) == records
     assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
-    assert [record.unit for record in cluster.make_task(sent, task, {0, 1})] == [2]
+    assert [record.unit for record in cluster.make_task(sent, part, {0, 1})] == [2]
     assert get.call_count == 1  # a process loads the encoder and the plan once
     with patch.object(UnitWriter, "commit", side_effect=MemoryError), pytest.raises(MemoryError):
-        cluster.make_task(sent, task, set())
+        cluster.make_task(sent, part, set())
     assert not list((staging / "attempts-1").iterdir())
 
 
 def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
-    [sent], task, _ = job
+    [sent], part, _ = job
     encoder, attempts, *rest = sent()
 
     def with_input(**changes):
@@ -149,9 +148,9 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
         (with_input(name=str(tmp_path / "absent.txt")), "not-found", "inputs"),
     ):
         with refuses(kind, option, says=f"node {platform.node()}"):
-            cluster.make_task([lambda node=node: node], task, set())
+            cluster.make_task([lambda node=node: node], part, set())
     remote = SimpleNamespace(open=partial(open, corpus, "rb"), now=Mock(side_effect=AssertionError))
-    assert cluster.make_task([lambda: with_input(remote=remote)], task, set())  # no request for each task
+    assert cluster.make_task([lambda: with_input(remote=remote)], part, set())  # no request for each task
 
 
 # ------------------------------------------------------------------------------------------------------- on two nodes

@@ -78,21 +78,17 @@ def test_a_table_is_read_together_whatever_its_name(folder):
     """Where a row begins is known only from the first row on: text in quotation marks may have lines."""
     paths = [write(folder / name, b'text\n"a\nb"\n' * 9) for name in ("a.csv", "a.txt")]
     plans = [split([local(path)], TextFormat(kind="csv", shard_size=10)) for path in paths]
-    assert plans[0].stretches == split([local(paths[0])], TextFormat(shard_size=10)).stretches
-    assert plans[0].stretches == plans[1].stretches
-    assert len({plans[1].section(unit) for unit in plans[1].stretches[0].units}) == 1
+    assert plans[0].places == split([local(paths[0])], TextFormat(shard_size=10)).places == plans[1].places
+    assert [part.units for part in plans[1].parts()] == [plans[1].units]
 
 
-def test_a_task_of_empty_files_is_made_alone(folder):
-    """As a task on a cluster is."""
+def test_a_part_of_empty_files_is_made_alone(folder):
     names = [write(folder / name, b"") for name in ("a.txt", "b.txt")]
     names.append(write(folder / "c.jsonl.gz", gzip.compress(as_jsonl(["stone", "river"]))))
     plan = split([local(name) for name in names], TextFormat())
     blocks = []
-    for task in plan.tasks(2):
-        narrowed = plan.narrowed(task.units)
-        assert set(task.units) <= {unit for each in narrowed.tasks(1) for unit in each.units}
-        blocks += find_blocks(narrowed, task.units.__contains__)
+    for part in plan.parts(2):
+        blocks += find_blocks(plan, units=part.units)
     assert sum(block.decode().starts.size for block in blocks) == 2
 
 

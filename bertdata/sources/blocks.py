@@ -45,6 +45,11 @@ class Source(ABC):
     form: TextFormat
     number: int = 0  # of the input
 
+    @property
+    def is_one_document(self) -> bool:
+        """Whether all of a file of plain text is one document, which no line ends."""
+        return self.kind == "text" and self.form.documents == "file"
+
     @abstractmethod
     def blocks(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
         """Yield the text of the units that are wanted.

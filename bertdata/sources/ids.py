@@ -40,6 +40,7 @@ class Ids(NamedTuple):
     sentences: NDArray[np.int64] | None  # where sentences begin in ids, strictly ascending; None: not known
     place: Callable[[int], str]  # index of an id → 'file, byte n' or 'file, row n'
     bytes_read: int  # of num_bytes of the input
+    first: int | None = None  # how many ids of the input are before them; None: those of the documents before
     unit: int = 0  # to which the documents belong, where they were divided into units
 
     @property
@@ -68,8 +69,12 @@ class IdsFile:
 
     files: list[Input]  # all that are read
     num_bytes: int  # of the files of ids
-    documents: Callable[[], Iterator[Ids]]
-    """Raises InputError for a row that holds no list of integers."""
+    documents: Callable[[int], Iterator[Ids]]
+    """Called with a number of ids at the beginning. Documents that begin there are not needed, and need not be read.
+
+    Raises InputError for a row that holds no list of integers.
+    """
+    num_ids: int = 0  # 0: not known
     dtype: str | None = None  # of the ids of Megatron
     has_sentences: bool = False  # whether a document has several
     empty_sentences: int = 0  # how many sentences without an id are left out
@@ -183,7 +188,7 @@ def _open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
         sentence = f"{data}: {dtype.name} cannot hold the end token {end_token}; give the --tokenizer that made the ids"
         raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
     ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
-    return IdsFile([data], size - offset, partial(_ended_by, end_token, ids), note=note)
+    return IdsFile([data], size - offset, partial(_ended_by, end_token, ids), ids.size, note=note)
 
 
 def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
@@ -201,10 +206,10 @@ def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
     return np.dtype("uint16"), "as nanoGPT writes ids"
 
 
-def _ended_by(token: int, ids: FileArray) -> Iterator[Ids]:
+def _ended_by(token: int, ids: FileArray, skipped: int) -> Iterator[Ids]:
     """Yield documents that end after each `token`, which the dtype can hold, and at the end of the ids."""
-    start, count = 0, BLOCK_IDS
-    while start < ids.size:
+    start, count = max(0, skipped - 1), BLOCK_IDS  # the last that is skipped may end the document before
+    while max(start, skipped) < ids.size:
         some = ids[start : start + count]
         ends = np.flatnonzero(some == token) + 1
         if start + some.size == ids.size and (not ends.size or ends[-1] < some.size):
@@ -213,7 +218,7 @@ def _ended_by(token: int, ids: FileArray) -> Iterator[Ids]:
         if ends.size:
             stop, count = int(ends[-1]), BLOCK_IDS
             bytes_read = (start + stop) * ids.dtype.itemsize
-            yield Ids(some[:stop], np.append(0, ends), None, partial(ids.place, start), bytes_read)
+            yield Ids(some[:stop], np.append(0, ends), None, partial(ids.place, start), bytes_read, start)
             start += stop
 
 
@@ -249,14 +254,14 @@ def _open_megatron(name: str) -> IdsFile:
     ids, has_sentences = FileArray(data, dtype, int(starts[-1])), bool((np.diff(documents) > 1).any())
     offsets, begins = starts[documents], starts[:-1][lengths > 0]
 
-    def some_documents() -> Iterator[Ids]:
-        for _, some in in_blocks(offsets):
+    def some_documents(skipped: int) -> Iterator[Ids]:
+        for _, some in in_blocks(offsets[offsets.searchsorted(skipped) :]):
             start, stop = int(some[0]), int(some[-1])
             sentences = begins[slice(*begins.searchsorted((start, stop)))] - start if has_sentences else None
-            yield Ids(ids[start:stop], some - start, sentences, partial(ids.place, start), stop * dtype.itemsize)
+            yield Ids(ids[start:stop], some - start, sentences, partial(ids.place, start), stop * dtype.itemsize, start)
 
     empty_sentences = int((lengths == 0).sum())
-    return IdsFile([index, data], expected, some_documents, dtype.name, has_sentences, empty_sentences)
+    return IdsFile([index, data], expected, some_documents, ids.size, dtype.name, has_sentences, empty_sentences)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -268,7 +273,7 @@ def _open_rows(name: str) -> IdsFile:
     files = [_file_of_ids(file) for file in _files_of(path)] if path.is_dir() else [_file_of_ids(name)]
     size = sum(file.size or 0 for file in files)
 
-    def some_documents() -> Iterator[Ids]:
+    def some_documents(skipped: int) -> Iterator[Ids]:
         before = 0
         for file in files:
             row, kind = 0, "parquet" if ending_of(file.name) == ".parquet" else "arrow"

@@ -89,7 +89,7 @@ def open_arrays(arrays: Any) -> IdsFile:
 
     items = Items(arrays, documents)
     file = Input(NAME, None, None, items=items)
-    return IdsFile([file], 0, lambda: iter(items))
+    return IdsFile([file], 0, lambda skipped: iter(items))
 
 
 def _joined(file: Input, some: list[NDArray[Any]], first: int) -> Ids:

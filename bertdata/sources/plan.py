@@ -6,11 +6,11 @@ which has at most 256 MiB. The text of a plain file is copied once, by the kerne
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 from bertdata.errors import BertdataError
 from bertdata.sources import formats
@@ -24,42 +24,29 @@ from bertdata.sources.text import TextFile
 UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
-TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for TASKS_A_WORKER
-TASKS_A_WORKER = 8
+PART_BYTES = 1 << 24  # of input on disk in a part at least, where there is enough for PARTS_A_WORKER
+PARTS_A_WORKER = 8
 MOST_INPUTS = 1 << 12  # in a block: each takes 2 KB in addition to its text
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Inputs whose bytes are one range that is cut into units, and the numbers of these units."""
-
-    inputs: range  # numbers of the inputs
-    ends: tuple[int, ...]  # where each input ends in the range; of what is not plain, as if it were its size on disk
-    first: int  # the first unit
-    count: int  # how many numbers there are; what lies beyond belongs to the last
-    is_divisible: bool  # whether a unit can be read without those before it
-    first_section: int
-    base: int = 0  # where the first of the inputs begins in the range
-
-    def unit(self, number: int) -> int:
-        """The unit with a number from 0 in this stretch."""
-        return self.first + min(number, self.count - 1)
-
-    @property
-    def units(self) -> range:
-        return range(self.first, self.first + self.count)
-
-    @property
-    def num_sections(self) -> int:
-        return self.count if self.is_divisible else 1
-
-
-@dataclass(frozen=True)
-class Task:
-    """Sections that follow each other, and that one thread or process makes."""
+class Part(NamedTuple):
+    """Units that follow each other, and that one thread or process makes from beginning to end."""
 
     units: range
     size: float  # bytes of their input on disk, more or less
+    is_divisible: bool = False  # whether a unit can be read without those before it
+
+
+class Place(NamedTuple):
+    """The units of an input. Plain files that follow each other are one range of bytes, which is cut into units."""
+
+    base: int  # where the input begins in its range
+    first: int  # the unit with which the range begins
+    units: range  # to which the text of the input may belong; what lies beyond belongs to the last
+
+    def unit(self, number: int) -> int:
+        """The unit with a number from 0 in the range."""
+        return min(self.first + number, self.units[-1])
 
 
 @dataclass(frozen=True)
@@ -68,59 +55,41 @@ class Plan:
 
     files: Sequence[Input]
     form: TextFormat
-    stretches: Sequence[Stretch]
+    places: Sequence[Place]  # of the inputs
+    ranges: Sequence[Part]  # all units, undivided
 
-    def section(self, unit: int) -> int:
-        """The number of what must be read together to make a unit: the unit alone, or the file that it lies in."""
-        stretch = self.stretches[self._stretch_of(unit)]
-        return stretch.first_section + (unit - stretch.first if stretch.is_divisible else 0)
+    @property
+    def units(self) -> range:
+        return range(self.ranges[-1].units.stop)
 
-    def _stretch_of(self, unit: int) -> int:
-        return bisect_right(self.stretches, unit, key=lambda each: each.first) - 1
+    def parts(self, workers: int | None = None) -> list[Part]:
+        """All units in order. A part is as small as it can be; with max_documents, it has all units.
 
-    def narrowed(self, units: range) -> Plan:
-        """The plan without the inputs that have nothing of some units. Takes no time for those.
-
-        With max_documents all remain, because the documents are counted from the first on.
-        """
-        if self.form.max_documents is not None:
-            return self
-        near = list(self.stretches[self._stretch_of(units[0]) : self._stretch_of(units[-1]) + 1])
-        for number, stretch in enumerate(near):
-            if len(stretch.inputs) > 1:
-                size = self.form.shard_size
-                start = max(0, units[0] - stretch.first) * size
-                stop = sys.maxsize if units[-1] >= stretch.units[-1] else (units[-1] + 1 - stretch.first) * size
-                first = min(bisect_right(stretch.ends, start), len(stretch.ends) - 1)  # also where all are empty
-                last = bisect_left(stretch.ends, stop) + 1
-                near[number] = replace(
-                    stretch,
-                    inputs=stretch.inputs[first:last],
-                    ends=stretch.ends[first:last],
-                    base=stretch.ends[first - 1] if first else stretch.base,
-                )
-        return replace(self, stretches=near)
-
-    def tasks(self, workers: int) -> list[Task]:
-        """All sections in order. A task has one, or several that are small; with max_documents, all.
-
-        workers: how many do tasks at the same time.
+        workers: how many make parts at the same time; small parts that follow each other are joined for them.
         """
         total = sum(file.size or 0 for file in self.files)
         if self.form.max_documents is not None:
-            return [Task(range(self.stretches[-1].units.stop), total)]
-        enough = min(TASK_BYTES, total / (workers * TASKS_A_WORKER))
-        tasks, begin, size = list[Task](), -1, 0.0
-        for stretch in self.stretches:
-            step = stretch.count // stretch.num_sections
-            share = (stretch.ends[-1] - stretch.base) / stretch.num_sections
-            for section in range(stretch.num_sections):
-                first = stretch.first + section * step
-                begin, end, size = first if begin < 0 else begin, first + step, size + share
+            return [Part(self.units, total)]
+        enough = min(PART_BYTES, total / (workers * PARTS_A_WORKER)) if workers else 0
+        parts, begin, size = list[Part](), 0, 0.0
+        for whole in self.ranges:
+            step = 1 if whole.is_divisible else len(whole.units)
+            for first in whole.units[::step]:
+                size += whole.size * step / len(whole.units)
                 if size >= enough:
-                    tasks.append(Task(range(begin, end), size))
-                    begin, size = -1, 0.0
-        return tasks if begin < 0 else [*tasks, Task(range(begin, end), size)]
+                    parts.append(Part(range(begin, first + step), size))
+                    begin, size = first + step, 0.0
+        return parts if begin == self.units.stop else [*parts, Part(range(begin, self.units.stop), size)]
+
+    def inputs_of(self, units: range) -> range:
+        """The numbers of the inputs that may have text of some units.
+
+        With max_documents all, because the documents are counted from the first on.
+        """
+        if self.form.max_documents is not None:
+            return range(len(self.files))
+        first = bisect_right(self.places, units.start, key=lambda place: place.units.stop)
+        return range(first, bisect_left(self.places, units.stop, key=lambda place: place.units.start))
 
 
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
@@ -128,23 +97,27 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
 
     Raises InputError for a Parquet file that cannot be read or has no column for the text.
     """
-    stretches, unit, section = list[Stretch](), 0, 0
-    # Plain files side by side are one stretch, and each other file is one.
+    places, ranges, unit, of_unit = list[Place](), list[Part](), 0, form.shard_size
+    # Plain files side by side are one range, and each other file is one.
     for key, group in groupby(range(len(files)), lambda index: -1 if _is_plain(files[index], form) else index):
-        inputs = list(group)
-        ends, file = tuple(accumulate(files[index].size or 0 for index in inputs)), files[inputs[0]]
+        numbers = list(group)
+        bounds, file = [0, *accumulate(files[index].size or 0 for index in numbers)], files[numbers[0]]
         is_parquet = key >= 0 and (form.kind or file.kind) == "parquet"
         if key < 0:
-            count = -(-ends[-1] // form.shard_size)
+            count = max(1, -(-bounds[-1] // of_unit))
         elif is_parquet:
             count = 1 + max(group_units(file, form), default=0)
         else:
-            is_pipe = file.size is None
-            count = UNITS_OF_A_STREAM if is_pipe else 1 + UNITS_PER_SIZE * ends[-1] // form.shard_size
-        is_divisible = key < 0 or is_parquet
-        stretches.append(Stretch(range(inputs[0], inputs[-1] + 1), ends, unit, max(1, count), is_divisible, section))
-        unit, section = stretches[-1].units.stop, section + stretches[-1].num_sections
-    return Plan(files, form, stretches)
+            count = UNITS_OF_A_STREAM if file.size is None else 1 + UNITS_PER_SIZE * bounds[-1] // of_unit
+        units = range(unit, unit + count)
+        for index, (base, stop) in zip(numbers, pairwise(bounds), strict=True):
+            if source_of(files[index], form).is_one_document:  # it belongs to one unit
+                stop = min(stop, base + 1)  # noqa: PLW2901
+            own = range(unit + base // of_unit, unit - -stop // of_unit) if key < 0 else units
+            places.append(Place(base, unit, own))
+        ranges.append(Part(units, bounds[-1], is_divisible=key < 0 or is_parquet))
+        unit = units.stop
+    return Plan(files, form, places, ranges)
 
 
 def source_of(file: Input, form: TextFormat, number: int = 0) -> Source:
@@ -159,49 +132,43 @@ def _is_plain(file: Input, form: TextFormat) -> bool:
     return not (is_table or file.compression or file.is_stream) and form.encoding == UTF_8
 
 
-def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[Block]:
+def find_blocks(
+    plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True, units: range | None = None
+) -> Iterator[Block]:
     """Yield the text of all inputs in order, in blocks of one unit each.
 
-    is_wanted: which units to give. What is not wanted is not read: units of plain files and of Parquet, and other files
-    of which no unit is wanted.
+    is_wanted: which units to give. units: those that are given at all; None: all. What is not wanted is not read: units
+    of plain files and of Parquet, and other files of which no unit is wanted.
 
     Raises InputError for input that cannot be read, as `Block.decode` does. It names file and line, byte or row.
     """
-    limit = plan.form.max_documents
+    limit, every = plan.form.max_documents, plan.units if units is None else units
+
+    def wanted(unit: int) -> bool:
+        return unit in every and is_wanted(unit)
+
     # With max_documents every document counts, also those of units that are not wanted.
-    blocks = _read(plan, is_wanted if limit is None else lambda unit: True)
+    blocks = _read(plan, plan.inputs_of(every), wanted if limit is None else lambda unit: True)
     if limit is not None:
-        blocks = (block for block in _first(blocks, limit) if is_wanted(block.unit))
+        blocks = (block for block in _first(blocks, limit) if wanted(block.unit))
     return _together(blocks)
 
 
-def _read(plan: Plan, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
+def _read(plan: Plan, inputs: range, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
     """Yield blocks of one input each. A file that has nothing of the units that are wanted is not opened."""
     before = 0  # bytes of the inputs before
-    for stretch in plan.stretches:
-        base = stretch.base
-        for index in stretch.inputs:
-            source, read = source_of(plan.files[index], plan.form, index), 0
-            if any(map(is_wanted, _units_of(source, stretch, base))):
+    for index in inputs:
+        source, place, read = source_of(plan.files[index], plan.form, index), plan.places[index], 0
+        if any(map(is_wanted, place.units)):
 
-                def wanted(number: int, stretch: Stretch = stretch) -> bool:
-                    return is_wanted(stretch.unit(number))
+            def wanted(number: int, place: Place = place) -> bool:
+                return is_wanted(place.unit(number))
 
-                for block in source.blocks(base, wanted):
-                    read = block.bytes_read
-                    yield block._replace(unit=stretch.unit(block.unit), bytes_read=before + read)
-                    del block  # a long document goes before the next one is read
-            base += source.file.size or 0
-            before += read if source.file.size is None else source.file.size
-
-
-def _units_of(source: Source, stretch: Stretch, base: int) -> Iterable[int]:
-    """Return the units that an input may have text of. base: where it begins in the stretch."""
-    if not (stretch.is_divisible and isinstance(source, TextFile)):
-        return stretch.units
-    size, of_unit = source.file.size or 0, source.form.shard_size
-    stop = base + (min(size, 1) if source.is_one_document else size)  # one document belongs to one unit
-    return (stretch.unit(number) for number in range(base // of_unit, -(-stop // of_unit)))
+            for block in source.blocks(place.base, wanted):
+                read = block.bytes_read
+                yield block._replace(unit=place.unit(block.unit), bytes_read=before + read)
+                del block  # a long document goes before the next one is read
+        before += read if source.file.size is None else source.file.size
 
 
 def _first(blocks: Iterable[Block], limit: int) -> Iterator[Block]:

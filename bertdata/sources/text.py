@@ -38,11 +38,6 @@ class TextFile(Source):
                     yield from self._blocks_of(lines, stream, base, is_wanted)
                     del lines  # before more is read
 
-    @property
-    def is_one_document(self) -> bool:
-        """Whether all of a file of plain text is one document, which no line ends."""
-        return self.kind == "text" and self.form.documents == "file"
-
     def _ranges(self, stream: InputStream, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
         """Yield the ranges of bytes in which documents of units that are wanted begin."""
         if not stream.is_seekable or self.is_one_document:

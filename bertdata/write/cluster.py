@@ -1,4 +1,4 @@
-"""The units of a build on a Ray cluster: a task makes those of one section, or of some small ones that follow it.
+"""The units of a build on a Ray cluster: a task makes one part.
 
 Ray runs a task again if its process, node or disk fails, and an attempt that was taken for lost may still write. So
 each unit has a directory of its own, .build/attempts-*/*/, for its unfinished files. What two attempts give names in
@@ -15,7 +15,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,11 +24,11 @@ from typing import Any
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.sources.maps import code_of
-from bertdata.sources.plan import Task
+from bertdata.sources.plan import Part
 from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
 from bertdata.write.staging import ATTEMPTS, require_unchanged
 from bertdata.write.state import FinishedUnits, UnitRecord
-from bertdata.write.units import UnitWriter, make_units
+from bertdata.write.units import make_units
 
 _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
@@ -96,19 +96,19 @@ def encode_on_cluster(
 
     retries: dict[str, Any] = {"max_retries": 3, "retry_exceptions": [OSError]}
     make = ray.remote(num_cpus=1, **retries)(make_task)
-    every = encoder.plan.tasks(_cpus())
-    missing = [task for task in every if not units.numbers.issuperset(task.units)]
-    done = sum(task.size for task in every) - sum(task.size for task in missing)
+    every = encoder.plan.parts(_cpus())
+    missing = [part for part in every if not units.numbers.issuperset(part.units)]
+    done = sum(part.size for part in every) - sum(part.size for part in missing)
     # At the end what still runs fails at its next file; ray.cancel (2.60) ends this process if a task ends meanwhile.
     with TemporaryDirectory(prefix=ATTEMPTS, dir=staging.absolute(), ignore_cleanup_errors=True) as attempts:
         job = [ray.put((encoder, Path(attempts), Path.cwd(), versions(encoder)))]
-        results = (make.remote(job, task, units.numbers.intersection(task.units)) for task in missing)
+        results = (make.remote(job, part, units.numbers.intersection(part.units)) for part in missing)
         running = deque(islice(results, workers))
-        for task in missing:
+        for part in missing:
             for record in _result(running.popleft()):
                 units.add(record)
             running.extend(islice(results, 1))
-            done += task.size
+            done += part.size
             progress(int(done))
 
 
@@ -156,21 +156,19 @@ def _received(job: Any) -> tuple[TextEncoder, Path]:
     return encoder, attempts
 
 
-def make_task(job: list[Any], task: Task, finished: set[int]) -> list[UnitRecord]:
-    """Make the units of a task but those that are finished. Return the record of each that has documents.
+def make_task(job: list[Any], part: Part, finished: set[int]) -> list[UnitRecord]:
+    """Make the units of a part but those that are finished. Return the record of each that has documents.
 
     job: a list with a reference: Ray would load the content of a reference alone for each task.
     """
     encoder, attempts = _received(job[0])
-    records, plan = list[UnitRecord](), encoder.plan.narrowed(task.units)
-    inputs = [plan.files[index] for stretch in plan.stretches for index in stretch.inputs]
+    records, plan = list[UnitRecord](), encoder.plan
+    inputs = [plan.files[index] for index in plan.inputs_of(part.units)]
     local = [file for file in inputs if not file.remote]  # each request for a URL asks for the version of the plan
     try:
         require_unchanged(local, "let all nodes see the same files, and run again")
     except InputError as error:
         raise InputError(f"node {platform.node()}: {error}", error.kind, option="inputs", given=error.given) from None
-    writer = partial(UnitWriter, attempts.parent, shard_size=plan.form.shard_size, apart=attempts)
     with one_thread_each():
-        missing = {*task.units} - finished
-        make_units([task], encoder, writer, is_missing=missing.__contains__, keep=records.append, workers=1)
+        make_units([part], encoder, attempts.parent, finished, records.append, workers=1, apart=attempts)
     return records

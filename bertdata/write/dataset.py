@@ -28,7 +28,7 @@ from bertdata.sources.blocks import Block
 from bertdata.sources.inputs import Inputs, find_inputs
 from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
-from bertdata.sources.plan import Plan, source_of, split
+from bertdata.sources.plan import UNITS_OF_A_STREAM, Part, source_of, split
 from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
@@ -49,7 +49,7 @@ from bertdata.write.staging import (
     write_tokenizer,
 )
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, record_name
-from bertdata.write.units import UnitWriter, make_units
+from bertdata.write.units import make_units
 from bertdata.write.vocabulary import TokenizerChoice
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
@@ -187,9 +187,11 @@ class _Build:
         """Makes the dataset in a directory, or a part of it."""
         files, part, form, say = self.plan.inputs, self.machines.part, self.form, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
-        count = sum(each.count for each in units_of.stretches if files[each.inputs[0]].size is not None)
+        count = len(units_of.units) - UNITS_OF_A_STREAM * sum(file.is_stream for file in files)
         size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
         require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
+        number, step = part or (0, 1)
+        parts = units_of.parts(None if part else self.machines.threads)[number::step]
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.form.dedup else total
         with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
@@ -205,7 +207,7 @@ class _Build:
                 encoder.encode(Block(0, 0, 0, []))
             try:
                 before = passes - total
-                self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
+                self._make_units(encoder, staging, parts, units, lambda done: self.progress(before + done, passes))
                 self.progress(passes, passes)
                 for warning in sorted(form.warnings):
                     say(f"warning: {warning}")
@@ -214,7 +216,7 @@ class _Build:
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"
             require_unchanged(files, again)
             if part is not None:
-                made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
+                made = [unit for each in parts for unit in each.units if unit in units.numbers]
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
             _publish(staging, units, tokenizer, self.plan)
@@ -230,7 +232,12 @@ class _Build:
         return tokenizer
 
     def _make_units(
-        self, encoder: TextEncoder, staging: Path, units_of: Plan, units: FinishedUnits, progress: Callable[[int], None]
+        self,
+        encoder: TextEncoder,
+        staging: Path,
+        parts: Sequence[Part],
+        units: FinishedUnits,
+        progress: Callable[[int], None],
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if encoder.why_slow:
@@ -238,14 +245,13 @@ class _Build:
         if self.machines.ray is not None:
             encode_on_cluster(encoder, staging, units, workers=self.machines.workers, progress=progress)
             return
-        number, parts = self.machines.part or (0, 1)
         with one_thread_each():
             make_units(
-                units_of.tasks(self.machines.threads),
+                parts,
                 encoder,
-                lambda unit: UnitWriter(staging, unit, self.form.shard_size),
-                is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
-                keep=units.add,
+                staging,
+                units.numbers,
+                units.add,
                 workers=self.machines.threads,
                 progress=progress,
                 items=self.plan.inputs[0].items,

@@ -72,8 +72,8 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
     def work(block: Block) -> tuple[NDArray[np.uint64], int]:
         return _hashes(block.decode(), num_inputs), block.bytes_read
 
-    def write(task: Plan, in_order: Any) -> None:
-        with closing(in_order(work, find_blocks(task), lambda block: block.num_bytes)) as blocks:
+    def write(plan: Plan, in_order: Any) -> None:
+        with closing(in_order(work, find_blocks(plan), lambda block: block.num_bytes)) as blocks:
             for rows, bytes_read in blocks:
                 first_bytes = rows[:, 0] >> np.uint64(56)
                 rows = rows[np.argsort(first_bytes, kind="stable")]

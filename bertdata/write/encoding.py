@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
@@ -18,12 +18,12 @@ from bertdata.format.origins import origins_of
 from bertdata.options import Shares, TextFormat, function_of
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import BadRow, Documents, Skipped
-from bertdata.sources.plan import Plan, Task, find_blocks, source_of
+from bertdata.sources.plan import Plan, find_blocks, source_of
 from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally
-from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, by_spelling, splits_of
+from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, special_counts, splits_of
 
 
 def functions_of(form: TextFormat) -> list[str]:
@@ -41,11 +41,11 @@ class TextEncoder:
         form = plan.form
         self.tokenizer, self.shares, self.plan, self.form, self.duplicates = tokenizer, shares, plan, form, duplicates
         self.word_splitter: WordSplitter | None = function_of(form.words, "--words") if form.words else None
-        self.sentences = form.sentences == "line"
+        self.sentences, self.shard_size, self.keeps_empty = form.sentences == "line", form.shard_size, False
         self._spellings = literals(tokenizer.spellings)
 
-    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Block]:
-        return find_blocks(self.plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit))
+    def find(self, units: range, finished: Container[int]) -> Iterator[Block]:
+        return find_blocks(self.plan, lambda unit: unit not in finished, units)
 
     def encode(self, block: Block) -> EncodedDocuments:
         """A block as it will be written.
@@ -64,6 +64,7 @@ class TextEncoder:
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
             **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
+            **special_counts(self.tokenizer, spelled),
             "special_ids_replaced": encoded.special_ids_replaced,
             "lone_surrogates": int(some.surrogates.sum()),
             "skipped_rows": len(some.bad),
@@ -86,11 +87,7 @@ class TextEncoder:
             splits=splits,
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=some.replaced,
-            tally=Tally(
-                Counter(counts),
-                by_spelling(self.tokenizer, spelled),
-                {name: place for name, place in first.items() if place},
-            ),
+            tally=Tally(Counter(counts), {name: place for name, place in first.items() if place}),
             bytes_read=block.bytes_read,
         )
 

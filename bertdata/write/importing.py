@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from bertdata.jit import announcing_compilation
 from bertdata.options import IdsFormat, Shares
 from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
 from bertdata.sources.iterables import names_of, open_arrays
-from bertdata.sources.plan import Task
+from bertdata.sources.plan import Part
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
 from bertdata.types import SpecialTokens
@@ -41,7 +41,7 @@ from bertdata.write.staging import (
     write_tokenizer,
 )
 from bertdata.write.state import BuildPlan, Tally
-from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, UnitWriter, by_spelling, make_units, splits_of
+from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, make_units, special_counts, splits_of
 
 
 def import_ids(
@@ -97,11 +97,11 @@ def import_ids(
         total = sum(file.num_bytes for file in files)
         with announcing_compilation(say):
             make_units(
-                [Task(range(sys.maxsize), total)],  # one, as the number of units is not known before all is read
+                [Part(range(sys.maxsize), total)],  # one, as the number of units is not known before all is read
                 encoder,
-                lambda unit: UnitWriter(staging, unit, shard_size, keeps_empty=not any(shares.limits)),
-                is_missing=lambda unit: unit not in units.numbers,
-                keep=units.add,
+                staging,
+                units.numbers,
+                units.add,
                 workers=len(os.sched_getaffinity(0)),
                 progress=lambda done: progress(done, total),
                 items=files[0].files[0].items,
@@ -160,7 +160,7 @@ class IdsEncoder:
 
     def __init__(self, tokenizer: LoadedTokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
         """shard_size: of a unit, in bytes of ids as they are stored."""
-        self.files, self.shard_size = files, shard_size
+        self.files, self.shard_size, self.keeps_empty = files, shard_size, not any(shares.limits)
         special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
         self.shares, self.dtype = shares, np.dtype(tokenizer.token_dtype)
         self._tokenizer, self._sentences = tokenizer, any(file.has_sentences for file in files)
@@ -170,16 +170,20 @@ class IdsEncoder:
         widest = int(np.diff(borders).argmax())
         self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
 
-    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[Ids]:
-        """The documents of all files in order, those of units that are missing.
+    def find(self, units: range, finished: Container[int]) -> Iterator[Ids]:
+        """The documents of all files in order, without those of finished units.
 
         A document belongs to the unit of its first id, and one without an id to that of the one before it.
         """
-        num_ids = before = unit = 0
+        first_missing = next(unit for unit in units if unit not in finished)
+        skipped, unit = -(-first_missing * self.shard_size // self.dtype.itemsize), max(0, first_missing - 1)
+        num_ids = before = 0
         for file in self.files:
-            for some in file.documents():
-                lengths = np.diff(some.documents)
-                begins = (num_ids + some.documents[:-1]) * self.dtype.itemsize // self.shard_size
+            end = num_ids
+            for some in file.documents(max(0, skipped - num_ids)):
+                start = end if some.first is None else num_ids + some.first
+                lengths, end = np.diff(some.documents), start + some.ids.size
+                begins = (start + some.documents[:-1]) * self.dtype.itemsize // self.shard_size
                 unit_of = np.maximum.accumulate(np.where(lengths > 0, begins, unit))
                 cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
                 for first, stop in pairwise(cuts):
@@ -187,9 +191,9 @@ class IdsEncoder:
                     if items := file.files[0].items:
                         start, stop_id = some.documents[[first, stop]]
                         items.add(unit, lengths[first:stop], some.ids[start:stop_id].astype(np.int64))
-                    if is_missing(unit):
+                    if unit not in finished:
                         yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
-                num_ids += some.ids.size
+            num_ids = max(end, num_ids + file.num_ids)
             before += file.num_bytes
 
     def encode(self, some: Ids) -> EncodedDocuments:
@@ -203,13 +207,13 @@ class IdsEncoder:
             raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
         ids, has_ids = given.astype(self.dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences
-        last_ids, num_bare = frozenset[int](), 0
+        counts = Counter(special_counts(self._tokenizer, special))
+        counts["ids_bytes"] = some.ids.nbytes
         if ids.size:
             ends = documents[1:][has_ids]
             last, last_sentences = ids[ends - 1], sentences[np.searchsorted(sentences, ends) - 1]
-            last_ids = frozenset({int(last.min()), int(last.max())})
-            num_bare = int(np.count_nonzero(ends - last_sentences == 1))
-        counts = Counter(ids_bytes=some.ids.nbytes, bare=num_bare)
+            counts.update({f"ends with {last.min()}": 1, f"ends with {last.max()}": 1})
+            counts["bare"] = int(np.count_nonzero(ends - last_sentences == 1))
         return EncodedDocuments(
             unit=some.unit,
             ids=ids,
@@ -218,7 +222,7 @@ class IdsEncoder:
             splits=splits_of(self.shares, ids.view(np.uint8), documents * ids.itemsize, 0),
             has_ids=has_ids,
             replaced=np.zeros(has_ids.size, np.int64),
-            tally=Tally(counts, by_spelling(self._tokenizer, special), last_ids=last_ids),
+            tally=Tally(counts),
             bytes_read=some.bytes_read,
         )
 
@@ -232,14 +236,12 @@ def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> t
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     counts |= {name: tally.counts.get(name, 0) for name in (*SPLIT_COUNTS, "ids_bytes")}
     spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
-    special_counts = {token: tally.special.get(spelling, 0) for spelling, token in spelled}
-    is_special = tally.last_ids <= special_counts.keys() - {special.unk}
+    of_token = {token: tally.counts[f"{spelling} inside"] for spelling, token in spelled}
+    last_ids = {int(name.removeprefix("ends with ")) for name in tally.counts if name.startswith("ends with ")}
     # bare: documents of one id, or with a last sentence of one
-    if len(tally.last_ids) == 1 and is_special and not tally.counts["bare"]:
-        (separator,) = tally.last_ids
-        special_counts[separator] -= counts["documents"]
-    inside = {
-        tokenizer.spell(token): count for token, count in special_counts.items() if count and token != special.unk
-    }
+    if len(last_ids) == 1 and last_ids <= of_token.keys() - {special.unk} and not tally.counts["bare"]:
+        (separator,) = last_ids
+        of_token[separator] -= counts["documents"]
+    inside = {tokenizer.spell(token): count for token, count in of_token.items() if count and token != special.unk}
     counts |= {"special_literals": {}, "special_ids_inside": inside, "empty_sentences": empty_sentences}
     return replace(special, separator=separator), counts

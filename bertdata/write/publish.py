@@ -33,7 +33,9 @@ def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokeniz
     names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
     return {
         **{name: tally.counts.get(name, 0) for name in names},
-        "special_literals": {each: tally.special[each] for each in tokenizer.spellings if each in tally.special},
+        "special_literals": {
+            each: tally.counts[f"{each} inside"] for each in tokenizer.spellings if f"{each} inside" in tally.counts
+        },
         "words": {split: tally.counts[f"{split}_words"] for split in splits},
     }
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,25 +56,22 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of documents, in addition to what is stored of each. `a + b` is that of the documents of both."""
+    """What is counted of documents, in addition to what is stored of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    special: Counter[str] = field(default_factory=Counter)  # special token → how often text spells it, or ids have it
-    first: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """"[SEP] inside" is how often text spells a special token, or ids have it; an import has "ends with 3", which is
+    not 0 if documents end with id 3. If they end with several ids, it has at least two of them."""
+    first: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
 
     "replaced": invalid bytes, "surrogate": a lone surrogate, "skipped": a skipped row, with the reason.
     """
-    last_ids: frozenset[int] = frozenset()  # of imports: ids with which documents end; one if all end with the same
 
-    def __add__(self, other: Tally) -> Tally:
-        firsts = (self.first, other.first)
-        return Tally(
-            self.counts + other.counts,
-            self.special + other.special,
-            {name: min(each[name] for each in firsts if name in each) for name in {**self.first, **other.first}},
-            self.last_ids | other.last_ids,
-        )
+    def add(self, other: Tally) -> None:
+        """Add what was counted of other documents."""
+        self.counts.update(other.counts)
+        for name, place in other.first.items():
+            self.first[name] = min(place, self.first.get(name, place))
 
 
 @dataclass(frozen=True)
@@ -89,18 +86,16 @@ class UnitRecord:
 
     def sealed(self) -> bytes:
         """Return the file of the record."""
-        tally = vars(self.tally) | {"last_ids": sorted(self.tally.last_ids)}
         shards = {split: vars(shard) for split, shard in self.shards.items()}
-        record = {**vars(self), "format_version": FORMAT_VERSION, "tally": tally, "shards": shards}
+        record = {**vars(self), "format_version": FORMAT_VERSION, "tally": vars(self.tally), "shards": shards}
         return sealed_record(record, indent=None)
 
     @classmethod
     def read(cls, path: Path) -> UnitRecord:
         """Read a record. Raises DatasetError if the file is missing or damaged."""
         record = read_record(path)
-        counts, special, first, last_ids = (record["tally"][each.name] for each in fields(Tally))
-        places = {name: tuple(place) for name, place in first.items()}
-        tally = Tally(Counter(counts), Counter(special), places, frozenset(last_ids))
+        counts, first = record["tally"]["counts"], record["tally"]["first"]
+        tally = Tally(Counter(counts), {name: tuple(place) for name, place in first.items()})
         shards = {split: Shard(**entry) for split, entry in record["shards"].items()}
         return cls(record["unit"], tally, shards, record["origins"], record.get("crc32"))
 
@@ -134,7 +129,7 @@ class FinishedUnits:
                 if len(last) == _ROWS_JOINED:
                     parts[-1:] = [Split.from_shards(last), []]
             self.origins |= record.origins
-            self.tally += record.tally
+            self.tally.add(record.tally)
             self.numbers.add(record.unit)
             if record.crc32 is not None:
                 self.checksums[record.unit] = record.crc32

@@ -7,8 +7,7 @@ the text. So the bytes of a shard do not depend on the number of threads.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +21,7 @@ from bertdata.files import Stage
 from bertdata.format.shards import ShardWriter, shard_name
 from bertdata.options import Shares
 from bertdata.sources.iterables import Items
-from bertdata.sources.plan import Task
+from bertdata.sources.plan import Part
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
 from bertdata.write.state import Tally, UnitRecord, record_name
@@ -53,46 +52,51 @@ class EncodedDocuments:
 class Encoder(Protocol[_Block]):
     """What makes documents of an input."""
 
-    def find(self, task: Task, is_missing: Callable[[int], bool]) -> Iterator[_Block]:
-        """The blocks of those units of a task for which `is_missing` is true, in order."""
+    shard_size: int  # of a unit, in bytes
+    keeps_empty: bool  # whether to store where documents without ids were
+
+    def find(self, units: range, finished: Container[int]) -> Iterator[_Block]:
+        """The blocks of some units but those that are finished, in order."""
 
     def encode(self, block: _Block) -> EncodedDocuments:
         """Several threads may call it at once."""
 
 
 def make_units(
-    tasks: Sequence[Task],
+    parts: Sequence[Part],
     encoder: Encoder[_Block],
-    new_writer: Callable[[int], UnitWriter],
-    *,
-    is_missing: Callable[[int], bool],
+    staging: Path,
+    finished: Container[int],
     keep: Callable[[UnitRecord], None],
+    *,
     workers: int,
+    apart: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
     items: Items | None = None,
 ) -> None:
     """Make units on `workers` threads.
 
-    A thread makes all units of a task by itself: it finds, encodes and writes the blocks. Threads for which there is no
-    task encode blocks of other tasks. A task is then ahead of what it has written by up to 2 * workers blocks.
+    A thread makes all units of a part by itself: it finds, encodes and writes the blocks. Threads for which there is no
+    part encode blocks of other parts. A part is then ahead of what it has written by up to 2 * workers blocks.
 
-    tasks: in order. new_writer: gives the writer of a unit. is_missing: whether to make a unit. keep: called with the
-    record of each, by several threads at once. progress: called with the bytes of input that are read.
-    items: the iterable that is read, if the input is one.
+    parts: in order. finished: units that are not made again. keep: called with the record of each unit, by several
+    threads at once. apart: as `Stage`. progress: called with the bytes of input that are read. items: the iterable that
+    is read, if the input is one.
     """
-    missing = [task for task in tasks if any(map(is_missing, task.units))]
-    read = _Progress(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
+    missing = [part for part in parts if not all(unit in finished for unit in part.units)]
+    read = _Progress(progress, sum(part.size for part in parts) - sum(part.size for part in missing))
 
-    def make(task: Task, in_order: Any) -> None:
-        with closing(in_order(encoder.encode, encoder.find(task, is_missing), lambda block: block.num_bytes)) as blocks:
-            for unit, of_unit in groupby(read.counted(task, blocks), key=lambda documents: documents.unit):
-                with new_writer(unit) as writer:
+    def make(part: Part, in_order: Any) -> None:
+        found = encoder.find(part.units, finished)
+        with closing(in_order(encoder.encode, found, lambda block: block.num_bytes)) as blocks:
+            for unit, of_unit in groupby(read.counted(part, blocks), key=lambda documents: documents.unit):
+                with UnitWriter(staging, unit, encoder.shard_size, apart, keeps_empty=encoder.keeps_empty) as writer:
                     for documents in of_unit:
                         writer.append(documents)
                         del documents  # before the next ones are made
                     keep(writer.commit(items.checksums[unit] if items else None))
 
-    Crew[Task](workers).run(make, missing, *([items.stop] if items else []))
+    Crew[Part](workers).run(make, missing, *([items.stop] if items else []))
     if items:
         items.end_unit(is_last=True)
 
@@ -108,9 +112,9 @@ class _Progress:
             self._done += more
             self._report(int(self._done))
 
-    def counted(self, task: Task, blocks: Iterator[EncodedDocuments]) -> Iterator[EncodedDocuments]:
-        """Yield blocks of a task, and count what each has read. Together they count the size of the task."""
-        before, left = -1, task.size
+    def counted(self, part: Part, blocks: Iterator[EncodedDocuments]) -> Iterator[EncodedDocuments]:
+        """Yield blocks of a part, and count what each has read. Together they count the size of the part."""
+        before, left = -1, part.size
         for block in blocks:
             read: float = max(0, min(block.bytes_read - before, left)) if before >= 0 else 0
             before, left = block.bytes_read, left - read
@@ -124,7 +128,7 @@ class UnitWriter:
     """Writes the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
 
     def __init__(
-        self, directory: Path, unit: int, shard_size: int, *, apart: Path | None = None, keeps_empty: bool = False
+        self, directory: Path, unit: int, shard_size: int, apart: Path | None = None, *, keeps_empty: bool = False
     ) -> None:
         """shard_size: of a unit, in bytes. apart: as `Stage`. keeps_empty: store where documents without ids were."""
         self.unit, self.shard_size, self.keeps_empty = unit, shard_size, keeps_empty
@@ -137,7 +141,7 @@ class UnitWriter:
 
     def append(self, documents: EncodedDocuments) -> None:
         """Write documents of the unit."""
-        self._tally += documents.tally
+        self._tally.add(documents.tally)
         num_chosen, num_kept, num_replaced = (
             np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64)
             for weights in (None, documents.has_ids, documents.replaced)
@@ -175,7 +179,8 @@ class UnitWriter:
             else:  # there are only documents without ids
                 writer.discard()
         origins = {writer.name: writer.origins for writer in self._writers.values() if writer.origins}
-        record = UnitRecord(unit, self._tally + Tally(Counter(_named(self._counts.sum(1)))), shards, origins, crc32)
+        self._tally.counts.update(_named(self._counts.sum(1)))
+        record = UnitRecord(unit, self._tally, shards, origins, crc32)
         self._stage.write(record_name(unit), record.sealed())
         self._stage.publish()
         return record
@@ -188,9 +193,9 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
     return dict(zip(SPLIT_COUNTS, counts.tolist(), strict=True))
 
 
-def by_spelling(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> Counter[str]:
-    """Return the count of each special token that is there. counts: in the order of tokenizer.spellings."""
-    return Counter({tokenizer.spellings[number]: int(counts[number]) for number in counts.nonzero()[0].tolist()})
+def special_counts(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
+    """Return the names and counts for `Tally.counts`. counts: of special tokens, as in tokenizer.spellings."""
+    return {f"{tokenizer.spellings[number]} inside": int(counts[number]) for number in counts.nonzero()[0].tolist()}
 
 
 def select(
@@ -205,7 +210,7 @@ def select(
         return documents, sentences, *columns
     edges = np.zeros(kept.size + 2, np.bool_)
     edges[1:-1] = kept
-    turns = (edges[1:] != edges[:-1]).nonzero()[0]  # where stretches start and stop
+    turns = (edges[1:] != edges[:-1]).nonzero()[0]  # where kept documents start and stop
     offsets = np.zeros(np.count_nonzero(kept) + 1, np.int64)
     (documents[1:] - documents[:-1])[kept].cumsum(out=offsets[1:])
     if sentences is not None:
