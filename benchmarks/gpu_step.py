@@ -50,8 +50,9 @@ import torch
 from common import machine
 
 import bertdata
+from bertdata.options import Shares
 from bertdata.torch import tensors
-from bertdata.write import Shares, build
+from bertdata.write import build
 from bertrain.config import Config
 from bertrain.objectives import Learner, MaskedTokens
 from bertrain.optim import optimizers

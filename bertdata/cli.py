@@ -372,10 +372,7 @@ def _size(part: Any) -> str:
 def _warnings(report: Any) -> Iterator[str]:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     settings = dataset.manifest.settings
-    if report.lone_surrogates:
-        what = f"{counted(report.lone_surrogates, 'lone surrogate')} of UTF-16, the first at {report.first_surrogate}"
-        yield f"replaced by U+FFFD: {what}; --strict fails instead"
-    if num_invalid := counts["replaced_characters"] - report.lone_surrogates:
+    if num_invalid := counts["replaced_characters"]:
         what = f"{counted(num_invalid, 'sequence')} of bytes that are not {settings.get('encoding', 'UTF-8')}"
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         is_other = "encoding" not in settings and num_invalid > _FEW_INVALID * counts["text_bytes"]

@@ -261,7 +261,7 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
         ({"documents": "line"}, ("blank", "line")),
         ({"max_documents": 5}, ("None", "5")),
         ({"strict": True}, ("False", "True")),
-        ({"encoding": "latin-1"}, ("None", "iso8859-1")),
+        ({"encoding": "latin-1"}, ("utf-8", "iso8859-1")),
         ({"tokenizer": str(bert)}, ("SHA-256", "SHA-256")),
         ({"tokenizer": None}, ("SHA-256", "trained, 30522")),
         ({"tokenizer": None, "type": "bpe"}, ("SHA-256", "trained, 30522 tokens, bpe")),

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from sources import build_parts, made, parquet, write
 
 from bertdata.cli import main
-from bertdata.options import Shares
+from bertdata.options import Shares, TextFormat
 from bertdata.sources import plan as split_module
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import Part, split
 from bertdata.tokenize.load import load

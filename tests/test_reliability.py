@@ -26,8 +26,8 @@ from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
+from bertdata.options import TextFormat
 from bertdata.sources import formats
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertrain import checkpoint

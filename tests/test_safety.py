@@ -54,7 +54,7 @@ def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
         path = tmp_path / "out" / ".build" / f"hashes-{number:03d}"
         path.unlink(missing_ok=True)
         path.symlink_to(kept)
-    (tmp_path / "out" / ".build" / "duplicates.npy").unlink(missing_ok=True)
+    (tmp_path / "out" / ".build" / "duplicates").unlink(missing_ok=True)
     with refuses("wrong-file-type"):
         build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
     assert kept.read_text() == "mine"

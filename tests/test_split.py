@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import FEW, GROUP, as_jsonl, as_parquet, build_parts, made, read, write
 
+from bertdata.options import TextFormat
 from bertdata.sources import formats
 from bertdata.sources import text as text_module
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import UNITS_PER_SIZE, find_blocks, split
 from bertdata.write import finish

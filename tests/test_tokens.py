@@ -29,8 +29,8 @@ from bertdata import Loader
 from bertdata.errors import TokenizerError
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
+from bertdata.options import TextFormat
 from bertdata.sources import formats, streams
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize import engine
 from bertdata.tokenize.load import load

@@ -40,8 +40,7 @@ from soak import write_text, write_vocab
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.records import canonical
-from bertdata.options import IdsFormat, Shares
-from bertdata.sources.formats import TextFormat
+from bertdata.options import IdsFormat, Shares, TextFormat
 from bertdata.sources.inputs import find_inputs
 from bertdata.sources.plan import find_blocks, split
 from bertdata.tokenize.load import load

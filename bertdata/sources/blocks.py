@@ -8,13 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertdata.errors import InputError
+from bertdata.options import TextFormat
 from bertdata.sources.documents import Documents
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import mapped
 from bertdata.sources.streams import UTF_8
@@ -34,6 +36,12 @@ class Block(NamedTuple):
         return Documents.joined(
             [source.checked(raw if self.is_decoded else source.decode(raw)) for source, raw in self.raw]
         )
+
+
+def runs_of(units: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Yield unit, first and stop for the documents of each unit. units: of documents, ascending."""
+    cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
+    return ((int(units[first]), first, stop) for first, stop in pairwise(cuts) if first < stop)
 
 
 @dataclass(frozen=True)
@@ -71,27 +79,16 @@ class Source(ABC):
 
     def checked(self, found: Documents) -> Documents:
         """Return documents as --map makes them, with the number of the input. Raises InputError as `Block.decode`."""
-        form, places = self.form, list[tuple[int, int]]()  # of the first that is not allowed of each kind, and the kind
-        if form.strict:
-            places += [(first[1], 0) for first in [found.first_surrogate] if first]
-            places += [(first[1], 2) for first in [found.first_replaced] if first]
-        if form.on_error == "fail":
-            places += [(each.place, 1) for each in found.bad[:1]]
-        if places:
-            self._refuse(found, *min(places))
+        form, first = self.form, found.first_replaced if self.form.strict else None
+        bad = found.bad[:1] if form.on_error == "fail" else ()
+        if bad and not (first and first[1] < bad[0].place):
+            sentence = f"{self.place(bad[0].place)}: {bad[0].why}; {bad[0].why.advice}, or use --on-error skip"
+            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
+        if first:
+            name, where = "UTF-8" if form.encoding == UTF_8 else form.encoding, self.invalid_place(first[1])
+            sentence = f"{where} is not valid {name}; correct it, name another --encoding, or build without --strict"
+            raise InputError(sentence, "not-text", option="inputs", given=self.file.name)
         if form.maps:
             found = mapped(found, form.maps, self.place)
-        bad = [each._replace(input=self.number) for each in found.bad]
-        return replace(found, inputs=np.full(found.starts.size, self.number), bad=bad)
-
-    def _refuse(self, found: Documents, place: int, kind: int) -> None:
-        if kind == 1:
-            why = found.bad[0].why
-            sentence = f"{self.place(place)}: {why}; {why.advice}, or use --on-error skip"
-            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
-        sentence = f"{self.place(place)}: the text has a lone surrogate; correct it, or build without --strict"
-        if kind == 2:
-            name = "UTF-8" if self.form.encoding == UTF_8 else self.form.encoding
-            where = self.invalid_place(place)
-            sentence = f"{where} is not valid {name}; correct it, name another --encoding, or build without --strict"
-        raise InputError(sentence, "not-text", option="inputs", given=self.file.name)
+        inputs = np.full(found.starts.size, self.number)
+        return replace(found, inputs=inputs, bad=[each._replace(input=self.number) for each in found.bad])

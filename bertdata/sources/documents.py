@@ -66,9 +66,8 @@ class Documents:
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences and lone surrogates became U+FFFD
-    invalid: NDArray[np.int64]  # [n] offset or row of the first invalid byte in the input; -1: there is none
+    invalid: NDArray[np.int64]  # [n] offset or row of the first that was replaced; -1: there is none
     inputs: NDArray[np.int64]  # [n] number of the input that each is from; 0 where one is read by itself
-    surrogates: NDArray[np.int64]  # [n] how many of `replaced` were lone surrogates, which only JSON can spell
     bad: Sequence[Skipped] = ()
     num_removed: int = 0  # documents that --map left out
     num_duplicates: int = 0  # documents left out because their text came before
@@ -80,17 +79,9 @@ class Documents:
 
     @property
     def first_replaced(self) -> tuple[int, int] | None:
-        """Number of the input, and offset or row in it, of the first invalid byte sequence."""
-        return self._first(self.invalid >= 0, self.invalid)
-
-    @property
-    def first_surrogate(self) -> tuple[int, int] | None:
-        """Number of the input, and offset or row in it, of the first document with a lone surrogate."""
-        return self._first(self.surrogates > 0, self.starts)
-
-    def _first(self, is_such: NDArray[np.bool_], places: NDArray[np.int64]) -> tuple[int, int] | None:
-        number = int(is_such.argmax()) if is_such.any() else None
-        return None if number is None else (int(self.inputs[number]), int(places[number]))
+        """Number of the input, and offset or row in it, of what was replaced first."""
+        number = int((self.invalid >= 0).argmax()) if self.invalid.size else 0
+        return (int(self.inputs[number]), int(self.invalid[number])) if (self.invalid >= 0).any() else None
 
     def part(self, first: int, stop: int) -> Documents:
         """The documents first to stop - 1. Takes no copy if these are all."""
@@ -115,18 +106,12 @@ class Documents:
 
     def repaired(self) -> Documents:
         """The same with U+FFFD for invalid bytes, counted in `replaced`."""
-        bad = (self.invalid >= 0).nonzero()[0].tolist()
-        if not bad:
+        if (self.invalid < 0).all():
             return self
-        done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
-        pieces: list[NDArray[np.uint8]] = []
-        for number in bad:
-            start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
-            fixed, replaced[number], _ = valid_utf8(self.text[start:stop].tobytes())
-            pieces += [self.text[done:start], np.frombuffer(fixed, np.uint8)]
-            done, lengths[number] = stop, len(fixed) + 1
-        text = joined([*pieces, self.text[done : self.num_bytes]])
-        return replace(self, text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
+        bounds = pairwise(self.offsets.tolist())
+        fixed = [valid_utf8(self.text[start : stop - 1].tobytes()) for start, stop in bounds]
+        replaced = [num_replaced for _, num_replaced, _ in fixed]
+        return Documents.of([text for text, _, _ in fixed], self.starts, replaced, self.invalid)
 
     @classmethod
     def joined(cls, parts: Sequence[Documents]) -> Documents:
@@ -143,13 +128,11 @@ class Documents:
         )
 
     @classmethod
-    def of(cls, texts: list[bytes], *columns: list[int]) -> Documents:
-        """Documents of these texts. columns: `starts`, `replaced`, `invalid` and, if there are some, `surrogates`."""
+    def of(cls, texts: list[bytes], *columns: Sequence[int] | NDArray[np.int64]) -> Documents:
+        """Documents of these texts. columns: `starts`, `replaced` and `invalid`."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
         text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
-        zeros = [0] * len(texts)
-        starts, replaced, invalid, surrogates = (*columns, zeros)[:4]
-        return cls(text, offsets, *np.array([starts, replaced, invalid, zeros, surrogates], np.int64))
+        return cls(text, offsets, *np.array([*columns, [0] * len(texts)], np.int64))
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
@@ -166,10 +149,10 @@ class Documents:
             bounds = pairwise(offsets.tolist())
             is_invalid = [valid_utf8(text[start:stop].tobytes())[2] >= 0 for start, stop in bounds]
             invalid = np.where(is_invalid, starts, -1)
-        return cls(text, offsets, starts, none, invalid, none, none)
+        return cls(text, offsets, starts, none, invalid, none)
 
 
-_COLUMNS = ("starts", "replaced", "invalid", "inputs", "surrogates")
+_COLUMNS = ("starts", "replaced", "invalid", "inputs")
 """Members of Documents with a number for each document."""
 
 

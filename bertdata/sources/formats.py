@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from bertdata.errors import InputError, refused
-from bertdata.options import TextFormat
-from bertdata.sources.documents import BadRow, valid_utf8
+from bertdata.sources.documents import valid_utf8
 from bertdata.sources.inputs import Input, magic_of
 
 BLOCK_BYTES = 1 << 22  # that are read at a time
@@ -43,20 +42,12 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
         )
 
 
-def skipped(form: TextFormat, error: InputError) -> BadRow:
-    """Return why no row of a table has a text, if bad rows are skipped. Raises the error if they are not."""
-    if form.on_error == "fail":
-        raise error
-    sentence = str(error).rpartition("; ")[0]
-    return BadRow(f"no row of this file has a text: {sentence}")
-
-
-def without_column(file: Input, form: TextFormat, count: int, columns: Sequence[str]) -> BadRow:
-    """Return why no row of a table without the text's column, or with several, has a text, as `skipped`."""
-    key, shown = form.text_key, ", ".join(columns)
+def without_column(file: Input, key: str, count: int, columns: Sequence[str]) -> InputError:
+    """Return the error for a table without the text's column, or with several."""
+    shown = ", ".join(columns)
     shown = shown[:_SHOWN] + "..." * (len(shown) > _SHOWN)
     has = f"{count} columns {key!r}" if count else f"no column {key!r}, only {shown}"
     sentence = (
-        f"{file} has {has}; name one with --text-key (or its number, if CSV has no header), or use --on-error skip"
+        f"{file} has {has}; name one with --text-key (or its number, if CSV has no header), or leave the file out"
     )
-    return skipped(form, InputError(sentence, "not-of-format" if count else "no-column", option="text_key", given=key))
+    return InputError(sentence, "not-of-format" if count else "no-column", option="text_key", given=key)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertdata.choices import INPUT_FORMATS
 from bertdata.errors import InputError, UsageError, counted, refused
@@ -153,7 +153,7 @@ class Inputs:
         if not self.is_searched:
             return []
         counts = ", ".join(f"{number:,} {kind}" for kind, number in Counter(file.kind for file in self.files).items())
-        size = _readable(sum(file.size or 0 for file in self.files))
+        size = f"{sum(file.size or 0 for file in self.files):,} bytes"
         where = "" if all(file.remote for file in self.files) else " on disk"
         lines = [f"reading {counted(len(self.files), 'file')}: {counts}; {size}{where}"]
         if self.left_out:
@@ -195,10 +195,7 @@ def find_inputs(
         sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
         raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
     for name in map(str, named):
-        if name in under_urls:
-            inputs.files += search.of_url(name, under_urls[name])
-        else:
-            inputs.files += map(local, search.here(name))
+        inputs.files += search.found(name, under_urls.get(name))
     pipes = [file.name for file in inputs.files if file.is_stream]
     if twice := next((name for name in pipes if pipes.count(name) > 1), None):
         what = "standard input (-)" if twice == STANDARD_INPUT else f"the pipe {twice}"
@@ -211,6 +208,9 @@ def find_inputs(
     return inputs
 
 
+_File = TypeVar("_File", bound="str | RemoteFile")
+
+
 @dataclass(frozen=True)
 class _Search:
     """What is read of the files that a directory or a pattern stands for."""
@@ -220,61 +220,51 @@ class _Search:
     any_ending: bool
     inputs: Inputs
 
-    def here(self, name: str) -> list[str]:
-        """Return the files of this machine that a name stands for. Raises InputError if there is none."""
+    def found(self, name: str, under: dict[str, RemoteFile] | None) -> list[Input]:
+        """Return the files that a name stands for. under: path below a URL → file; None: the name is no URL."""
+        if under is None:
+            return [local(path) for path in self._chosen(name, self._here(name), is_directory=Path(name).is_dir())]
+        dots = [path for path in under if not {".", ".."}.isdisjoint(path.split("/"))]
+        self._leave_out(_DOTS, [under.pop(path).name for path in dots])
+        if not self.include and (under.keys() >= {STATE, INFO} or SPLITS in under):
+            raise refused(name, "unsupported", " is of save_to_disk; copy it here, or select files with --include")
+        return [of_remote(file) for file in self._chosen(name, under, is_directory=not glob.has_magic(name))]
+
+    def _here(self, name: str) -> dict[str, str]:
+        """Return path below a directory → path, or "" → the one file. Raises InputError if there is no file."""
         _require_path(name)
-        path = Path(name)
+        path, links = Path(name), list[str]()
         if not _is_searched(name):
             is_named_so = path == Path(STANDARD_INPUT) and name != STANDARD_INPUT  # ./- is a file
-            return [str(path.absolute() if is_named_so else path)]
-        if path.is_dir():
-            root, links = path, list[str]()
-            if all((path / each).is_file() for each in (STATE, INFO)) or (
-                not self.include and (path / SPLITS).is_file()
-            ):
-                files = files_of_saved(path)
-            else:
-                inside = sorted(path.rglob("*"))
-                files = [file for file in inside if file.is_file()]
-                links = [str(each) for each in inside if each.is_symlink() and not each.is_file()]
-                links = [each for each in links if not _is_hidden(Path(each).relative_to(path))]
-            self._leave_out(_LINK, links)
-            if not files:
-                only = f"; its links are not followed ({_some(links)})" if links else ""
-                raise refused(name, "empty", f" is a directory without files{only}; name files, or a directory of them")
-        else:
-            root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            return {"": str(path.absolute() if is_named_so else path)}
+        if not path.is_dir():
+            path = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
-            if not files:
-                raise refused(name, "no-match", " matches no file; check the pattern")
-        below = {str(file): file.relative_to(root) for file in files}
-        return self._chosen(name, below, is_directory=path.is_dir())
+        elif all((path / each).is_file() for each in (STATE, INFO)) or (not self.include and (path / SPLITS).is_file()):
+            files = files_of_saved(path)
+        else:
+            inside = sorted(path.rglob("*"))
+            files = [file for file in inside if file.is_file()]
+            links = [str(each) for each in inside if each.is_symlink() and not each.is_file()]
+            links = [each for each in links if not _is_hidden(Path(each).relative_to(path))]
+            self._leave_out(_LINK, links)
+        if not files:
+            kind = "empty" if Path(name).is_dir() else "no-match"
+            only = f"; links to directories are not followed ({_some(links)})" if links else ""
+            raise refused(name, kind, f" stands for no file{only}; name files, or a directory or a pattern of them")
+        return {str(file.relative_to(path)): str(file) for file in files}
 
-    def of_url(self, url: str, found: dict[str, RemoteFile]) -> list[Input]:
-        """Return the files that a URL stands for. found: path below a directory → file, or "" → the one file."""
-        dots = [path for path in found if not {".", ".."}.isdisjoint(path.split("/"))]
-        self._leave_out(_DOTS, [found.pop(path).name for path in dots])
-        remote = {file.name: file for file in found.values()}
-        names = list(remote)
-        if "" not in found:
-            if not self.include and (found.keys() >= {STATE, INFO} or SPLITS in found):
-                raise refused(url, "unsupported", " is of save_to_disk; copy it here, or select files with --include")
-            paths = {file.name: PurePath(path) for path, file in found.items()}
-            names = self._chosen(url, paths, is_directory=not glob.has_magic(url))
-        return [of_remote(remote[each]) for each in names]
-
-    def _chosen(self, name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
-        """Return the files that are read, of those that a name stands for. Raises InputError if there is none.
-
-        paths: name of a file → path below the directory.
-        """
-        reasons = {file: self._why_not(path, is_directory=is_directory) for file, path in paths.items()}
-        chosen = [file for file, why in reasons.items() if not why]
+    def _chosen(self, name: str, found: Mapping[str, _File], *, is_directory: bool) -> list[_File]:
+        """Return the files that are read, of those that a name stands for. Raises InputError if there is none."""
+        if "" in found:
+            return [found[""]]
+        reasons = {path: self._why_not(PurePath(path), is_directory=is_directory) for path in found}
+        chosen = [file for path, file in found.items() if not reasons[path]]
         if not chosen:
-            number, files = counted(len(paths), "file"), _some(list(paths))
+            number, files = counted(len(found), "file"), _some([*map(_name, found.values())])
             raise refused(name, "no-match", f" has {number}, none to read ({files}); select some with --include '*'")
-        for file, why in reasons.items():
-            self._leave_out(why, [file] if why else [])
+        for path, why in reasons.items():
+            self._leave_out(why, [_name(found[path])] if why else [])
         return chosen
 
     def _why_not(self, path: PurePath, *, is_directory: bool) -> str:
@@ -344,10 +334,5 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
 
 
-def _readable(size: float) -> str:
-    """Return a number of bytes as people read it: 1.2 GB."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
+def _name(file: str | RemoteFile) -> str:
+    return file if isinstance(file, str) else file.name

@@ -1,4 +1,4 @@
-"""A Python iterable of texts, or of ids, as an input: each item is a document, and a thread reads them.
+"""A Python iterable of texts, or of ids, as an input: each item is a document.
 
 Texts are read as the lines of the JSON-lines file that has them, and ids as rows of lists. So a build or an import of
 an iterable gives the same dataset as one of such a file.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
@@ -36,20 +33,15 @@ def names_of(inputs: Any) -> list[str] | None:
     return [str(each) for each in named] if is_names else None
 
 
-def open_texts(texts: Any, *, strict: bool) -> Input:
-    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text.
-
-    strict: also for an item that is not valid UTF-8.
-    """
-    return Input(NAME, None, None, items=Items(texts, lambda numbered: _json_lines(numbered, strict)))
+def open_texts(texts: Any) -> Input:
+    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text."""
+    return Input(NAME, None, None, items=Items(texts, _json_lines))
 
 
-def _json_lines(texts: Iterator[tuple[int, Any]], strict: bool) -> Iterator[bytes]:
+def _json_lines(texts: Iterator[tuple[int, Any]]) -> Iterator[bytes]:
     """Yield lines of JSON, some at a time. Invalid bytes stay as they are, and lone surrogates are escaped."""
     lines, size = list[bytes](), 0
     for number, text in texts:
-        if strict and isinstance(text, str | bytes):
-            _require_utf8(number, text)
         if isinstance(text, bytes):
             text, errors = text.decode(errors="surrogateescape"), "surrogateescape"
         elif isinstance(text, str):
@@ -62,15 +54,6 @@ def _json_lines(texts: Iterator[tuple[int, Any]], strict: bool) -> Iterator[byte
             yield b"\n".join([*lines, b""])
             lines, size = [], 0
     yield b"\n".join([*lines, b""])
-
-
-def _require_utf8(number: int, text: str | bytes) -> None:
-    try:
-        text.decode() if isinstance(text, bytes) else text.encode()
-    except UnicodeError:
-        problem = "is not valid UTF-8" if isinstance(text, bytes) else "has a lone surrogate"
-        sentence = f"item {number} of the iterable {problem}; correct it, or build without strict"
-        raise InputError(sentence, "not-text", option="inputs", given=number) from None
 
 
 def open_arrays(arrays: Any) -> IdsFile:
@@ -119,7 +102,7 @@ def _wrong_item(number: int, item: Any, expected: str) -> InputError:
 
 
 class Items:
-    """A Python iterable that is read once, by a thread of its own. So Ctrl-C need not wait for an item.
+    """A Python iterable that is read once.
 
     It keeps a checksum of what was read for each unit. The record of a finished unit stores it, and a later call
     compares it with what it reads.
@@ -131,46 +114,16 @@ class Items:
             sentence = f"inputs is of type {type(items).__name__}; give names of files, or an iterable of documents"
             raise UsageError(sentence, "malformed", option="inputs", given=items)
         self.checksums = dict[int, int]()  # of the units that were read
-        self._items, self._pieces_of, self._is_stopped = items, pieces_of, False
-        self._ready = queue.SimpleQueue[tuple[Any, BaseException | None]]()
-        self._room = threading.Semaphore(1)
+        self._items, self._pieces_of = items, pieces_of
         self._unit, self._finished = -1, deque[tuple[int, int]]()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the pieces. What the iterable raises passes unchanged."""
-        threading.Thread(target=self._read, daemon=True, name="read-iterable").start()
-        while True:
-            piece, error = self._ready.get()
-            if self._is_stopped:  # so the piece may not be the last, though nothing follows
-                raise CancelledError
-            if error:
-                raise error
-            if piece is None:
-                return
-            self._room.release()
-            yield piece
-
-    def _read(self) -> None:
         try:
-            for piece in self._pieces_of(self._until_stopped()):
-                self._ready.put((piece, None))
-                self._room.acquire()
-            self._ready.put((None, None))
-        except BaseException as error:  # noqa: BLE001  (raised again by the thread that takes the pieces)
+            yield from self._pieces_of(enumerate(self._items, 1))
+        except BaseException as error:
             vars(error)["is_of_iterable"] = True  # files.naming leaves it as it is
-            self._ready.put((None, error))
-
-    def _until_stopped(self) -> Iterator[tuple[int, Any]]:
-        for numbered in enumerate(self._items, 1):
-            if self._is_stopped:
-                return
-            yield numbered
-
-    def stop(self) -> None:
-        """Nobody needs more pieces: whoever waits for one gets CancelledError, and the reader ends after its item."""
-        self._is_stopped = True
-        self._ready.put((None, None))
-        self._room.release()
+            raise
 
     def expect(self, finished: Mapping[int, int]) -> None:
         """Compare what will be read with the checksums of finished units."""

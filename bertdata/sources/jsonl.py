@@ -23,7 +23,7 @@ def texts_of(lines: Documents, key: str) -> Documents:
     if documents := _at_once(lines, key):
         return documents
     texts, bad = list[bytes](), list[Skipped]()
-    numbers = list[tuple[int, int, int, int]]()  # of each text: start, replaced, invalid, surrogates
+    numbers = list[tuple[int, int, int]]()  # of each text: start, replaced, invalid
     offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
@@ -41,8 +41,8 @@ def texts_of(lines: Documents, key: str) -> Documents:
             bad.append(Skipped(0, start, error))
             continue
         texts.append(text)
-        numbers.append((start, num_bad + num_surrogates, start + bad_at if num_bad else -1, num_surrogates))
-    return replace(Documents.of(texts, *([each[k] for each in numbers] for k in range(4))), bad=bad)
+        numbers.append((start, num_bad + num_surrogates, start + max(bad_at, 0) if num_bad or num_surrogates else -1))
+    return replace(Documents.of(texts, *([each[k] for each in numbers] for k in range(3))), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

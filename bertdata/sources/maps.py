@@ -55,7 +55,7 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
         else:
             texts.append(text.encode())
             left.append(number)
-    columns = documents.starts, documents.replaced, documents.invalid, documents.surrogates
+    columns = documents.starts, documents.replaced, documents.invalid
     kept = (column[left].tolist() for column in columns)
     num_removed = documents.starts.size - len(left)
     return replace(Documents.of(texts, *kept), bad=documents.bad, num_removed=num_removed)

@@ -13,9 +13,9 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from bertdata.errors import BertdataError
+from bertdata.options import TextFormat
 from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source
-from bertdata.sources.formats import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, TableFile, group_units

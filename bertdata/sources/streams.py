@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import ctypes
 import io
 import lzma
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from ctypes import byref, c_char_p, c_size_t, c_void_p
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from bertdata.errors import InputError
 from bertdata.sources.inputs import HEAD_BYTES, STANDARD_INPUT, Input, magic_of
 
 CHUNK = 1 << 17  # bytes read at a time
 UTF_8 = "utf-8"
-_ZSTD_PIECE = 1 << 20  # bytes that libzstd gives at a time
 
 
 def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -77,43 +73,6 @@ def _members(file: Any, new: Callable[[], Any]) -> Iterator[bytes]:
             data = piece.lstrip(b"\0")
 
 
-class _Span(ctypes.Structure):
-    """ZSTD_inBuffer or ZSTD_outBuffer."""
-
-    _fields_: ClassVar = [("data", c_void_p), ("size", c_size_t), ("position", c_size_t)]
-
-
-@cache
-def libzstd() -> ctypes.CDLL | None:
-    """Return the system's libzstd, or None. It takes windows of up to 2 GiB, and pyarrow takes at most 128 MiB."""
-    try:
-        library = ctypes.CDLL("libzstd.so.1")
-        library.ZSTD_createDCtx.restype, library.ZSTD_getErrorName.restype = c_void_p, c_char_p
-        library.ZSTD_decompressStream.restype = library.ZSTD_DCtx_setParameter.restype = c_size_t  # new in 1.4
-    except (OSError, AttributeError):
-        return None
-    return library
-
-
-def _frames(file: Any, zstd: ctypes.CDLL) -> Iterator[bytes]:
-    """Yield the decompressed bytes of all frames of a zstd file. Raises OSError or EOFError if it is damaged."""
-    context, piece, left = c_void_p(zstd.ZSTD_createDCtx()), ctypes.create_string_buffer(_ZSTD_PIECE), 0
-    try:
-        zstd.ZSTD_DCtx_setParameter(context, 100, 31)  # ZSTD_d_windowLogMax, and its largest value
-        while data := file.read(CHUNK):
-            given, taken = _Span(ctypes.cast(c_char_p(data), c_void_p), len(data)), _Span(None, 0, 0)
-            while given.position < given.size or (left and taken.position == taken.size):  # or more is ready
-                taken = _Span(ctypes.addressof(piece), _ZSTD_PIECE)
-                left = zstd.ZSTD_decompressStream(context, byref(taken), byref(given))
-                if zstd.ZSTD_isError(c_size_t(left)):
-                    raise OSError(zstd.ZSTD_getErrorName(c_size_t(left)).decode())
-                yield ctypes.string_at(piece, taken.position)
-        if left:
-            raise EOFError("it ends inside a frame")
-    finally:
-        zstd.ZSTD_freeDCtx(context)
-
-
 class InputStream:
     """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
 
@@ -121,8 +80,6 @@ class InputStream:
         self._on_disk = self.file = file
         if compression in ("bzip2", "xz"):
             self._unpack(_members(file, bz2.BZ2Decompressor if compression == "bzip2" else lzma.LZMADecompressor))
-        elif compression == "zstd" and (library := libzstd()):
-            self._unpack(_frames(file, library))
         elif compression:
             import pyarrow as pa
 
@@ -186,11 +143,9 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
 
 
 def _cut_short(source: Input, compression: str, error: Exception) -> InputError:
-    # pyarrow speaks of memory where a window is large, and libzstd where there is none for it
     larger = "larger window than can be used here" if "memory" in str(error) else ""
     if needs := "dictionary" if "ictionary" in str(error) else larger:
-        library = "" if libzstd() else "install libzstd, or "
-        advice = f"{library}decompress it first by zstd -d, with --long=31 or -D DICTIONARY"
+        advice = "decompress it first by zstd -d, with --long=31 or -D DICTIONARY"
         return InputError(f"{source} needs a {needs} ({error}); {advice}", "unsupported", given=source.name)
     sentence = f"{source} is not a complete {compression} file, or other bytes follow it ({error}); get the file again"
     return InputError(sentence, "cut-short", given=source.name)

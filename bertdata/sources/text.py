@@ -6,7 +6,7 @@ import codecs
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import BertdataError, InputError, refused
 from bertdata.sources import formats
-from bertdata.sources.blocks import Block, Source
+from bertdata.sources.blocks import Block, Source, runs_of
 from bertdata.sources.documents import Documents, padded, valid_utf8
 from bertdata.sources.formats import require_text
 from bertdata.sources.jsonl import texts_of
@@ -92,10 +92,7 @@ class TextFile(Source):
         self, lines: Documents, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
     ) -> Iterator[Block]:
         """Yield what belongs to each unit that is wanted."""
-        units = (base + lines.starts) // self.form.shard_size
-        cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
-        for first, stop in pairwise(cuts):
-            unit = int(units[first])
+        for unit, first, stop in runs_of((base + lines.starts) // self.form.shard_size):
             if self.file.items:
                 self.file.items.add(unit, lines.text[lines.offsets[first] : lines.offsets[stop]])
             if is_wanted(unit):
@@ -124,8 +121,9 @@ class TextFile(Source):
         return f"{self.file}, line {number}"
 
     def invalid_place(self, start: int) -> str:
-        """'file, byte n' of an invalid byte; in another encoding its line."""
-        return f"{self.file}, byte {start}" if self.form.encoding == UTF_8 else self.place(start)
+        """'file, byte n' of an invalid byte; its line in JSON, which can spell lone surrogates, or another encoding."""
+        is_byte = self.kind != "jsonl" and self.form.encoding == UTF_8
+        return f"{self.file}, byte {start}" if is_byte else self.place(start)
 
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8], *, is_first: bool) -> int:
         """Read bytes into a buffer, and return how many; 0: no more. is_first: whether they begin the input."""
@@ -195,11 +193,6 @@ class _Buffer:
         """[len] They change when more is read or leaves."""
         return self._memory[: self._size]
 
-    @property
-    def _is_large(self) -> bool:
-        """Whether the memory was made for a long document."""
-        return self._memory.size - PADDING > 2 * formats.BLOCK_BYTES
-
     def has_line_end(self, first: int = 0) -> bool:
         """Return whether a line ends at or behind a byte."""
         return bool((self.bytes[first:] == ord("\n")).any())
@@ -211,7 +204,9 @@ class _Buffer:
         """
         size, is_first = self._size + max(wanted, len(_MARK)), self.begin + self._size == 0
         if (capacity := self._memory.size - PADDING) < size:
-            self._move(max(size, 2 * capacity), self.bytes)
+            memory, self._numbers = _memory(max(size, 2 * capacity))
+            memory[: self._size] = self.bytes
+            self._memory = memory
         length = read(self._memory[self._size : size], is_first=is_first)
         self._size, self.is_end = self._size + length, not length
         if is_first and self.bytes[: len(_MARK)].tobytes() == _MARK:
@@ -229,27 +224,19 @@ class _Buffer:
         cuts = Cuts(text, offsets, starts, invalid, used)
         count = kernel(self._memory, self._size, self.begin, self.is_end, how, cuts)
         none = np.zeros(count, np.int64)
-        columns = starts[:count].copy(), none, invalid[:count].copy(), none, none
+        columns = starts[:count].copy(), none, invalid[:count].copy(), none
         return Documents(text, offsets[: count + 1].copy(), *columns), int(used[0]), int(starts[0])
 
     def drop(self, used: int) -> None:
         """Let the first bytes leave."""
         left = self.bytes[used:]
         self.begin, self._size, self.is_at_head = self.begin + used, left.size, self.is_at_head and not used
-        if self._is_large and used > formats.BLOCK_BYTES:
-            self._move(left.size + formats.BLOCK_BYTES, left)
-        else:
-            self.bytes[:] = left
+        self.bytes[:] = left
 
     def skip(self) -> None:
         """Let all but a byte leave of a document that is not needed: so what follows is not at its start."""
         self.drop(self._size - 1)
         self.bytes[0] = ord(".")
-
-    def _move(self, capacity: int, content: NDArray[np.uint8]) -> None:
-        memory, self._numbers = _memory(capacity)
-        memory[: content.size] = content
-        self._memory = memory
 
 
 def _memory(capacity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

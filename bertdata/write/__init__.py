@@ -1,21 +1,8 @@
 """Text, or ids that others made → a published dataset; a dataset → Parquet."""
 
-from bertdata.options import IdsFormat, Machines, Shares, TextFormat, Vocabulary
 from bertdata.write.dataset import BuildReport, build, finish
 from bertdata.write.exporting import export
 from bertdata.write.importing import import_ids
 from bertdata.write.vocabulary import train_tokenizer
 
-__all__ = [
-    "BuildReport",
-    "IdsFormat",
-    "Machines",
-    "Shares",
-    "TextFormat",
-    "Vocabulary",
-    "build",
-    "export",
-    "finish",
-    "import_ids",
-    "train_tokenizer",
-]
+__all__ = ["BuildReport", "build", "export", "finish", "import_ids", "train_tokenizer"]

@@ -4,9 +4,8 @@ The inputs are divided into units of about `shard_size` bytes (sources/plan.py).
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. Where workers have
-no task left and help with another one, that task holds up to two blocks for each worker. A build writes only to its
-output directory.
+Memory: two blocks of about 4 MiB for each worker, and up to 16 MiB more of decoded texts of Parquet. A build writes
+only to its output directory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from bertdata.sources.blocks import Block
 from bertdata.sources.inputs import Inputs, find_inputs
 from bertdata.sources.iterables import names_of, open_texts
 from bertdata.sources.maps import code_of
-from bertdata.sources.plan import UNITS_OF_A_STREAM, Part, source_of, split
+from bertdata.sources.plan import UNITS_OF_A_STREAM, source_of, split
 from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
@@ -53,6 +52,8 @@ from bertdata.write.units import make_units
 from bertdata.write.vocabulary import TokenizerChoice
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
+PUBLISHED = ("documents", "sentences", "validation", "test", "shard_size", "max_documents")  # options in the manifest
+PUBLISHED_IF_GIVEN = ("words", "map", "dedup", "encoding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,7 @@ class BuildReport:
     """The result of a build: the dataset, and what its manifest does not say."""
 
     dataset: Dataset
-    first_replaced: str | None = None  # 'file, byte n': the first invalid byte sequence that was replaced
-    lone_surrogates: int = 0  # how many of the replaced characters were these
-    first_surrogate: str | None = None  # 'file, line n': the document with the first of them
+    first_replaced: str | None = None  # 'file, byte n' or 'file, line n': the first that was replaced
     first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
     reused_units: int = 0  # how many units an earlier, interrupted run had finished
 
@@ -114,30 +113,21 @@ def build(
     for line in selected.notes():
         say(line)
     name = choice.given if isinstance(choice.given, str) else None
-    rare = {"words": form.words, "map": list(form.maps), "dedup": form.dedup}
-    published = {
-        "documents": form.documents,
-        "sentences": form.sentences,
-        **vars(shares),
-        "shard_size": form.shard_size,
-        "max_documents": form.max_documents,
-        **{option: value for option, value in rare.items() if value},
-        **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
-    }
-    settings = {
-        **published,
-        "format": form.kind,
-        "text_key": form.text_key,
-        "on_error": form.on_error,
-        "strict": form.strict,
-        "tokenizer": choice.described,
-        **({"roles": roles} if roles else {}),
-        **{f"the code of {spec}": code_of(spec) for spec in functions_of(form)},
-    }
-    plan = BuildPlan(settings, published, tuple(selected.files), name_of(name) if name else None)
+    options, usual = _named(form) | vars(shares), _named(TextFormat())
+    published = {option: options[option] for option in PUBLISHED}
+    published |= {option: options[option] for option in PUBLISHED_IF_GIVEN if options[option] != usual[option]}
+    options |= {"tokenizer": choice.described} | ({"roles": roles} if roles else {})
+    options |= {f"the code of {spec}": code_of(spec) for spec in functions_of(form)}
+    plan = BuildPlan(options, published, tuple(selected.files), name_of(name) if name else None)
     work = _Build(plan, form, shares, choice, machines, overwrite, say, progress)
     with nullcontext() if machines.ray is None else connected(machines.ray, say):
         return work.run(Path(out))
+
+
+def _named(form: TextFormat) -> dict[str, Any]:
+    """Return the options that decide the bytes of a dataset, beside its inputs, by their names on the command line."""
+    names = {name: each.name for name, each in form.declared() if name not in ("include", "exclude")}
+    return {name: getattr(form, attribute) for name, attribute in names.items()} | {"map": list(form.maps)}
 
 
 def _selected(inputs: Any, form: TextFormat) -> Inputs:
@@ -147,26 +137,19 @@ def _selected(inputs: Any, form: TextFormat) -> Inputs:
     if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
         sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
-    return Inputs([open_texts(inputs, strict=form.strict)])
+    return Inputs([open_texts(inputs)])
 
 
 def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:
     """Raise UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
-    is_part, is_ray, most = machines.part is not None, machines.ray is not None, form.max_documents
-    others, alone = "other parts may be made at the same time", "each sees only its own units"
-    for one, other, excludes, why in (
-        ("part", "--overwrite", is_part and overwrite, others),
-        ("part", "--ray", is_part and is_ray, others),
-        ("part", "a pipe or an iterable", is_part and streams, alone),
-        ("part", "--max-documents", is_part and most, alone),
-        ("ray", "a pipe or an iterable", is_ray and streams, alone),
-        ("ray", "--max-documents", is_ray and most, alone),
-        ("dedup", "a pipe or an iterable", form.dedup and streams, "it reads the text twice"),
-        ("dedup", "--part", form.dedup and is_part, "it compares all documents"),
-        ("dedup", "--ray", form.dedup and is_ray, "it compares all documents"),
-    ):
-        if excludes:
-            sentence = f"--{one} does not go with {other}, because {why}; leave one out"
+    stream, limit = "a pipe or an iterable", "--max-documents"
+    given = {"part": machines.part is not None, "ray": machines.ray is not None, "dedup": form.dedup}
+    given |= {"--part": given["part"], "--ray": given["ray"], "--overwrite": overwrite, stream: bool(streams)}
+    given[limit] = form.max_documents is not None
+    excluded = {"part": ("--overwrite", "--ray", stream, limit), "ray": (stream, limit)}
+    for one, others in {**excluded, "dedup": (stream, "--part", "--ray")}.items():
+        if other := next((other for other in others if given[one] and given[other]), None):
+            sentence = f"--{one} does not go with {other}; leave one out"
             raise UsageError(sentence, "conflict", option=one, given=other)
 
 
@@ -185,30 +168,42 @@ class _Build:
 
     def run(self, directory: Path) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part, form, say = self.plan.inputs, self.machines.part, self.form, self.say
+        files, form, machines, part, say = self.plan.inputs, self.form, self.machines, self.machines.part, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         count = len(units_of.units) - UNITS_OF_A_STREAM * sum(file.is_stream for file in files)
         size = f"more, such as 1GiB, because it makes {count:,} units, and {MOST_UNITS:,} are the most"
         require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         number, step = part or (0, 1)
-        parts = units_of.parts(None if part else self.machines.threads)[number::step]
+        parts = units_of.parts(None if part else machines.threads)[number::step]
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.form.dedup else total
+        passes = 2 * total if form.dedup else total
+
+        def progress(done: int) -> None:
+            self.progress(passes - total + done, passes)
+
         with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging)
+            with locked(staging / "planning.lock", wait=True):  # one part at a time trains a tokenizer
+                continue_or_start(staging, self.plan, overwrite=self.overwrite, is_part=part is not None)
+                tokenizer = self.choice.of_build(staging, list(files), form, say)
+                write_tokenizer(staging, tokenizer, say)
             units = kept_units(staging, self.plan, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.form.dedup:
-                duplicates = find_duplicates(
-                    staging, units_of, self.machines.threads, say, lambda done: self.progress(done, passes)
-                )
+            if form.dedup:
+                of_first_pass = lambda done: self.progress(done, passes)  # noqa: E731
+                duplicates = find_duplicates(staging, units_of, machines.threads, say, of_first_pass)
             encoder = TextEncoder(tokenizer, self.shares, units_of, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
                 encoder.encode(Block(0, 0, 0, []))
+            if encoder.why_slow:
+                say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
             try:
-                before = passes - total
-                self._make_units(encoder, staging, parts, units, lambda done: self.progress(before + done, passes))
-                self.progress(passes, passes)
+                if machines.ray is not None:
+                    encode_on_cluster(encoder, staging, units, workers=machines.workers, progress=progress)
+                else:
+                    more = {"workers": machines.threads, "progress": progress, "items": files[0].items}
+                    with one_thread_each():
+                        make_units(parts, encoder, staging, units.numbers, units.add, **more)
+                progress(total)
                 for warning in sorted(form.warnings):
                     say(f"warning: {warning}")
             except KeyboardInterrupt:
@@ -221,41 +216,6 @@ class _Build:
                 return None
             _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
-
-    def _prepared(self, staging: Path) -> LoadedTokenizer:
-        """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
-        with locked(staging / "planning.lock", wait=True):
-            overwrite, is_part = self.overwrite, self.machines.part is not None
-            continue_or_start(staging, self.plan, overwrite=overwrite, is_part=is_part)
-            tokenizer = self.choice.of_build(staging, list(self.plan.inputs), self.form, self.say)
-            write_tokenizer(staging, tokenizer, self.say)
-        return tokenizer
-
-    def _make_units(
-        self,
-        encoder: TextEncoder,
-        staging: Path,
-        parts: Sequence[Part],
-        units: FinishedUnits,
-        progress: Callable[[int], None],
-    ) -> None:
-        """Makes what is not in `units` yet, on a cluster or by threads."""
-        if encoder.why_slow:
-            self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-        if self.machines.ray is not None:
-            encode_on_cluster(encoder, staging, units, workers=self.machines.workers, progress=progress)
-            return
-        with one_thread_each():
-            make_units(
-                parts,
-                encoder,
-                staging,
-                units.numbers,
-                units.add,
-                workers=self.machines.threads,
-                progress=progress,
-                items=self.plan.inputs[0].items,
-            )
 
 
 def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
@@ -303,12 +263,10 @@ def finish(out: str | Path) -> BuildReport:
 def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int) -> BuildReport:
     form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
     files = plan.inputs
-    replaced, lone, skipped = (units.tally.first.get(name) for name in ("replaced", "surrogate", "skipped"))
+    replaced, skipped = (units.tally.first.get(name) for name in ("replaced", "skipped"))
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
-        lone_surrogates=units.tally.counts.get("lone_surrogates", 0),
-        first_surrogate=source_of(files[lone[0]], form).place(lone[1]) if lone else None,
         first_skipped=f"{source_of(files[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.files import Stage, open_plain
-from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
-from bertdata.format.origins import DTYPE, origins_of
+from bertdata.files import open_plain, write_file
+from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import Documents
 from bertdata.sources.plan import Plan, find_blocks
 from bertdata.write.threads import Crew
 
-_NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
+_NAME = "duplicates"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
 _FILES = 256  # one for each first byte of a hash
 
@@ -41,15 +40,11 @@ def find_duplicates(
     path = staging / _NAME
     if not path.exists():
         _hash_all(staging, plan, workers, progress)
-        with Stage(staging) as stage:
-            writer = ArrayWriter(stage, _NAME, DTYPE)
-            later = [_later_ones(_hash_file(staging, number)) for number in range(_FILES)]
-            writer.append(np.sort(np.concatenate(later)))
-            writer.finish()
-            stage.publish()
-    number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
-    say(f"documents with the text of an earlier one, which are left out: {number:,}")
-    return open_array(path, DTYPE, number)
+        later = [_later_ones(_hash_file(staging, number)) for number in range(_FILES)]
+        write_file(path, np.sort(np.concatenate(later)).tobytes())
+    duplicates = np.fromfile(path, np.uint64)
+    say(f"documents with the text of an earlier one, which are left out: {duplicates.size:,}")
+    return duplicates
 
 
 def without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:

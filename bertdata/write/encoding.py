@@ -66,7 +66,6 @@ class TextEncoder:
             **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
             **special_counts(self.tokenizer, spelled),
             "special_ids_replaced": encoded.special_ids_replaced,
-            "lone_surrogates": int(some.surrogates.sum()),
             "skipped_rows": len(some.bad),
             "removed_documents": some.num_removed,
             "duplicate_documents": some.num_duplicates,
@@ -74,7 +73,6 @@ class TextEncoder:
         }
         first: dict[str, Any] = {
             "replaced": some.first_replaced,
-            "surrogate": some.first_surrogate,
             "skipped": min(((each.input, each.place, str(each.why)) for each in some.bad), default=None),
         }
         return EncodedDocuments(

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
 from bertdata.options import IdsFormat, Shares
+from bertdata.sources.blocks import runs_of
 from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
 from bertdata.sources.iterables import names_of, open_arrays
 from bertdata.sources.plan import Part
@@ -176,8 +176,8 @@ class IdsEncoder:
         A document belongs to the unit of its first id, and one without an id to that of the one before it.
         """
         first_missing = next(unit for unit in units if unit not in finished)
-        skipped, unit = -(-first_missing * self.shard_size // self.dtype.itemsize), max(0, first_missing - 1)
-        num_ids = before = 0
+        skipped = -(-first_missing * self.shard_size // self.dtype.itemsize)
+        num_ids = before = unit = 0
         for file in self.files:
             end = num_ids
             for some in file.documents(max(0, skipped - num_ids)):
@@ -185,9 +185,7 @@ class IdsEncoder:
                 lengths, end = np.diff(some.documents), start + some.ids.size
                 begins = (start + some.documents[:-1]) * self.dtype.itemsize // self.shard_size
                 unit_of = np.maximum.accumulate(np.where(lengths > 0, begins, unit))
-                cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
-                for first, stop in pairwise(cuts):
-                    unit = int(unit_of[first])
+                for unit, first, stop in runs_of(unit_of):  # noqa: B007  (a document without an id needs the last one)
                     if items := file.files[0].items:
                         start, stop_id = some.documents[[first, stop]]
                         items.add(unit, lengths[first:stop], some.ids[start:stop_id].astype(np.int64))

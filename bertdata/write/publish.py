@@ -24,7 +24,7 @@ from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
 OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
-_SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z0-9_-]+\.npy)")
+_OF_SHARDS = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z0-9_-]+\.npy)|{TABLE}|{DIGESTS}")
 _NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
 
 
@@ -88,9 +88,7 @@ def publish(
         if (directory / MANIFEST).exists():
             os.replace(directory / MANIFEST, directory / REPLACED)
             fsync_directory(directory)
-        for table in (TABLE, DIGESTS):
-            (directory / table).unlink(missing_ok=True)
-        if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
+        if old := {name for name in os.listdir(directory) if _OF_SHARDS.fullmatch(name)}:
             for name in old.difference(name for _, name in _files(manifest, origins)):
                 (directory / name).unlink()
         prepare_directory(directory, origins)

@@ -26,7 +26,7 @@ ATTEMPTS = "attempts-"  # what the name of the directory begins with in which th
 
 _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what was removed while it was open
     rf"(\.nfs.+|(.+\.)?lock|(plan|replaced|tokenizer(_config|_name)?)\.json|(unit-[0-9]+|part-[0-9]+-of-[0-9]+)\.json|"
-    rf"duplicates\.npy|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|"
+    rf"duplicates|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|"
     rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy))({TEMPORARY})?"
 )
 

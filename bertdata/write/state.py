@@ -64,7 +64,7 @@ class Tally:
     first: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
 
-    "replaced": invalid bytes, "surrogate": a lone surrogate, "skipped": a skipped row, with the reason.
+    "replaced": invalid bytes, "skipped": a skipped row, with the reason.
     """
 
     def add(self, other: Tally) -> None:

@@ -23,35 +23,32 @@ class _Stopped(Exception):
 
 
 class Crew(Generic[_Task]):
-    """A number of threads. Each does a task from beginning to end; one for which no task is left helps the others.
+    """Threads that make tasks, each from beginning to end, and threads that work on the items of all tasks.
 
     The caller's thread only waits, so it can be interrupted at any time.
     """
 
     def __init__(self, workers: int) -> None:
+        """workers: how many threads work on items; as many tasks are made at the same time."""
         self.workers, self._lock = workers, threading.Lock()
         self._first_failed, self._is_stopped = sys.maxsize, False
 
-    def run(
-        self,
-        work: Callable[[_Task, Any], None],
-        tasks: Sequence[_Task],
-        on_stop: Callable[[], None] = lambda: None,
-    ) -> None:
+    def run(self, work: Callable[[_Task, Any], None], tasks: Sequence[_Task]) -> None:
         """Call work(task, in_order) for each task; in_order is `in_order` below. Tasks begin in order.
 
-        on_stop: called when no more work is needed. After a BertdataError later tasks end, and earlier ones continue,
-        because they may fail too: raises the error of the first task that failed. After any other error all end.
+        After a BertdataError later tasks end, and earlier ones continue, because they may fail too: raises the error of
+        the first task that failed. After any other error all end.
         """
         self._num_left = len(tasks)
-        self._free = threading.Semaphore(2 * max(0, self.workers - len(tasks)))  # for each free thread an item waits
-        with ThreadPoolExecutor(self.workers, "build") as self._pool:
-            made = [self._pool.submit(self._make, work, number, task) for number, task in enumerate(tasks)]
+        with (
+            ThreadPoolExecutor(self.workers, "encode") as self._pool,
+            ThreadPoolExecutor(self.workers, "build") as pool,
+        ):
+            made = [pool.submit(self._make, work, number, task) for number, task in enumerate(tasks)]
             try:
                 wait(made)
             finally:  # after Ctrl-C the threads still run
                 self._is_stopped = True
-                on_stop()
         for error in (future.exception() for future in made):
             if error and not isinstance(error, _Stopped):
                 raise error
@@ -69,8 +66,6 @@ class Crew(Generic[_Task]):
         finally:
             with self._lock:
                 self._num_left -= 1
-                if self._num_left < self.workers:
-                    self._free.release(2)
 
     def _require_needed(self, number: int) -> None:
         if self._is_stopped or number > self._first_failed:
@@ -83,7 +78,7 @@ class Crew(Generic[_Task]):
         items: Iterable[_Item],
         size_of: Callable[[_Item], int] = lambda item: 0,
     ) -> Generator[_Result]:
-        """Yield work(item) of each item of a task, in order. This thread makes the items; free threads may do the work.
+        """Yield work(item) of each item of a task, in order. This thread makes the items.
 
         number: of the task. size_of: bytes of an item. One of more than LARGE is alone in memory: this thread does the
         work on it when all before it are done, and makes the next item after that.
@@ -92,6 +87,11 @@ class Crew(Generic[_Task]):
         instead, if there is one.
         """
         waiting, coming = deque[Future[_Result]](), iter(items)
+
+        def do(item: _Item) -> _Result:
+            self._require_needed(number)
+            return work(item)
+
         while True:
             self._require_needed(number)
             try:
@@ -110,26 +110,10 @@ class Crew(Generic[_Task]):
                 yield result
                 del result
                 continue
-            waiting.append(self._begun(number, work, item))
-            while waiting and (waiting[0].done() or len(waiting) > 2 * self.workers):
+            waiting.append(self._pool.submit(do, item))
+            del item
+            ahead = 2 * self.workers // min(self.workers, self._num_left) - 1  # of one task, more if others have ended
+            while waiting and (waiting[0].done() or len(waiting) > ahead):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-    def _begun(self, number: int, work: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
-        """Return the result of work(item), by a free thread; where these have enough to do, by this one."""
-
-        def do() -> _Result:
-            self._require_needed(number)
-            return work(item)
-
-        if self._free.acquire(blocking=False):
-            future = self._pool.submit(do)
-            future.add_done_callback(lambda done: self._free.release())
-            return future
-        future = Future()
-        try:
-            future.set_result(do())
-        except BaseException as error:  # noqa: BLE001  (raised again where the result is used)
-            future.set_exception(error)
-        return future

@@ -1,7 +1,7 @@
 """Encoded documents → the finished shards of units, in the directory of an unfinished build.
 
-One thread makes a unit from beginning to end. Others may encode some of its blocks, and it writes them in the order of
-the text. So the bytes of a shard do not depend on the number of threads.
+One thread makes a unit from beginning to end. Others encode its blocks, and it writes them in the order of the text. So
+the bytes of a shard do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +76,8 @@ def make_units(
 ) -> None:
     """Make units on `workers` threads.
 
-    A thread makes all units of a part by itself: it finds, encodes and writes the blocks. Threads for which there is no
-    part encode blocks of other parts. A part is then ahead of what it has written by up to 2 * workers blocks.
+    One thread finds the blocks of a part and writes them in order; others encode them. A part is ahead of what it has
+    written by 2 blocks, or by up to 2 * workers blocks where fewer parts are left than workers.
 
     parts: in order. finished: units that are not made again. keep: called with the record of each unit, by several
     threads at once. apart: as `Stage`. progress: called with the bytes of input that are read. items: the iterable that
@@ -96,7 +96,7 @@ def make_units(
                         del documents  # before the next ones are made
                     keep(writer.commit(items.checksums[unit] if items else None))
 
-    Crew[Part](workers).run(make, missing, *([items.stop] if items else []))
+    Crew[Part](workers).run(make, missing)
     if items:
         items.end_unit(is_last=True)
 
@@ -124,7 +124,7 @@ class _Progress:
         self._add(left)
 
 
-class UnitWriter:
+class UnitWriter(Stage):
     """Writes the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
 
     def __init__(
@@ -132,12 +132,10 @@ class UnitWriter:
     ) -> None:
         """shard_size: of a unit, in bytes. apart: as `Stage`. keeps_empty: store where documents without ids were."""
         self.unit, self.shard_size, self.keeps_empty = unit, shard_size, keeps_empty
-        self._stage, self._tally = Stage(directory, apart), Tally()
+        super().__init__(directory, apart)
+        self._tally = Tally()
         self._writers: dict[str, ShardWriter] = {}
         self._counts = np.zeros((len(SPLIT_COUNTS), len(SPLITS_BY_HASH)), np.int64)
-
-    def __enter__(self) -> Self:
-        return self
 
     def append(self, documents: EncodedDocuments) -> None:
         """Write documents of the unit."""
@@ -154,7 +152,7 @@ class UnitWriter:
     def _write(self, split: str, documents: EncodedDocuments, kept: NDArray[np.bool_]) -> None:
         """Append the documents that `kept` selects to the shard of a split."""
         if split not in self._writers:
-            self._writers[split] = ShardWriter(self._stage, shard_name(split, self.unit))
+            self._writers[split] = ShardWriter(self, shard_name(split, self.unit))
         offsets, sentences, ids, word_starts = select(
             kept, documents.offsets, documents.sentences, documents.ids, documents.word_starts
         )
@@ -181,12 +179,9 @@ class UnitWriter:
         origins = {writer.name: writer.origins for writer in self._writers.values() if writer.origins}
         self._tally.counts.update(_named(self._counts.sum(1)))
         record = UnitRecord(unit, self._tally, shards, origins, crc32)
-        self._stage.write(record_name(unit), record.sealed())
-        self._stage.publish()
+        self.write(record_name(unit), record.sealed())
+        self.publish()
         return record
-
-    def __exit__(self, *error: Any) -> None:
-        self._stage.__exit__(*error)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:

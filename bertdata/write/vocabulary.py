@@ -22,13 +22,12 @@ from bertdata.tokenize.tokenizer import ROW_ROLES, TOKENIZER, TOKENIZER_CONFIG, 
 from bertdata.tokenize.train import TRAINERS
 from bertdata.urls import require_local_output
 from bertdata.write.publish import file_digests
+from bertdata.write.staging import Progress
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
 _STRETCH_BYTES = 1 << 20  # of text that are sampled together
 Say = Callable[[str], None]
 """Called with one line that tells what happens."""
-Progress = Callable[[int, int], None]
-"""Called now and then with the bytes of input that are read, and of all input."""
 
 
 @dataclass(frozen=True)
