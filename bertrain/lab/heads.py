@@ -97,7 +97,11 @@ def take_order(directory: str, task: Task) -> list[str]:
 
 def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a model with a head for a task, and what transformers says about its loading. option: names it."""
-    _config(directory, option)
+    config, has_head = _config(directory, option), f"a model with an {task.head.__name__} in transformers"
+    with refusing(directory, option, has_head):
+        kind = task.head._model_mapping.get(type(config), None)  # noqa: SLF001
+        if kind is None or (family_of(config).decoder and kind.base_model_prefix != "model"):
+            raise ValueError(f"{config.model_type} has no such head")  # or one that reads only its own checkpoints
     with refusing(directory, option, "a model that transformers can load"):
         return task.head.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options
