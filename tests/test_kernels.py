@@ -37,6 +37,8 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 
 @given(SEEDS, st.integers(1, 70) | st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
+@example(0, 33, [*range(330)])
+@example(1, 65, [*range(650)])
 def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
     expected = [keys.sample(p, num_samples=num_samples, seed=seed) for p in positions]

@@ -235,6 +235,9 @@ KINDS = {
     "Strip, a prefix for each word": lambda: unigram(in_turn(STRIP, BERT), META_OF_WORDS),
     "ALBERT": lambda: unigram(in_turn(*QUOTES, normalizers.NFKD(), NO_MARKS, LOWER, ONE_SPACE), META_OF_WORDS),
     "NFKC": lambda: unigram(NFKC, FIRST),
+    "Nmt": lambda: _edited("NFKC", normalizer={"type": "Nmt"}),
+    "WordLevel without marks": lambda: word_level(SPLIT, *"\u30ab\u30ac", normalizer=in_turn(NFKC, NO_MARKS)),
+    "WordLevel, numbers apart": lambda: word_level(NUMBERS, "a", "12", normalizer=NFC),
     "SpmConverter": lambda: unigram(in_turn(charsmap(), STRIP_RIGHT, ONE_MARK), META),
     "SpmConverter, first": lambda: unigram(in_turn(charsmap(), STRIP_RIGHT, ONE_MARK), FIRST, added=TAGS),
     "SpmConverter, never": lambda: unigram(in_turn(STRIP_RIGHT, ONE_MARK), NEVER),
@@ -316,6 +319,7 @@ AGAIN = [TEXT + "".join(PIECES)] * 2  # the second time from the tables
 @example(texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", f"{'x' * 70}e\u0301{'x' * 70}"], sentences=False)
 @example(texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f"], sentences=False)
 @example(texts=["\u00e9\U0001d49c\u0334\u0308"], sentences=False)
+@example(texts=["\x01abc d", "\x01\x02", "abc \x01d", "\uff76\uff9e", "\uff76 \uff9e", "a12a", "12"], sentences=False)
 @example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"], sentences=True)
 def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
     assert_exact(kinds(name), texts, sentences=sentences)
@@ -531,6 +535,8 @@ def _edited(name, **parts):
         lambda: byte_level(bytes_of(*isolated("|".join(f"a{number}b" for number in range(1500))))),
         lambda: byte_level(bytes_of(*isolated(f"{'(' * 400}a{')' * 400}|."))),
         lambda: byte_level(bytes_of(*isolated(""))),
+        lambda: word_level(NUMBERS, *"1▁", normalizer=normalizers.Prepend("▁")),
+        lambda: word_level(bytes_of(regex=True), "Ġb", "a"),
     ],
 )
 def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):
@@ -541,14 +547,6 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):
     theirs = tokenizer.library.encode("the river", add_special_tokens=False).ids
     if not json.loads(tokenizer.files[TOKENIZER])["model"].get("dropout"):
         assert ids_of(tokenizer, ["the river"]) == [theirs]
-
-
-def test_a_text_whose_first_characters_have_no_normal_form(kinds):
-    content = KINDS["NFKC"]()
-    content["normalizer"] = {"type": "Nmt"}
-    tokenizer = Ours(json.dumps(content))
-    assert_exact(tokenizer, ["\x01abc d", "\x01", "abc \x01d", "\x01\x02 the", ""])
-    assert tokenizer.engine
 
 
 def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, monkeypatch):
@@ -703,39 +701,20 @@ def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton
     assert not isinstance(tokenizer._engine, ByteWords)
 
 
-def word_level(pre_tokenizer, *words, normalizer=None):
+def word_level(pre_tokenizer, *words, normalizer=None, added=()):
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", *words])}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer:
         tokenizer.normalizer = normalizer
-    return tokenizer
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+    return json.loads(tokenizer.to_str())
 
 
 def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_token():
-    tokenizer = word_level(SPLIT, "a", "b")
-    tokenizer.add_tokens([AddedToken("[MASK]", normalized=False), AddedToken("<tag>", normalized=False)])
-    ours = Ours(tokenizer.to_str())
+    ours = Ours(json.dumps(word_level(SPLIT, "a", "b", added=["[MASK]", "<tag>"])))
     found = ours.encode(*joined(["a [MASK]<tag> b"]), sentences=False)
     assert (ours.special.mask, ours.engine) == (3, "WordLevel")
     assert (found.ids.tolist(), found.special_ids_replaced) == ([1, 0, 4, 2], 1)
 
 
 NUMBERS = isolated(r"\p{N}+")[0]
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "pre_tokenizer", "words", "texts", "engine"),
-    [
-        # a mark that a later normalizer removes may have changed the letter before it
-        (in_turn(NFKC, NO_MARKS), SPLIT, "\u30ab\u30ac", ["\uff76\uff9e", "\uff76", "\uff76 \uff9e"], "WordLevel"),
-        # a split by a regular expression alone, after a normalizer
-        (normalizers.NFC(), NUMBERS, ["a", "12"], ["a12a", "12", "a e\u0301"], "WordLevel"),
-        # left to the library: a character before a text that is cut after it, and bytes of words for this model
-        (normalizers.Prepend("▁"), NUMBERS, "1▁", ["1", "a1"], None),
-        (None, bytes_of(regex=True), ["Ġb", "a"], ["a b c"], None),
-    ],
-)
-def test_words_that_are_looked_up_after_a_normalizer(normalizer, pre_tokenizer, words, texts, engine):
-    ours = Ours(word_level(pre_tokenizer, *words, normalizer=normalizer).to_str())
-    assert_exact(ours, texts)
-    assert ours.engine == engine
