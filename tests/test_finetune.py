@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import statistics
 
 import helpers
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,48 +114,13 @@ def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
 
 
-def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_0(command, monkeypatch):
-    """Of 20 steps. Weight decay is that of matrices."""
-    noted, set_rate = [], finetune.optim.set_learning_rate
-
-    def note(optimizer, rate):
-        noted.append((rate, [group["weight_decay"] for group in optimizer.param_groups]))
-        set_rate(optimizer, rate)
-
-    monkeypatch.setattr(finetune.optim, "set_learning_rate", note)
-    succeeds(finetune.main, *command, "--epochs", 10, "--batch-size", 4, "--lr", 1e-3)
-    rates, decays = zip(*noted, strict=True)
-    assert list(rates) == pytest.approx([1e-3 * min((n + 1) / 3, (20 - n) / 18) for n in range(20)])
-    assert list(decays) == [[0.01, 0.0]] * 20
-
-
-def test_the_loss_of_an_epoch_is_the_mean_over_its_rows(bert_run, tmp_path):
-    """Whatever the batches, as long as nothing is learned."""
-    data, losses = write_labelled(tmp_path / "train.tsv"), []
-    for size in (4, 6):
-        out = tmp_path / str(size)
-        succeeds(finetune.main, *tuning(bert_run, data, out, "--batch-size", size, "--lr", 1e-9, "--dropout", 0))
-        (run,) = json.loads((out / "result.json").read_text())["runs"]
-        losses.append(run["curve"][0]["train_loss"])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-def test_batches_hold_every_example_once_and_those_of_one_are_about_as_long():
-    rows = [{"input_ids": [0] * (3 + i * 7919 % 101)} for i in range(1000)]
-    batches = finetune._batches(rows, 8, np.random.default_rng(0))
-    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
-    lengths = [[len(rows[i]["input_ids"]) for i in batch] for batch in batches]
-    assert statistics.median(max(batch) - min(batch) for batch in lengths) <= 4
-    assert max(len(batch) for batch in batches) == 8
-    assert [b.tolist() for b in batches] != [b.tolist() for b in finetune._batches(rows, 8, np.random.default_rng(1))]
-
-
 def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
     saved = weights_in(source)
     encoder = [name for name in saved if name.startswith("bert.")]
     assert len(encoder) > 30
     for from_scratch in (False, True):
-        model = heads.load(str(source), classes("a", "b"), from_scratch=from_scratch)
+        model = heads.load(str(source), classes("a", "b"), from_scratch=from_scratch, dropout=0.25)
+        assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
         same = [torch.equal(model.state_dict()[name], saved[name]) for name in encoder if name.endswith("query.weight")]
         assert all(same) != from_scratch
         assert any(same) != from_scratch
@@ -301,12 +264,6 @@ def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, 
     assert "was finished before" in succeeds(finetune.main, *command).stderr
 
 
-def test_dropout_is_everywhere(source):
-    model = heads.load(str(source), classes("a", "b"), from_scratch=False, dropout=0.25)
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
-    assert model.config.attention_probs_dropout_prob == 0.25
-
-
 def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -398,12 +355,6 @@ def test_bad_tables_are_named(tmp_path, name, content, kind, where):
     with refuses(kind, says=str(tmp_path / name)) as caught:
         read(tmp_path / name)
     assert where in str(caught.value)
-
-
-def test_columns_without_a_name_may_be_several(tmp_path):
-    """A spreadsheet leaves empty names behind its last column."""
-    (tmp_path / "a.csv").write_text("text,label,,\nx,1,,\n")
-    assert read(tmp_path / "a.csv", "text", "", "label") == (["x"], ["1"])
 
 
 def test_columns_of_parquet_that_are_not_needed_may_have_any_type(tmp_path):

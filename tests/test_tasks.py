@@ -11,7 +11,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, byte_level_bpe
+from conftest import byte_level_bpe
 from helpers import BAD, GOOD, json_of, refuses, tuning, write, write_labelled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,6 @@ from sklearn import metrics as sklearn
 from training import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedTokenizerFast
 
-from bertdata.files import locked
 from bertrain import checkpoint
 from bertrain.lab import finetune, seeds
 from bertrain.lab.seeds import Job
@@ -396,19 +395,6 @@ def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in
     assert [tokenizer.decode(rows[0]), tokenizer.decode(rows[-1])] == [in_first, in_last]
 
 
-def test_losses_of_tags_and_answers_are_means():
-    logits, cross_entropy = torch.randn(2, 4, 3), torch.nn.functional.cross_entropy
-    none = [-100] * 5
-    for rows in ([[-100, 1, 2, -100, -100], [0, -100, -100, -100, -100]], [[-100, 1, -100, -100, -100], none]):
-        tags = torch.tensor(rows)
-        expected = cross_entropy(logits.flatten(0, 1), tags[:, :4].flatten())
-        torch.testing.assert_close(task("token").loss(logits, tags), expected)
-    assert task("token").loss(logits, torch.tensor([none, none])) == 0
-    ends = torch.tensor([[1, 3], [0, 2]])
-    both = [cross_entropy(logits[..., side], ends[:, side]) for side in (0, 1)]
-    torch.testing.assert_close(task("qa").loss(logits[..., :2], ends), sum(both) / 2)
-
-
 def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
     command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
@@ -499,15 +485,6 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     other.write_text(other.read_text().replace("river", "wind"))
     refusal = helpers.refused(finetune.main, *common, kind="other-settings", option="out")
     assert "the content of --train" in refusal.sentence
-
-
-def test_choices_need_the_column_that_has_them_and_files_may_have_any_name(tmp_path):
-    for name in ("d-a.jsonl", "m-a.jsonl", "d-b.json", "m-b.json"):
-        write(tmp_path / name, "{}")
-    for name in ("x", ".", "d-", *map(str, tmp_path.iterdir())):  # d-b.json is no list, as those of C3 are
-        assert task("choice").files(name) == [name]
-    with refuses("bad-row", says="--other"):
-        task("choice", "text", label="label").read(str(asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0))))
 
 
 def wsc(text, noun, pronoun, label="true", **more):
@@ -659,11 +636,6 @@ def test_a_label_that_is_not_a_number_to_learn_is_named(label):
         task("regression").number(Example("x", None, label, "a.tsv, line 2"))
 
 
-def test_a_table_of_pronouns_needs_their_places(tmp_path):
-    path = write(tmp_path / "a.json", json.dumps({"text": "a", "label": 1}))
-    refused("coreference", path, "no-column", option="other", text="text", label="label")
-
-
 # ------------------------------------------------------------------------------------------------------ seeds, patience
 
 
@@ -719,12 +691,6 @@ def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
     assert seeds.made_of(replace(job, teacher=str(copy)), kind) != by_name[2]
 
 
-def test_a_directory_in_use_is_refused(bert_run, tmp_path):
-    (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out" / ".lock", "busy", "wait"):
-        assert helpers.invoke(finetune.main, *arguments(bert_run, tmp_path)).exit_code == 1
-
-
 def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
     tuned(*arguments(bert_run, tmp_path, "--epochs", 9, "--lr", 1e-9, "--patience", 2))
     (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
@@ -748,11 +714,6 @@ def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
     common = arguments(bert_run, tmp_path, "--seeds", 2, *wrong)
     _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
     assert err.count("Error: ") == 1, err
-
-
-def test_the_page_names_every_task():
-    page = (ROOT / "docs" / "finetuning.md").read_text()
-    assert all(f"| `{name}` |" in page for name in TASKS)
 
 
 def test_a_pair_needs_two_columns(tmp_path):

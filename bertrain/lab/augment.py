@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -88,19 +88,13 @@ class Augmentation(Options):
     """Random seed for the choice of words."""
 
 
-class Vectors(NamedTuple):
-    """Words and where they lie. Cosines of unit vectors say how near two of them are."""
-
-    words: list[str]
-    units: torch.Tensor  # [words, width], each of length 1
-
-
 @np.errstate(over="ignore")  # a number becomes infinite, which is refused
-def read_vectors(path: str) -> Vectors:
-    """Return the words of the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, by spaces.
+def read_vectors(path: str) -> tuple[list[str], torch.Tensor]:
+    """Return words and where they lie, [words, width], as vectors of length 1: their cosines say how near they are.
 
-    The file may be compressed, and may begin with a line of two counts, as those of word2vec and fastText. Words that
-    are not letters alone, such as those with a space inside, are left out. Raises UsageError, which names the line, for
+    They are in the first MOST_VECTORS lines of a file in GloVe's format: a word and its numbers, by spaces. The file
+    may be compressed, and may begin with a line of two counts, as those of word2vec and fastText. Words that are not
+    letters alone, such as those with a space inside, are left out. Raises UsageError, which names the line, for
     anything else.
     """
     words, rows = list[str](), list[np.ndarray]()
@@ -123,7 +117,7 @@ def read_vectors(path: str) -> Vectors:
     if not rows:
         sentence = f"--vectors {path} has no words; give lines of a word and its numbers, as GloVe's files have"
         raise UsageError(sentence, "empty", option="vectors", given=path)
-    return Vectors(words, F.normalize(torch.tensor(np.stack(rows)), dim=1))
+    return words, F.normalize(torch.tensor(np.stack(rows)), dim=1)
 
 
 def _lines(stream: Any, path: str) -> Iterator[bytes]:
@@ -146,7 +140,7 @@ class Proposer:
     """
 
     def __init__(
-        self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Vectors | None
+        self, directory: str, device: torch.device, *, most: int, kept: frozenset[str], vectors: Any = None
     ) -> None:
         model = load_model(directory)
         self.tokenizer = tokenizer_of(directory)
@@ -166,15 +160,14 @@ class Proposer:
         ]
         self.digest = hashlib.sha256(f"{fingerprint(model)} {backend.to_str()} {most} {sorted(kept)}".encode())
         self._encoder, self._device = Encoder(model).to(device).eval(), device
-        embeddings: Any = model.get_input_embeddings()
-        self._rows: torch.Tensor = embeddings.weight.detach()
+        self._rows: torch.Tensor = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
         self._ids = torch.tensor([token for token, is_word in enumerate(self._is_word) if is_word])
         self._index: dict[str, int] | None = None
         if vectors:
-            self._ids, units = size + torch.arange(len(vectors.words)), vectors.units
-            self.words += vectors.words
-            self._index = {word: number for number, word in reversed([*enumerate(vectors.words)])}
-            self.digest.update("\n".join(vectors.words).encode() + units.numpy().tobytes())
+            words, units = vectors
+            self.words, self._ids = self.words + words, size + torch.arange(len(words))
+            self._index = {word: number for number, word in reversed([*enumerate(words)])}
+            self.digest.update("\n".join(words).encode() + units.numpy().tobytes())
         else:
             units = F.normalize(self._rows[self._ids.to(device)].float(), dim=1)
         self._units = units.to(device)

@@ -115,10 +115,8 @@ class Job(Options):
 
 def made_of(job: Job, task: Task) -> dict[str, Any]:
     """Return all that decides what a seed becomes, by its name in messages. Of a file, its digest."""
-    columns = job.columns._asdict()
-    columns.pop("skip")
-    options = {"checkpoint": job.checkpoint, "task": job.task, **job.settings, **columns}
-    named: dict[str, Any] = {flag(name): value for name, value in options.items()}
+    names = "checkpoint", "task", *job.settings, "text", "other", "label", "separator"
+    named: dict[str, Any] = {flag(name): getattr(job, name) for name in names}
     named |= {"the measure": task.main, "skipping of damaged rows": job.skip}
     named |= {_LABELS: ", ".join(task.names)} if task.names else {}
     contents = {split: [Path(file) for file in task.files(path)] for split, path in job.files.items()}

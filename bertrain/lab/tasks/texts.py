@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class _Texts(Task):
 
     def number(self, example: Example) -> Any:
         """Return a label as a number, or several. Raises UsageError, naming the place, for one that is not known."""
-        assert self.names is not None  # noqa: S101  (learn came before)
         return self.number_of(str(example.label), example.place)
 
     def number_of(self, label: str, place: str) -> int:
@@ -82,14 +81,11 @@ class Regression(_Texts):
     main, problem_type = "pearson", "regression"
 
     def number(self, example: Example) -> float:
-        try:
-            number = float(example.label)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) <= LARGEST:  # also NaN
-            sentence = f"{example.place}: --task regression needs labels from -1e18 to 1e18, not {example.label!r}"
-            raise UsageError(f"{sentence}; correct it, or give another --task", "bad-row")
-        return number
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if abs(number := float(example.label)) <= LARGEST:  # not NaN
+                return number
+        sentence = f"{example.place}: --task regression needs labels from -1e18 to 1e18, not {example.label!r}"
+        raise UsageError(f"{sentence}; correct it, or give another --task", "bad-row")
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(logits.squeeze(-1), labels)

@@ -127,9 +127,8 @@ def _form_of(train: list[Example], names: list[str]) -> re.Pattern[str] | None:
 
 def _bioes(tag: str, form: re.Pattern[str]) -> str:
     """Return a tag of an entity as `metrics.entities` reads it; one of another form as it is."""
-    match = form.fullmatch(tag)
-    if tag.upper() == "O" or not match:
-        return "O" if tag.upper() == "O" else tag
+    if tag.upper() == "O" or not (match := form.fullmatch(tag)):
+        return {"o": "O"}.get(tag, tag)
     letter = match["letter"].upper()
     return f"{_LETTERS.get(letter, letter)}-{match['kind']}"
 
