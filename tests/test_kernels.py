@@ -1,12 +1,11 @@
 """Every kernel equals its slow reference implementation, and hostile arguments do no harm."""
 
 import os
-from functools import cache
 
 import hypothesis
 import numpy as np
 import pytest
-from helpers import word_list
+from helpers import as_kernel, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -246,20 +245,18 @@ def copied(source, i, target, p):
     return bits
 
 
-@cache
-def called(write):
-    """A compiled function that calls another one, which cannot be called from Python."""
-    return njit(lambda *values: write(*values))
+WRITES = {part.__name__: as_kernel(part) for part in (write_places, _places_one_by_one)}
+least = as_kernel(least32)
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-@pytest.mark.parametrize("write", dict.fromkeys([write_places, _places_one_by_one]), ids=lambda write: write.__name__)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @given(
     bits=st.integers(0, 2**64 - 1) | st.just(2**64 - 1), count=st.integers(0, 9), distance=st.integers(0, 2**16 - 64)
 )
 def test_places_of_bits(write, bits, count, distance):
     places = np.zeros(count + 64, np.uint16)
-    found = called(write)(places, count, np.uint64(bits), distance)
+    found = write(places, count, np.uint64(bits), distance)
     expected = [distance + k for k in range(64) if bits >> k & 1]
     assert places[count : count + found].tolist() == expected
     assert not places[:count].any()
@@ -322,7 +319,7 @@ def test_every_code_point_is_decoded():
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=32, max_size=32))
 def test_the_least_of_32_numbers(numbers):
-    assert called(least32)(np.array(numbers, np.int32)) == min(numbers)
+    assert least(np.array(numbers, np.int32)) == min(numbers)
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
