@@ -67,8 +67,8 @@ bertdata/files.py
 states overwrite: sync of the old manifest's new name
 bertdata/write/publish.py
 -            fsync_directory(directory)
--        for table
-+        for table
+-        if old :=
++        if old :=
 
 states export: sync of an exported file
 bertdata/write/exporting.py
@@ -226,8 +226,8 @@ bertrain/trainer.py
 
 tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[modernbert-True-64]: a window one token too wide
 bertrain/models/encoder.py
--else sliding_window - 1
-+else sliding_window
+-window_size=(reach, reach)
++window_size=(reach + (reach > 0),) * 2
 
 tests/test_gpu_dry.py::test_the_kernel_of_gpus_gives_what_masks_give[bert-True-64]: bounds of documents in another dtype
 bertrain/models/encoder.py
