@@ -87,6 +87,8 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
     ("*", "srun "): "needs Slurm",
     ("docs/howto/proteins.md", "bertrain doctor --recipe "): "takes steps of a large batch",
+    ("docs/howto/decoder.md", "bertdata build corpus.txt --out rows/ "): "needs a decoder; the page makes one below",
+    ("docs/howto/decoder.md", "bertrain pretrain --init gemma/ "): "needs a decoder; the page makes one below",
     ("*", "scontrol "): "needs Slurm",
 }
 REWRITTEN = {  # in all pages: pattern → what stands in its place
@@ -94,6 +96,7 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"(?<!\w)/shared/": "shared/",
     r"jieba:cut": "conftest:in_pairs",
     r"trained/ 200": "trained/ 3",
+    r"decoder.py train 1500": "decoder.py train 3",
     r"step-(?!0000000)\d{8}": f"step-{STEPS:08d}",
     r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
