@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,16 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.support import FORMAT_VERSION, MASKING_POLICIES, SHUFFLES, DatasetError, OneSentence, UsageError, counted
 from bertrain import checkpoint
-from bertrain.cli import read_options
-from bertrain.config import Config
+from bertrain.cli import flags_of, read_options
+from bertrain.config import DIRECTORY, Config
 from bertrain.data import build_loader, micro_batches
 from bertrain.lab.distillation import answers
 from bertrain.lab.fingerprint import fingerprint
-from bertrain.lab.options import OF_ROWS
+from bertrain.lab.options import OF_ROWS, from_flags
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, check_length, load_model
-from bertrain.options import Output
+from bertrain.options import COUNT, COUNT_OR_0, TEXT, WEIGHT, Check, Options, choice, option
 from bertrain.plan import masking_of
 from bertrain.ranks import LONGEST_WAIT, World, world
 from bertrain.recipes import file_of
@@ -44,38 +45,78 @@ LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable; else units are larger
 
 
-def _student(options: dict[str, Any]) -> Config:
+@dataclass(frozen=True, kw_only=True)
+class Asked(Options):
+    """Which predictions of which teacher are stored, for which rows."""
+
+    model: str = option("", TEXT, required=True)
+    """The teacher: a run directory, or any directory with a masked LM in it."""
+    data: str = option("", TEXT, required=True)
+    """Directory of shards that the student will learn from."""
+    out: str = option("", DIRECTORY, required=True)
+    """Directory for the cache."""
+    top_k: int = option(64, COUNT)
+    """Number of most probable tokens to store for each masked token, at most the vocabulary. For the others, only their
+    total.
+    """
+    variants: int | None = option(None, COUNT)
+    """Number of epochs after which order and masks repeat. Give this or --max-samples."""
+    max_samples: int | None = option(None, COUNT)
+    """Number of samples to predict, usually the student's --steps times its --global-batch-size."""
+    recipe: str = option("", TEXT)
+    """Recipe of the student (docs/recipes.md), for its row length and masks. Options on the command line override it.
+    Default: none.
+    """
+    length: int | None = option(None, COUNT)
+    """Row length in tokens, as the student's. Default: 128."""
+    seed: int = option(0, COUNT_OR_0)
+    """Random seed for order and masks: the student's --data-seed, or its --seed."""
+    samples: str = option("", choice("windows", "packed", "pairs"))
+    """Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp. Default: windows."""
+    mlm_probability: float | None = option(None, WEIGHT)
+    """Share of a row's tokens to mask, as the student's. Default: 0.15."""
+    masking: str = option("", choice(*MASKING_POLICIES))
+    """Masking policy, as the student's. Default: exact."""
+    shuffle: str = option("", choice(*SHUFFLES))
+    """Order of an epoch, as the student's. Default: full."""
+    batch_size: int = option(64, COUNT)
+    """Rows in one forward pass."""
+    unit_samples: int = option(4096, COUNT)
+    """Samples in one unit of the cache. A killed command loses at most one unit on each rank."""
+    rules = (Check("max_samples", lambda c: c.variants or c.max_samples, "it or --variants: the stream is endless"),)
+
+
+def _student(options: Asked) -> Config:
     """Return the options of the student's rows. Raises UsageError for a recipe with phases of different rows."""
-    recipe = read_options(file_of(options["recipe"])) if options["recipe"] else {}
+    recipe = read_options(file_of(options.recipe)) if options.recipe else {}
     if any(phase.keys() & {*OF_ROWS} for phase in recipe.get("phase", ())):
-        sentence = f"--recipe {options['recipe']} changes its rows along the run, and a cache cannot; give another"
-        raise UsageError(sentence, "conflict", option="recipe", given=options["recipe"])
+        sentence = f"--recipe {options.recipe} changes its rows along the run, and a cache cannot; give another"
+        raise UsageError(sentence, "conflict", option="recipe", given=options.recipe)
+    given = vars(options)
     values = {name: recipe[name] for name in OF_ROWS if name in recipe}
-    values |= {name: options[name] for name in ("data", "out", "seed", *OF_ROWS) if options.get(name) is not None}
-    if samples := options["samples"]:
-        values |= {"isolate_documents": samples == "packed", "objective": "mlm+nsp" if samples == "pairs" else "mlm"}
+    values |= {name: given[name] for name in ("data", "out", "seed", *OF_ROWS) if given.get(name) not in (None, "")}
+    if options.samples:
+        values["isolate_documents"] = options.samples == "packed"
+        values["objective"] = "mlm+nsp" if options.samples == "pairs" else "mlm"
     return Config(**values)
 
 
 class _Work:
     """The student's stream, the teacher, and the header that names both, on one rank."""
 
-    def __init__(self, ranks: World, options: dict[str, Any]) -> None:
-        self.ranks, self.out = ranks, Path(options["out"])
-        self.shards = bertdata.open(options["data"])
+    def __init__(self, ranks: World, options: Asked, directory: Path) -> None:
+        """directory: of the teacher."""
+        self.ranks, self.out = ranks, Path(options.out)
+        self.shards = bertdata.open(options.data)
         self.vocab_size = self.shards.special_tokens.vocab_size
         student, masking = _student(options), None
         if begun := answers.begun(self.out):  # it is continued by the rule of its masks
             masking = masking_of(student).with_rule_of(begun["stream"].get("masking") or {})
-        self.loader = build_loader(student, self.shards, variants=options["variants"], masking=masking)
-        if options["variants"] is None and options["max_samples"] is None:
-            sentence = "neither --max-samples nor --variants was given, and the stream is endless; give one of them"
-            raise UsageError(sentence, "missing", option="max_samples")
+        self.loader = build_loader(student, self.shards, variants=options.variants, masking=masking)
         if self.loader.num_slots == 0:
             share = student.mlm_probability
             sentence = f"--mlm-probability {share} of {student.length} tokens is less than one; raise it, or --length"
             raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
-        directory = checkpoint.find(Path(options["model"]))
         weights = load_model(directory)
         check_fits(directory, self.shards, weights)
         check_length(student.length, weights.config, directory)
@@ -83,10 +124,10 @@ class _Work:
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         self.header = self._header(weights, options)
 
-    def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
+    def _header(self, weights: PreTrainedModel, options: Asked) -> dict[str, Any]:
         """Return the header of the cache."""
-        variants, most = options["variants"], options["max_samples"]
-        samples = most if variants is None else min(variants * self.loader.num_samples, most or sys.maxsize)
+        variants, most = options.variants, options.max_samples
+        samples = min(most or sys.maxsize, variants * self.loader.num_samples if variants else sys.maxsize)
         stream, device = self.loader.state_dict(), self.ranks.device
         del stream["position"]
         on_gpu = device.type == "cuda"
@@ -105,10 +146,10 @@ class _Work:
             "samples": samples,
             "slots": self.loader.num_slots,
             "vocab_size": self.vocab_size,
-            "top_k": min(options["top_k"], self.vocab_size),
+            "top_k": min(options.top_k, self.vocab_size),
             "id_dtype": "<u2" if self.vocab_size <= 1 << 16 else "<u4",
-            "unit_samples": max(options["unit_samples"], -(-samples // MOST_UNITS)),
-            "batch_samples": options["batch_size"],
+            "unit_samples": max(options.unit_samples, -(-samples // MOST_UNITS)),
+            "batch_samples": options.batch_size,
         }
 
     def plan(self, missing: list[int], *, yes: bool) -> None:
@@ -164,13 +205,13 @@ class _Work:
         return kept, counts
 
 
-def answer(ranks: World, options: dict[str, Any]) -> None:
+def answer(ranks: World, options: Asked, *, yes: bool) -> None:
     """Make the missing units, the j-th on rank j mod W, and publish the cache."""
     # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
-    options = options | {"model": ranks.from_first(lambda: checkpoint.resolved(options["model"]))}
-    work = ranks.together(lambda: _Work(ranks, options))
+    directory = ranks.from_first(lambda: checkpoint.find(Path(options.model)))
+    work = ranks.together(lambda: _Work(ranks, options, directory))
     missing = ranks.from_first(lambda: answers.begin(work.out, work.header))  # so all ranks share the same units
-    ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
+    ranks.on_first(lambda: work.plan(missing, yes=yes) if missing else None)
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
         for number in range(0, len(missing), ranks.world_size):
             mine = missing[number + ranks.rank : number + ranks.rank + 1]
@@ -186,72 +227,39 @@ def _verify(context: click.Context, option: click.Parameter, path: str | None) -
     if path is None:
         return
     if faults := [*answers.verify(Path(path))]:
-        raise DatasetError("; ".join(faults), "damaged", given=path)
+        sentence = f"{path} is damaged: {'; '.join(faults)}; copy it, or make it again"
+        raise DatasetError(sentence, "damaged", given=path)
     click.echo(f"{path}: sound")
     context.exit()
 
 
-_ONE = click.IntRange(min=1)
-
-
-@click.command(
-    cls=OneSentence,
-    epilog="\b\nExample:\n  bertrain teacher --model teacher/ --data shards/ --variants 1 --out cache/",
-)
-@click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
-@click.option(
-    "--verify",
+VERIFY = click.Option(
+    ["--verify"],
     is_eager=True,
     expose_value=False,
     callback=_verify,
     help="Check every byte of this complete cache, and do nothing else.",
 )
-@click.option("--data", required=True, help="Directory of shards that the student will learn from.")
-@click.option("--out", required=True, type=Output(), help="Directory for the cache.")
-@click.option("--top-k", default=64, type=_ONE, help="Number of most probable tokens to store for each masked token.")
-@click.option(
-    "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."
-)
-@click.option(
-    "--max-samples", type=_ONE, help="Number of samples to predict: --steps times --global-batch-size of the student."
-)
-@click.option("--recipe", help="Recipe of the student (docs/recipes.md), for its row length and masks.")
-@click.option("--length", type=int, help="Row length in tokens, as the student's. Default: 128.")
-@click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
-@click.option(
-    "--samples",
-    type=click.Choice(["windows", "packed", "pairs"]),
-    help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp. Default: windows.",
-)
-@click.option("--mlm-probability", type=float, help="Share of a row's tokens to mask. Default: 0.15.")
-@click.option("--masking", type=click.Choice(MASKING_POLICIES), help="Masking policy. Default: exact.")
-@click.option("--shuffle", type=click.Choice(SHUFFLES), help="Order of an epoch. Default: full.")
-@click.option("--batch-size", default=64, type=_ONE, help="Rows in one forward pass.")
-@click.option(
-    "--unit-samples",
-    default=4096,
-    type=_ONE,
-    help="Samples in one unit of the cache. A killed command loses at most one unit on each rank.",
-)
-@click.option(
-    "--yes",
-    is_flag=True,
-    help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
-)
-def main(**options: Any) -> None:
-    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun.
+YES = click.Option(["--yes"], is_flag=True, help="Write more than 10 GB, or more than the disk has free.")
 
-    Options of rows, masks and order are the student's. On the command line they override those of --recipe.
-    """
+
+@click.command(
+    cls=OneSentence,
+    params=[VERIFY, *flags_of(Asked), YES],
+    epilog="\b\nExample:\n  bertrain teacher --model teacher/ --data shards/ --variants 1 --out cache/",
+)
+def main(*, yes: bool, **flags: Any) -> None:
+    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
+        options = ranks.together(lambda: from_flags(Asked, flags))
 
         def lock() -> None:
-            out = Path(options["out"])
+            out = Path(options.out)
             stack.enter_context(checkpoint.lock(out))
             stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
 
         ranks.on_first(lock)
-        answer(ranks, options)
+        answer(ranks, options, yes=yes)
 
 
 if __name__ == "__main__":
