@@ -156,7 +156,3 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     with naming(target):
         checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
     click.echo(f"{out}: {counts}; bertrain pretrain --init {out} trains it further")
-
-
-if __name__ == "__main__":
-    main()

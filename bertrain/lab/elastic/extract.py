@@ -58,7 +58,3 @@ def main(path: str, out: str, **given: int | None) -> None:
     click.echo(
         f"{out}: {sizes}, {small.num_parameters():,} parameters; bertrain pretrain --init {out} trains it further"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -283,7 +283,3 @@ def _say(facts: dict[str, Any], best: list[dict[str, Any]], out: str) -> None:
     sizes = " ".join(f"{flag(name)} {best[0][name]}" for name in Sizes._fields)
     click.echo(f"{TRIALS} and {PICTURE} are in {out}; the best as a checkpoint:")
     click.echo(f"bertrain extract --checkpoint {facts['checkpoint']} {sizes} --out small/")
-
-
-if __name__ == "__main__":
-    main()
