@@ -186,15 +186,6 @@ def test_files_that_unpack_to_no_end_are_named(tmp_path, monkeypatch):
     assert sum(map(len, reads)) < 1 << 20
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_a_line_of_labelled_text_that_is_too_long_is_named(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(tables, "LONGEST_ROW", 100)
-    row = {"csv": "{},0", "tsv": "{}\t0", "jsonl": '{{"text": "{}", "label": 0}}'}[kind]
-    path = write(tmp_path / f"a.{kind}", row.format("good"), row.format("good " * 20), "")
-    with refuses("too-large", given=str(path), says=f"{path}, line 2 "):
-        tables.read(str(path), {"text": "0", "label": "1"})
-
-
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch):
     data = write_labelled(tmp_path / "a.tsv")
     augmented(checkpoint, data, tmp_path / "whole.tsv")

@@ -126,12 +126,9 @@ def length_of(directory: str, length: int | None) -> int:
 
 
 def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:
-    """Return whether matrix products are in bfloat16. Raises UsageError for a model that cannot compute in it."""
-    half = family_of(model).half
-    if precision == "bf16" and not half:
-        sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
-        raise UsageError(sentence, "unsupported", option="precision", given=precision)
-    return precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
+    """Return whether matrix products are in bfloat16. Some families compute in fp32 alone."""
+    can = device.type == "cuda" and has_bf16(device) if precision == "auto" else precision == "bf16"
+    return can and family_of(model).half
 
 
 def tokenizer_of(directory: str, option: str = "checkpoint") -> Any:

@@ -145,7 +145,6 @@ def finished(directory: Path) -> dict[str, Any] | None:
         return None
     fault, kept = checkpoint.fault_of(directory), _kept(directory)
     if kept and not fault:
-        click.echo(f"{directory} was finished before", err=True)
         return kept["run"]
     aside, what = checkpoint.set_aside(directory), fault or f"{SEED} is not readable"
     fsync_directory(directory.parent)

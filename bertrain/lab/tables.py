@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from bertdata.support import Stage, UsageError
 from bertrain.commands import reading
 
 ROLES = ("text", "other", "label")  # the options that name columns
-LONGEST_ROW = 1 << 26  # characters of a line
+LONGEST_CELL = 1 << 26  # characters, in a CSV
 _ROWS = 10_000  # of a row group of Parquet
 
 
@@ -149,12 +149,11 @@ def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], lis
     if kind not in (".tsv", ".csv", ".txt", ".jsonl", ".json"):
         sentence = f"{file} has an unknown file extension; give .tsv, .csv, .jsonl or .parquet"
         raise UsageError(sentence, "unknown-format", given=str(file))
-    with open(file, encoding="utf-8-sig", newline="") as text:
-        lines = _lines(text, file)
+    with open(file, encoding="utf-8-sig", newline="") as lines:
         if kind in (".jsonl", ".json"):
             rows = [(number, _parsed(line, file, number)) for number, line in enumerate(lines, 1) if line.strip()]
             return [*rows[0][1]] if rows else [], rows
-        csv.field_size_limit(LONGEST_ROW)
+        csv.field_size_limit(LONGEST_CELL)
         reader = csv.reader(lines, **_form(kind))
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names = list(range(len(cells[0][1]))) if cells else []
@@ -166,17 +165,6 @@ def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], lis
 def _form(kind: str) -> dict[str, Any]:
     """Return how csv separates the columns of a file."""
     return {} if kind == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-
-
-def _lines(text: TextIO, file: Path) -> Iterator[str]:
-    """Yield the lines of a text with their ends. Raises UsageError for one that is too long."""
-    for number in itertools.count(1):
-        if not (line := text.readline(LONGEST_ROW + 1)):
-            return
-        if len(line) > LONGEST_ROW:
-            sentence = f"{file}, line {number} is longer than {LONGEST_ROW >> 20} Mi characters; split it"
-            raise UsageError(sentence, "too-large", given=str(file))
-        yield line
 
 
 def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
