@@ -137,7 +137,7 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         print(f"{len(documents)} documents, {found.ids.size:,} ids: exact")
 
     def forget() -> None:
-        ours._engine._of_thread = threading.local()  # noqa: SLF001
+        ours._engine._local = threading.local()  # noqa: SLF001
 
     def encode() -> int:
         ours.encode(joined, offsets, sentences=False)

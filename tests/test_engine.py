@@ -195,14 +195,14 @@ def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
 
 def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
     """The kernel reads words of 8 and 64 bytes."""
-    run, read = uncased._engine._run, []
+    run, read = engine.encode_words, []
 
     def checked(text, *more):
         assert text.data.size >= text.stops.max() + records.PADDING
         read.append(text.stops.max())
         return run(text, *more)
 
-    with mock.patch.object(uncased._engine, "_run", checked):
+    with mock.patch.object(engine, "encode_words", checked):
         for length in range(130):
             for end in ("", "é", "水", "\U0001f600")[length % 2 :: 2]:
                 check(uncased, ["a" * length + end])

@@ -22,12 +22,8 @@ from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
     decoded,
     in_ranges64,
-    leads64,
-    least32,
-    not_lower64,
     write_places,
 )
-from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.write import kernels as build_kernels
 from bertdata.write.kernels import _equal64, _spaces64
@@ -229,12 +225,14 @@ PARTS = word_list("contractions", "latin-1")
 
 
 @njit
-def words_at(data, place, ranges, byte, fold):
+def words_at(data, place, ranges, byte):
     """What all operations on 64 bytes at a time find at an offset of an array; all but the first give a bit a byte."""
-    sets = not_lower64(data, place), in_ranges64(data, place, ranges), leads64(data, place)
-    others = _spaces64(data, place), _equal64(data, place, byte)
-    of_bytes = _classes64(data, place) + _contractions64(data, place, fold)
-    return (load64(data, place), *sets, *others, *of_bytes)
+    return (
+        load64(data, place),
+        in_ranges64(data, place, ranges),
+        _spaces64(data, place),
+        _equal64(data, place, byte),
+    )
 
 
 @njit
@@ -246,7 +244,6 @@ def copied(source, i, target, p):
 
 
 WRITES = {part.__name__: as_kernel(part) for part in (write_places, _places_one_by_one)}
-least = as_kernel(least32)
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
@@ -288,16 +285,15 @@ def test_sixteen_bytes_are_masked_kept_and_compared(text, mask, place, bit):
     st.integers(0, 60),
     st.lists(st.tuples(BYTES, BYTES), min_size=4, max_size=4),
     BYTES,
-    st.sampled_from([0, 32]),
 )
-@example([bytes(range(256))], 0, [(0, 0)] * 4, 0, 0)
-@example([bytes(range(256))], 64, [(70, 0), (72, 0), (74, 4), (80, 255)], 97, 32)
-@example([bytes(range(256))], 128, [(200, 100), (130, 0), (131, 1), (140, 9)], 255, 0)
-@example([bytes(range(256))], 192, [(255, 0), (254, 0), (253, 0), (200, 7)], 192, 0)
-def test_operations_on_64_bytes_are_those_on_each(parts, place, ranges, byte, fold):
+@example([bytes(range(256))], 0, [(0, 0)] * 4, 0)
+@example([bytes(range(256))], 64, [(70, 0), (72, 0), (74, 4), (80, 255)], 97)
+@example([bytes(range(256))], 128, [(200, 100), (130, 0), (131, 1), (140, 9)], 255)
+@example([bytes(range(256))], 192, [(255, 0), (254, 0), (253, 0), (200, 7)], 192)
+def test_operations_on_64_bytes_are_those_on_each(parts, place, ranges, byte):
     data, pairs = np.frombuffer(b"".join(parts) + bytes(PADDING), np.uint8), np.array(ranges, np.uint8)
-    found = words_at(data, place, pairs, np.uint8(byte), np.uint64(fold))
-    assert found == bytes64.words_at(data, place, pairs, byte, fold)
+    found = words_at(data, place, pairs, np.uint8(byte))
+    assert found == bytes64.words_at(data, place, pairs, byte)
 
 
 @njit
@@ -317,19 +313,13 @@ def test_every_code_point_is_decoded():
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=32, max_size=32))
-def test_the_least_of_32_numbers(numbers):
-    assert least(np.array(numbers, np.int32)) == min(numbers)
-
-
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_offsets_of_bytes_may_be_beyond_4_gb():
     """As those of a large file that is mapped into memory. Zeros that are not written take no memory."""
     text = "I'll eat; it's -N, In\tthe Year\n2026 é\0".encode() * 4
     far, near, ranges = 2**32, np.frombuffer(text, np.uint8), np.array([[97, 3], [48, 9], [10, 0], [65, 25]], np.uint8)
     data = np.zeros(far + 2 * len(text), np.uint8)
     data[far : far + len(text)] = near
-    more = ranges, np.uint8(97), np.uint64(32)
+    more = ranges, np.uint8(97)
     assert words_at(data, far, *more) == words_at(near, 0, *more)
     assert all(words_at(near, 0, *more))
     start = far + len(text)

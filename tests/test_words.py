@@ -16,19 +16,18 @@ from reference.merges import merged
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize import bytewords, engine, rules
-from bertdata.tokenize.bytewords import LLAMA3_RULE, ByteWords
-from bertdata.tokenize.cutting import GPT2_RULE
+from bertdata.tokenize import engine, rules
+from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.bytes import find_words
-from bertdata.tokenize.kernels.merges import add_pairs, merge, merge_any
+from bertdata.tokenize.kernels.begins import find_words
+from bertdata.tokenize.kernels.merges import add_pairs, merge
 from bertdata.tokenize.kernels.splits import cut_word
-from bertdata.tokenize.models import byte_letters, byte_symbols, trie_of
+from bertdata.tokenize.models import byte_letters, model_tables, trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import LoadedTokenizer as Ours
 
-cut_word, find_words, merge, merge_any = map(as_kernel, (cut_word, find_words, merge, merge_any))
+cut_word, find_words, merge = map(as_kernel, (cut_word, find_words, merge))
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -386,9 +385,7 @@ def test_merges(pairs, ids):
     table, results = np.full(128, records.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
     add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
     tables = namedtuple("Tables", ["pairs", "merged"])(table, results)
-    found, runs = np.array(ids), engine.new_runs(engine.NEAR_LINES)
-    runs.ids[: found.size] = found
-    assert runs.ids[: merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
+    found = np.array(ids)
     ranks = np.full(found.size + 1, -7)
     assert found[: merge(found.size, tables.pairs, tables.merged, found, ranks)[0]].tolist() == merged(ids, merges)
     assert ranks[-1] == -7  # it is no place of its own
@@ -417,12 +414,13 @@ def merged_bytes(word, model, vocabulary):
 
 def cut(word, model, vocabulary):
     """The ids of a word, None if the kernel leaves it to merging."""
-    fields = byte_symbols(model, vocabulary)
+    fields = model_tables(model, vocabulary, byte_level=True)
     chain, dead = np.zeros(len(word) + 1, np.int64), np.zeros(len(word) // 64 + 1, np.uint64)
     spelled = bytes(map(LETTERS.index, word))
     text = np.frombuffer(b"c" + spelled + b"a", np.uint8)  # the letters around the word do not count
-    count = cut_word(text, 1, 1 + len(word), namedtuple("Tables", fields)(**fields), chain, dead)
-    return fields["ids"][chain[:count]].tolist() if count else None
+    tables = {name: fields[name] for name in ("trie", "symbols", "pairs")}
+    count = cut_word(text, 1, 1 + len(word), namedtuple("Tables", tables)(**tables), chain, dead)
+    return fields["symbol_ids"][chain[:count]].tolist() if count else None
 
 
 WORDS_OF_ABC = st.text("abc", min_size=1, max_size=20) | st.text("ab", min_size=60, max_size=140)
@@ -630,25 +628,30 @@ CHARACTERS = [*"astremdlvS'! \n\r\t17", "é", "²", "€", "\u00a0", "\u3000", "
 
 @pytest.fixture(scope="module", params=["GPT-2", "cl100k"])
 def ends_of_words(request, kinds):
-    """Text → the places at which words end, by the kernel and by the automaton of its rule."""
+    """Text → the places at which words end, by the kernel and by the automaton of its rule.
+
+    Those that the kernel leaves to the automaton are taken from it.
+    """
     made = kinds(request.param)._engine
     rules = Rules([parse(GPT2_RULE if request.param == "GPT-2" else LLAMA3_RULE)])
-    assert isinstance(made, ByteWords)
-    tables = made._new_tables()
+    tables, runs = made._new_tables(), engine.new_runs(engine.NEAR_LINES)
 
     def both(text):
-        data = np.frombuffer(text.encode() + bytes(records.PADDING), np.uint8).copy()
-        end, i, ends, state = data.size - records.PADDING, 0, [], np.zeros(records.NUM_STATES, np.int64)
-        tables.carry[:] = 0
-        while i < end:
-            first = i
-            count, i, has_zero, is_known = find_words(data, 0, first, end, tables, state)
-            ends += [first + place for place in tables.places[:count].tolist()]
-            assert has_zero == (0 in data[first:i])
-            if not is_known:
-                made._with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
         sizes = np.append(0, np.cumsum([len(character.encode()) for character in text])).tolist()
-        return ends, [sizes[stop] for _, stop in splits(rules, text)]
+        by_automaton = [sizes[stop] for _, stop in splits(rules, text)]
+        data = np.frombuffer(text.encode() + bytes(records.PADDING), np.uint8).copy()
+        end, i, ends, state = sizes[-1], 0, [], np.zeros(records.NUM_STATES, np.int64)
+        while i < end:
+            count, slow_stop = find_words(data, i, end, tables, runs, state)
+            if count < 0:
+                made._with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
+                continue
+            ends += [i + place for place in runs.places[:count].tolist()]
+            i = ends[-1] if count else i
+            while i < slow_stop:
+                i = next(place for place in by_automaton if place > i)
+                ends.append(i)
+        return ends, by_automaton
 
     return both
 
@@ -689,16 +692,7 @@ def test_special_ids_are_counted_in_pieces_of_either_kind():
     tokenizer = Ours(json.dumps(KINDS["OLMo"]()), {"unk": "<|endoftext|>", "mask": "Ġriver"})
     texts = ["a river", "cafe\u0301 river"]
     assert_exact(tokenizer, texts)
-    assert isinstance(tokenizer._engine, ByteWords)
     assert tokenizer.encode(*joined(texts), sentences=False).special_ids_replaced == 2
-
-
-def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton(kinds, monkeypatch):
-    monkeypatch.setattr(bytewords, "_ascii_classes", lambda: np.zeros(128, np.uint8))
-    tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())
-    assert_exact(tokenizer, [TEXT])
-    assert tokenizer.engine == "byte-level BPE"
-    assert not isinstance(tokenizer._engine, ByteWords)
 
 
 def word_level(pre_tokenizer, *words, normalizer=None, added=()):

@@ -21,8 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize.bytewords import LLAMA3_RULE
-from bertdata.tokenize.cutting import GPT2_RULE
+from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 LISTS = json.loads((Path(__file__).parent.parent / "tests" / "word_lists.json").read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ class Cuts(NamedTuple):
     begins: NDArray[np.bool_]
     left_out: NDArray[np.bool_]
     """[num_pieces]: pieces that are empty here, because `tokenizers` must encode the text that the caller gave."""
-    of: NDArray[np.int64]
+    source_piece: NDArray[np.int64]
     """[num_pieces]: the number of the caller's piece."""
 
 
@@ -176,7 +176,7 @@ class AddedTokens:
             table[[ord(c) for c in self._numbers]] = list(self._numbers.values())
             harmed = np.zeros(cuts.starts.size, np.bool_)
             find_hazards(text, cuts.starts, cuts.stops, table, self._adjacent, search.watched, harmed)
-            left_out[cuts.of[harmed]] = True
+            left_out[cuts.source_piece[harmed]] = True
 
 
 def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -189,32 +189,32 @@ def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return np.array([(part[0], part[-1] - part[0]) for part in parts], np.uint8)
 
 
-def _apply(cuts: Cuts, found: NDArray[np.int64], left_out: NDArray[np.bool_], whole_tails: NDArray[np.int64]) -> Cuts:
+def _apply(cuts: Cuts, found: NDArray[np.int64], left_out: NDArray[np.bool_], source_tails: NDArray[np.int64]) -> Cuts:
     """Cuts pieces at the tokens found: rows (piece, start, stop, id).
 
-    left_out: bool, over the caller's pieces; those with a token of id -2 are left out too. whole_tails: their tails.
+    left_out: bool, over the caller's pieces; those with a token of id -2 are left out too. source_tails: their tails.
     """
-    left_out[cuts.of[found[found[:, 3] == -2, 0]]] = True
-    left_out[cuts.of[cuts.left_out]] = True
-    found = found[~left_out[cuts.of[found[:, 0]]]]
+    left_out[cuts.source_piece[found[found[:, 3] == -2, 0]]] = True
+    left_out[cuts.source_piece[cuts.left_out]] = True
+    found = found[~left_out[cuts.source_piece[found[:, 0]]]]
     if not found.size and not left_out.any():
         return cuts
     piece, start, stop, token_id = found.T
     order = np.argsort(np.append(np.arange(cuts.starts.size), piece), kind="stable")
     # Each piece is followed by its tokens: a piece ends where its first token begins, a token's text is a new piece.
-    of_piece = np.append(np.arange(cuts.starts.size), piece)[order]
+    cut_piece = np.append(np.arange(cuts.starts.size), piece)[order]
     starts = np.append(cuts.starts, stop)[order]
     is_token = np.append(np.zeros(cuts.starts.size, np.bool_), np.ones(piece.size, np.bool_))[order]
     next_start = np.append(np.append(cuts.starts, start)[order][1:], 0)
     next_id = np.append(np.append(cuts.tails, token_id)[order][1:], 0)
     followed = np.append(is_token[1:], False)
-    stops = np.where(followed, next_start, cuts.stops[of_piece])
-    tails = np.where(followed, next_id, cuts.tails[of_piece])
-    begins = cuts.begins[of_piece] & ~is_token
-    of = cuts.of[of_piece]
-    out = left_out[of]
-    first = np.append(True, of[1:] != of[:-1])  # of a piece that is left out one piece stays, empty
+    stops = np.where(followed, next_start, cuts.stops[cut_piece])
+    tails = np.where(followed, next_id, cuts.tails[cut_piece])
+    begins = cuts.begins[cut_piece] & ~is_token
+    source_piece = cuts.source_piece[cut_piece]
+    out = left_out[source_piece]
+    first = np.append(True, source_piece[1:] != source_piece[:-1])  # of a piece that is left out one piece stays, empty
     keep = ~out | first
     stops = np.where(out, starts, stops)
-    tails = np.where(out, whole_tails[of], tails)
-    return Cuts(starts[keep], stops[keep], tails[keep], begins[keep], out[keep], of[keep])
+    tails = np.where(out, source_tails[source_piece], tails)
+    return Cuts(starts[keep], stops[keep], tails[keep], begins[keep], out[keep], source_piece[keep])

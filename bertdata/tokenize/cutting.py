@@ -15,6 +15,10 @@ from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Un
 from bertdata.tokenize.source import Source
 
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_RULE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class Cutting:
@@ -22,6 +26,7 @@ class Cutting:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.pattern = ""  # the regular expression of the last rule, if it is one
         self.drops: list[bool] = []  # of each rule, whether text between its words is left out
         self.prefix, self.prefix_when, self.prefix_always = "", NEVER, False
         self.byte_level = False  # whether words reach the model as letters that stand for bytes
@@ -31,10 +36,11 @@ class Cutting:
         self.joins_spaces = False  # whether the rules take several spaces for one
         self.collapses = False  # whether the normalizer leaves one of several spaces that a word may have
 
-    def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None) -> None:
+    def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None, pattern: str = "") -> None:
         """cutting: the part of the rule that decides where words end, if not all of it."""
         self.cut_bytes += [cutting or node] * self.byte_level
         self.nodes.append(node)
+        self.pattern = pattern
         self.drops.append(drops)
 
 
@@ -68,7 +74,7 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, source: Source) 
                     raise Unsupported("it puts a space before each part of a text")
                 cut.prefix, cut.prefix_when = " ", EACH_PIECE
             if part.get("use_regex", True):
-                cut.add(parse(GPT2_RULE))
+                cut.add(parse(GPT2_RULE), pattern=GPT2_RULE)
             elif number == 0:
                 raise Unsupported("nothing cuts text into words")
             cut.byte_level = True
@@ -161,7 +167,7 @@ def _add_split(part: dict[str, Any], cut: Cutting) -> None:
     pattern = part["pattern"]
     node = parse(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
     if part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"]):
-        cut.add(node, drops=part["behavior"] == "Removed")
+        cut.add(node, drops=part["behavior"] == "Removed", pattern=pattern.get("Regex", ""))
     else:
         raise Unsupported(f"its pre-tokenizer splits with the behavior {part['behavior']}")
 

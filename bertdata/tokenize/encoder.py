@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.tokenize.added import AddedTokens
-from bertdata.tokenize.bytewords import ByteWords
 from bertdata.tokenize.engine import Engine, forbidden_ids, padded
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
@@ -34,13 +33,7 @@ class Encoder:
         compiling them takes some seconds, once on a machine.
         """
         try:
-            for kind in (ByteWords, Words):
-                try:
-                    engine = kind(source, special)
-                    break
-                except Unsupported:
-                    if kind is Words:
-                        raise
+            engine = Words(source, special)
             # What the engine does not see
             self._added = AddedTokens(source, Forms(source.outline["normalizer"]), forbidden_ids(special))
             self.engine = engine
@@ -84,11 +77,11 @@ class Encoder:
         if not self._added:
             return engine.encode(Text(text, starts, stops, tails, np.ones(tails.size, np.bool_)))
         cuts = self._added.cut(text, starts, stops, tails)
-        left_out = np.stack(
-            [np.flatnonzero(cuts.left_out), starts[cuts.of[cuts.left_out]], stops[cuts.of[cuts.left_out]]], 1
-        )
+        sources = cuts.source_piece[cuts.left_out]
+        left_out = np.stack([np.flatnonzero(cuts.left_out), starts[sources], stops[sources]], 1)
         encoded = engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
         if encoded is None:
             return None
         ids, pieces, replaced = encoded
-        return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
+        bounds = np.append(np.searchsorted(cuts.source_piece, np.arange(tails.size)), cuts.source_piece.size)
+        return ids, pieces[bounds], replaced

@@ -11,7 +11,7 @@ written once, before any thread sees it, and is marked read-only: the constant t
 A kernel that meets a code point without an entry returns; then its thread copies the page into its own table and calls
 the kernel again. So no result depends on the order in which a processor's stores become visible.
 
-Memory of a thread: 18 MB of addresses for the table of code points, of which 4 KB for each page in use is memory, and
+Memory of a thread: 19 MB of addresses for tables of code points, of which 5 KB for each page in use are memory, and
 13 MB for the tables of runs, 21 MB for BERT's WordPiece. Up to 24 MB more hold longer runs and those of more than three
 ids, as they are met.
 """
@@ -31,10 +31,12 @@ from numpy.typing import NDArray
 
 from bertdata.errors import FailedTextError, LongTextError
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.merges import LANES
-from bertdata.tokenize.kernels.records import Output, RunTables, Text
+from bertdata.tokenize.kernels.begins import NUM_BITS, NUM_CARRIES
+from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
+from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import read_only
+from bertdata.tokenize.rules import Rules
 from bertdata.tokenize.source import Source, is_failure
 from bertdata.types import SpecialTokens
 
@@ -60,7 +62,7 @@ class Engine:
     """What kind of tokenizer it takes."""
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
-    _rules: Any = None  # rules.Rules, if entries have the numbers of its classes
+    _rules: Rules
     why_slow: str | None = None
     """One clause that says why usual text is hard."""
     near_factor = 1
@@ -70,22 +72,17 @@ class Engine:
         self._source, self._special, self._unk = source, forbidden_ids(special), special.unk
         self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
-        self._kept, self._num_kept = (
-            f"pages of {type(self).__name__}: {special}",
-            0,
-        )  # name in the cache, and pages there
+        self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and pages there
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
-        self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
+        self._local = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
 
-    def _new_tables(self) -> Any:
+    def _new_tables(self) -> WordTables:
         """The kernel's tables with the constant fields shared, and new entries, in which no code point is known."""
         raise NotImplementedError
 
-    def _with_page(self, tables: Any, number: int) -> Any:
+    def _with_page(self, tables: WordTables, number: int) -> WordTables:
         """The tables of a thread with the entries of a page of code points."""
-        with self._probing:
-            tables.points[number * PAGE : (number + 1) * PAGE] = self._page(number)
-        return tables
+        raise NotImplementedError
 
     def _entries(self, first: int) -> NDArray[Any]:
         """Asks the tokenizer about the page of code points that begins with `first`. Returns its entries."""
@@ -95,14 +92,9 @@ class Engine:
         """Whether two code points side by side leave each other alone."""
         raise NotImplementedError
 
-    def _run(self, text: Text, tables: Any, runs: RunTables, output: Output) -> int:
-        """Calls the kernel and returns its code."""
-        raise NotImplementedError
-
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
         """The ids of hard runs. where: the last column of records.Output.hard."""
-        del where
-        return ids_by(self._source.library, texts)
+        raise NotImplementedError
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
@@ -131,7 +123,7 @@ class Engine:
         inserted: _Inserted = []
         code = -1
         while code != records.DONE:
-            code = self._run(text, thread.tables, thread.runs, output)
+            code = encode_words(text, thread.tables, thread.runs, output)
             point = int(output.state[records.CODE_POINT])
             if code == records.UNKNOWN_CODE_POINT:
                 thread.tables = self._with_page(thread.tables, point // PAGE)
@@ -157,7 +149,7 @@ class Engine:
 
     def _thread(self) -> Any:
         """What belongs to this thread: .tables and .runs."""
-        thread = self._of_thread
+        thread = self._local
         if not hasattr(thread, "tables"):
             thread.tables, thread.runs = self._new_tables(), new_runs(self.near_factor * NEAR_LINES)
         return thread
@@ -165,8 +157,7 @@ class Engine:
     def _page(self, number: int) -> NDArray[Any]:
         """Return the entries of 256 code points, which never change. The caller holds the lock."""
         if not self._pages and (kept := self._source.read(self._kept)):
-            if self._rules:
-                self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
+            self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
             self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
             self._num_kept = len(self._pages)
         if number not in self._pages:
@@ -176,9 +167,9 @@ class Engine:
     def _keep_pages(self) -> None:
         """Write the pages to the cache."""
         with self._probing:
-            self._num_kept, classes = len(self._pages), self._rules.class_keys if self._rules else ()
+            self._num_kept, classes = len(self._pages), [[str(m), flags] for m, flags in self._rules.class_keys]
             values = {"numbers": np.array([*self._pages]), "entries": np.stack([*self._pages.values()])}
-            self._source.keep(self._kept, values | {"classes": [[str(matches), flags] for matches, flags in classes]})
+            self._source.keep(self._kept, values | {"classes": classes})
 
     def _resolve(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
@@ -201,22 +192,22 @@ class Engine:
             rows = hard[hard[:, 3] == where]
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]
             numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
-            of_row = [numbers[run] for run in spelled]
+            number_of_row = [numbers[run] for run in spelled]
             try:
                 encoded = self._encode_hard([*map(bytes.decode, numbers)], where)
             except FailedTextError as error:
-                error.places = (int(rows[of_row.index(error.documents[0]), 0]),)
+                error.places = (int(rows[number_of_row.index(error.documents[0]), 0]),)
                 raise
             replaced = [int(self._special[ids].sum()) for ids in encoded]
             if any(replaced) and self._unk is None:
                 return False
             for ids in encoded:
                 ids[self._special[ids]] = self._unk or 0
-            output.state[records.REPLACED] += sum(replaced[number] for number in of_row)
-            own = [encoded[number].astype(self._dtype) for number in of_row]
+            output.state[records.REPLACED] += sum(replaced[number] for number in number_of_row)
+            own = [encoded[number].astype(self._dtype) for number in number_of_row]
             inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
-                first = np.unique(of_row, return_index=True)[1]  # the row in which each run occurs first
+                first = np.unique(number_of_row, return_index=True)[1]  # the row in which each run occurs first
                 kept = np.flatnonzero(np.array(replaced) == 0)
                 ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])
                 bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))
@@ -278,10 +269,10 @@ def _failed(encode: Any, texts: Sequence[str], numbers: range, error: BaseExcept
     for number in numbers if len(numbers) > 1 else ():
         try:
             encode([texts[number]], add_special_tokens=False)
-        except BaseException as of_one:
-            if not is_failure(of_one):
+        except BaseException as alone:
+            if not is_failure(alone):
                 raise
-            first, error = number, of_one
+            first, error = number, alone
             break
     sentence = f"`tokenizers` fails on the text that begins with {texts[first][:40]!r}: {error}; leave the text out"
     failed = FailedTextError(sentence, "tokenizer-failed", option="tokenizer", given=str(error))
@@ -334,11 +325,13 @@ def new_runs(near_lines: int) -> RunTables:
         stable=np.zeros(STABLE_SLOTS, np.int64),
         word=np.empty(WORD_BYTES, np.uint8),
         ids=np.empty(WORD_BYTES, np.int64),
-        lanes=np.empty(LANES, np.int32),
-        links=np.empty((2, LANES + 1), np.int64),
         ranks=np.empty((2, WORD_BYTES), np.int64),
         best=np.empty(WORD_BYTES, np.float64),
         keys=np.empty(4 * (records.WINDOW + 72), np.uint64),
+        places=np.empty(records.WINDOW + 136, np.uint16),
+        bits=np.empty(NUM_BITS, np.uint64),
+        carry=np.empty(NUM_CARRIES, np.uint64),
+        dead=np.empty(WORD_BYTES // 64 + 1, np.uint64),
     )
 
 

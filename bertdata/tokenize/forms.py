@@ -25,9 +25,9 @@ SPACE = "\u2581"  # the character that stands for a space in vocabularies of Sen
 _COMPOSING = ("NFC", "NFKC", "Precompiled")
 _REORDERING = ("NFD", "NFKD", "BertNormalizer", *_COMPOSING)
 _SIMPLE = ("Lowercase", "StripAccents", "Nmt")
-# Regular expressions, and what replaces them, that leave one space of several. _OF_SPACES change nothing else.
-_OF_SPACES = (" {2,}", " +")
-_COLLAPSING = [(spaces, content) for spaces in _OF_SPACES for content in (" ", SPACE)]
+# Regular expressions, and what replaces them, that leave one space of several. _SPACES_ONLY change nothing else.
+_SPACES_ONLY = (" {2,}", " +")
+_COLLAPSING = [(spaces, content) for spaces in _SPACES_ONLY for content in (" ", SPACE)]
 _COLLAPSING += [(r"\s+", " "), (r"\s{2,}|[\n\r\t]", " ")]
 
 
@@ -115,7 +115,7 @@ class Forms:
             kept.append(part)
         elif (pattern["Regex"], content) in _COLLAPSING:
             self.collapses, self.collapses_to = True, content
-            kept += [part] * (pattern["Regex"] not in _OF_SPACES)
+            kept += [part] * (pattern["Regex"] not in _SPACES_ONLY)
             self._with_spaces = _normalizing(kept)
         elif isinstance(parse(pattern["Regex"]), Leaf):
             kept.append(part)

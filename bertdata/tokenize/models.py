@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertdata.tokenize.forms import SPACE
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, add_pairs, keep_whole, mark_reached
+from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, SUFFIX, add_pairs, mark_reached
 from bertdata.tokenize.kernels.splits import LEFT, LENGTH, NUM_BYTES, RIGHT, fill_shorter, mark_sorted
 from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
@@ -49,10 +49,11 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     fields: dict[str, Any] = {
         "characters": {token: n for token, n in vocabulary.items() if len(token) == 1},
         "has_space": SPACE in vocabulary,
-        "byte_ids": np.full((2, 256), -1, np.int64),
+        "byte_ids": np.full((1, 256), -1, np.int64),
         "pairs": np.full(1, records.EMPTY),
         "merged": np.zeros(1, np.int32),
-        "whole": 0,
+        "symbols": np.zeros((1, 4), np.int32),
+        "symbol_ids": np.zeros(1, np.int32),
         "scores": np.zeros(1),
         "unk_score": 0.0,
         "unk": vocabulary.get(model.get("unk_token") or "", -1),
@@ -74,49 +75,6 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     return fields | {"model": records.WORD_PIECE, "max_chars": min(most, 1 << 62), "trie": trie}
 
 
-def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
-    """Return the fields of records.ByteTables that a byte-level BPE model decides.
-
-    model: its JSON. vocabulary: token → id. Raises Unsupported if kernels.splits cannot cut words for it.
-    """
-    require_small_ids(vocabulary)
-    if kind_of(model) != "BPE":
-        raise Unsupported(f"it gives the bytes of words to a {kind_of(model)} model")
-    merges = _merges(model, vocabulary)
-    if model.get("end_of_word_suffix"):
-        raise Unsupported("its model marks the ends of words")
-    byte_ids = _byte_ids(vocabulary)
-    if (byte_ids[_BYTES_OF_UTF8] < 0).any():
-        raise Unsupported("its vocabulary lacks bytes")
-    tokens = _spelled(vocabulary)
-    if max(map(len, tokens)) > LONGEST_TOKEN:
-        raise Unsupported(f"it has a token of more than {LONGEST_TOKEN:,} bytes")
-    left, right, rank, merged = _reached(*merges, tokens, byte_ids)
-    order = np.argsort(rank)
-    left, right, ids = left[order], right[order], np.append(byte_ids, merged[rank[order]])
-    symbol_of = np.full(max(vocabulary.values()) + 1, -1, np.int64)
-    symbol_of[ids[NUM_BYTES:]] = NUM_BYTES + np.arange(rank.size)
-    symbol_of[byte_ids[byte_ids >= 0]] = np.flatnonzero(byte_ids >= 0)
-    symbols, is_sorted = np.full((ids.size, 4), -1, np.int32), np.ones(ids.size, np.bool_)
-    symbols[NUM_BYTES:, LEFT], symbols[NUM_BYTES:, RIGHT] = symbol_of[left], symbol_of[right]
-    mark_sorted(symbols, is_sorted)
-    spelling_of = dict(zip(tokens.values(), tokens, strict=True))
-    spellings = [bytes([byte]) for byte in range(NUM_BYTES)] + [*map(spelling_of.__getitem__, ids[NUM_BYTES:].tolist())]
-    text, bounds = _joined(spellings)
-    symbols[:, LENGTH] = np.diff(bounds)
-    in_trie = {spellings[k]: k for k in np.flatnonzero(is_sorted).tolist()}
-    if model.get("ignore_merges"):
-        merged_ids = {*ids[is_sorted].tolist()}
-        whole = [n for n in spelling_of if n not in merged_ids]
-        in_trie |= {spelling_of[n]: ids.size + k for k, n in enumerate(whole)}
-        ids = np.append(ids, np.array(whole, np.int64))
-    table = _table(symbol_of[left], symbol_of[right], NUM_BYTES + np.arange(rank.size))
-    trie = trie_of(in_trie)
-    fill_shorter(text, bounds, trie, symbols)
-    merged = np.arange(symbols.shape[0], dtype=np.int32)
-    return {"pairs": table, "merged": merged, "symbols": symbols, "ids": ids.astype(np.int32), "trie": trie}
-
-
 def kind_of(model: dict[str, Any]) -> str:
     """What kind a model is, given as JSON; files of older versions do not say it."""
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
@@ -134,9 +92,10 @@ def merges_of(model: dict[str, Any]) -> list[list[str]]:
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
 
 
-def _merges(
-    model: dict[str, Any], vocabulary: dict[str, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+_Merges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
+
+
+def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> _Merges:
     """Return a BPE model's merges as left ids, right ids and ranks, and the id that each rank gives.
 
     Raises Unsupported for options that no kernel knows.
@@ -165,44 +124,82 @@ def _merges(
 def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
     merges = _merges(model, vocabulary)
     suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
-    fields: dict[str, Any] = {"whole": int(byte_level), "merged": merges[3], "pairs": _table(*merges[:3])}
     if byte_level:
-        byte_ids = np.stack([_byte_ids(vocabulary), _byte_ids(vocabulary, suffix)])
-        if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and (fallback or model.get("unk_token")):
-            raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
-        if not suffix:
-            fields["pairs"] = _table(*_reached(*merges, _spelled(vocabulary), byte_ids[0])[:3])
-        tokens = _spelled(vocabulary, "" if model.get("ignore_merges") else suffix)
-        if not model.get("ignore_merges"):
-            tokens = _whole(tokens, byte_ids, fields["pairs"], merges[3])
-        return fields | {"model": records.BYTE_BPE, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+        if fallback:
+            raise Unsupported("its byte-level BPE model has a fallback for unknown characters")
+        return {"model": records.BYTE_BPE} | _symbols(model, vocabulary, merges, suffix)
     if model.get("ignore_merges"):
         raise Unsupported("its BPE model of characters looks up whole words first")
-    byte_ids = np.tile(_fallback_ids(vocabulary) if fallback else np.full(256, -1), (2, 1))
+    byte_ids = np.array([_fallback_ids(vocabulary) if fallback else [-1] * 256], np.int64)
     inner = {token: n for token, n in vocabulary.items() if len(token) == 1}
     last = {t: n for t, n in vocabulary.items() if t.endswith(suffix) and len(t.removesuffix(suffix)) == 1}
     trie = trie_of(
         {token.encode(): n for token, n in inner.items()},
         {token.removesuffix(suffix).encode(): n for token, n in last.items()},
     )
-    fields |= {"model": records.CHARACTER_BPE, "characters": inner | last}
-    return fields | {"byte_ids": byte_ids, "trie": trie}
+    fields = {"model": records.CHARACTER_BPE, "characters": inner | last, "byte_ids": byte_ids, "trie": trie}
+    return fields | {"merged": merges[3], "pairs": _table(*merges[:3])}
 
 
-def _byte_ids(vocabulary: dict[str, int], suffix: str = "") -> NDArray[np.int64]:
-    """Return int64 [256]: the id of each byte, -1 if it has none. suffix: what follows its letter."""
-    return np.array([vocabulary.get(letter + suffix, -1) for letter in byte_letters()], np.int64)
+def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges, suffix: str) -> dict[str, Any]:
+    """Return the fields of records.WordTables that a byte-level BPE model decides. See kernels.splits."""
+    letters = byte_letters()
+    byte_ids = np.array([[vocabulary.get(c + end, -1) for c in letters] for end in dict.fromkeys(["", suffix])])
+    if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and model.get("unk_token"):
+        raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
+    if suffix and model.get("ignore_merges"):
+        raise Unsupported("its BPE model marks the ends of words, and looks up whole words first")
+    tokens = _spelled(vocabulary, suffix)
+    if max(map(len, tokens), default=0) > LONGEST_TOKEN:
+        raise Unsupported(f"it has a token of more than {LONGEST_TOKEN:,} bytes")
+    left, right, rank, merged = merges
+    is_reached, num_bytes = np.zeros(merged.size, np.bool_), byte_ids.size
+    mark_reached(*_joined(tokens), byte_ids, _table(left, right, rank), merged, is_reached)
+    kept = np.sort(rank[is_reached[rank]])  # fewer stay in the processor's caches
+    sides = np.zeros((2, merged.size), np.int64)
+    sides[:, rank] = left, right
+    ids = np.append(byte_ids, merged[kept])
+    symbol_of = np.full(max(vocabulary.values(), default=0) + 1, -1, np.int64)
+    symbol_of[ids[num_bytes:]] = np.arange(num_bytes, ids.size)
+    symbol_of[byte_ids[byte_ids >= 0]] = np.flatnonzero(byte_ids >= 0)
+    symbols, is_sorted = np.full((ids.size, 4), -1, np.int32), np.ones(ids.size, np.bool_)
+    symbols[num_bytes:, [LEFT, RIGHT]] = symbol_of[sides[:, kept]].T
+    mark_sorted(symbols, num_bytes, is_sorted)
+    spelling_of = dict(zip(tokens.values(), tokens, strict=True))
+    spellings = [bytes([byte, SUFFIX][: 1 + end]) for end in range(len(byte_ids)) for byte in range(NUM_BYTES)]
+    spellings += map(spelling_of.__getitem__, ids[num_bytes:].tolist())
+    text, bounds = _joined(spellings)
+    symbols[:, LENGTH] = np.diff(bounds)
+    in_trie = {spellings[k]: k for k in np.flatnonzero(is_sorted).tolist() if k != SUFFIX or not suffix}
+    if model.get("ignore_merges"):
+        made = {*ids[is_sorted].tolist()}
+        whole = [n for n in spelling_of if n not in made]
+        in_trie |= {spelling_of[n]: ids.size + k for k, n in enumerate(whole)}
+        ids = np.append(ids, np.array(whole, np.int64))
+    trie = trie_of(in_trie)
+    fill_shorter(text, bounds, trie, symbols)
+    ranks = np.arange(symbols.shape[0], dtype=np.int32)
+    return {
+        "byte_ids": byte_ids,
+        "pairs": _table(symbols[num_bytes:, LEFT], symbols[num_bytes:, RIGHT], ranks[num_bytes:]),
+        "merged": ranks,
+        "symbols": symbols,
+        "symbol_ids": ids.astype(np.int32),
+        "trie": trie,
+    }
 
 
-def _spelled(vocabulary: dict[str, int], suffix: str = "") -> dict[bytes, int]:
-    """Return bytes → id of the tokens that consist of letters of bytes and the suffix."""
-    tokens = {t.removesuffix(suffix): n for t, n in vocabulary.items() if t.endswith(suffix)} if suffix else vocabulary
+def _spelled(vocabulary: dict[str, int], suffix: str) -> dict[bytes, int]:
+    """Return bytes → id of the tokens that consist of letters of bytes. SUFFIX stands for the suffix."""
     spelled, encode = dict[bytes, int](), codecs.charmap_encode
-    for token, token_id in tokens.items():
+    for token, token_id in vocabulary.items():
+        text, end = (token.removesuffix(suffix), bytes([SUFFIX])) if suffix and token.endswith(suffix) else (token, b"")
         try:  # noqa: SIM105  (contextlib.suppress takes four times as long)
-            spelled[encode(token, "strict", _BYTES_OF_LETTERS)[0]] = token_id
+            spelled[encode(text, "strict", _BYTES_OF_LETTERS)[0] + end] = token_id
         except UnicodeEncodeError:
             pass
+    if suffix:  # a byte that occurs in no text
+        spelled = {text: n for text, n in spelled.items() if SUFFIX not in text[:-1] and text != bytes([SUFFIX])}
     spelled.pop(b"", None)
     return spelled
 
@@ -213,22 +210,6 @@ def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
     if not vocabulary.keys() >= set(names):
         raise Unsupported("its vocabulary lacks tokens of bytes")
     return [vocabulary[name] for name in names]
-
-
-def _reached(
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
-    rank: NDArray[np.int64],
-    merged: NDArray[np.int32],
-    tokens: Iterable[bytes],
-    byte_ids: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the merges that can happen in a word, as `_merges` does: fewer stay in the processor's caches."""
-    is_reached = np.zeros(merged.size, np.bool_)
-    if not mark_reached(*_joined(tokens), byte_ids, _table(left, right, rank), merged, is_reached):
-        is_reached[:] = True
-    kept = is_reached[rank]
-    return left[kept], right[kept], rank[kept], merged
 
 
 def _joined(spellings: Iterable[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -248,25 +229,13 @@ def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArr
     return read_only(table)
 
 
-def _whole(
-    tokens: dict[bytes, int], byte_ids: NDArray[np.int64], pairs: NDArray[np.uint64], merged: NDArray[np.int32]
-) -> dict[bytes, int]:
-    """Return the tokens that merging their bytes gives. Others are never the ids of a word."""
-    ids, is_whole = np.array([*tokens.values()], np.int64), np.zeros(len(tokens), np.bool_)
-    keep_whole(*_joined(tokens), byte_ids, ids, pairs, merged, is_whole)
-    return {spelling: token_id for (spelling, token_id), kept in zip(tokens.items(), is_whole, strict=True) if kept}
-
-
 def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
     if model.get("unk_id") is None:
         raise Unsupported("its Unigram model has no unknown token")
     scores = np.array([score for _, score in model["vocab"]], np.float64)
-    byte_ids = np.full((2, 256), -1, np.int64)
-    if model.get("byte_fallback"):
-        byte_ids[:] = _fallback_ids(vocabulary)
     return {
         "model": records.UNIGRAM,
-        "byte_ids": byte_ids,
+        "byte_ids": np.array([_fallback_ids(vocabulary) if model.get("byte_fallback") else [-1] * 256], np.int64),
         "scores": scores,
         "unk_score": float(scores.min()) - _UNK_PENALTY,
         "unk": model["unk_id"],

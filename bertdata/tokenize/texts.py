@@ -154,7 +154,7 @@ def _joined(texts: Texts) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     is_list = hasattr(texts, "__len__") and not isinstance(texts, str | bytes)
     require(is_list, "texts", type(texts).__name__, "a list of texts", "malformed")
     if type(texts).__module__.partition(".")[0] == "pyarrow":
-        return _of_arrow(texts)
+        return _arrow_parts(texts)
     encoded = [*map(_bytes_of, texts, range(len(texts)))]
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(each) for each in encoded], out=offsets[1:])
@@ -188,7 +188,7 @@ def _require_text(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
             raise UsageError(sentence, "not-text", option="texts", given=number) from None
 
 
-def _of_arrow(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _arrow_parts(array: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if hasattr(array, "combine_chunks"):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     kind = {"string": np.int32, "large_string": np.int64}.get(str(array.type))

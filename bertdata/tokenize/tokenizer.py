@@ -397,9 +397,9 @@ def lacks_template(content: dict[str, Any], roles: Mapping[str, str]) -> bool:
             [piece.get("SpecialToken", {}).get("id") for piece in post_processor.get(name, [])]
             for name in ("pair", "single")
         )
-        return kind in ("BertProcessing", "RobertaProcessing") or any(pair) or (any(single) and single != of_rows)
+        return kind in ("BertProcessing", "RobertaProcessing") or any(pair) or (any(single) and single != row_template)
 
-    of_rows = [roles.get("cls"), None, roles.get("sep")]
+    row_template = [roles.get("cls"), None, roles.get("sep")]
     return {"cls", "sep"} <= roles.keys() and not adds_tokens(content.get("post_processor") or {})
 
 

@@ -22,7 +22,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertdata.tokenize.added import ranges_of
-from bertdata.tokenize.cutting import cutting
+from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE, cutting
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, WORD_BYTES, Engine, ids_by
 from bertdata.tokenize.forms import SPACE, Forms, flat
 from bertdata.tokenize.kernels import records
@@ -31,18 +31,17 @@ from bertdata.tokenize.kernels.records import (
     EACH_WORD,
     FIRST_PIECE,
     NEVER,
-    Output,
-    RunTables,
-    Text,
     WordTables,
 )
-from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import byte_letters, kind_of, model_tables, read_only
 from bertdata.tokenize.rules import Rules, Unsupported
 from bertdata.tokenize.source import Source
 from bertdata.types import SpecialTokens
 
 LETTERS_OF_BYTES = byte_letters()
+_FOUND_BY_BITS = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
+_KINDS = {"é": records.IS_LETTER, "²": records.IS_NUMBER, "€": records.IS_OTHER, "\u00a0": records.IS_BLANK}
+"""A character of each kind; all that a rule takes for such a character."""
 MOST_FORM_BYTES = 12  # that an entry holds
 _MOST_CHARS = "max_input_chars_per_word"
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
@@ -68,8 +67,8 @@ class Words(Engine):
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(source.outline.get("pre_tokenizer"), self.forms, source)
         changes_more = self.forms.has_marks or self.forms.strips or self.forms.prepended or self.forms.collapses
-        of_model = source.outline["model"]
-        has_characters = kind_of(of_model) in ("WordPiece", "WordLevel") and of_model.get(_MOST_CHARS, 1) > 0
+        model_json = source.outline["model"]
+        has_characters = kind_of(model_json) in ("WordPiece", "WordLevel") and model_json.get(_MOST_CHARS, 1) > 0
         self._forbidden = frozenset(np.flatnonzero(self._special).tolist())
         self._kind = cut.kind if has_characters and not changes_more else None
         self.forms.collapses = cut.collapses
@@ -84,9 +83,15 @@ class Words(Engine):
         if len(cut.nodes) > records.MOST_RULES:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
+        self._finds = _FOUND_BY_BITS.get(cut.pattern)
+        self._kinds = np.full(256, records.MAY_CHANGE)  # of the classes of characters
+        if self._finds:
+            self._kinds[self._rules.classes([(matches, 0) for matches in self._rules.matches("".join(_KINDS))])] = [
+                *_KINDS.values()
+            ]
         self._cut_bytes = Rules(cut.cut_bytes)
         self.forms.may_cut = self._may_cut
-        self._of_rules: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
+        self._rule_fields: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
         self._inner: dict[int, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
         self._prefix = prefix = cut.prefix
         if len(prefix) > 1:
@@ -118,7 +123,7 @@ class Words(Engine):
         """
         cut, prefix = self._cut, self._cut.prefix
         constants = model | dict.fromkeys(
-            ("points", "ascii", "quick", "ends", "stops", "letters", "steps", "skips", "starts", "cuts")
+            ("points", "kinds", "ascii", "quick", "ends", "stops", "steps", "skips", "starts", "cuts")
         )
         # Words of more characters are unknown, and others fit the memory of a thread.
         is_short = 0 < model["max_chars"] <= 1 << 10 and not prefix
@@ -130,6 +135,7 @@ class Words(Engine):
             longest=1 << 62 if is_short else WORD_BYTES // 4 - 16,
             keeps_gaps=read_only(np.array([not drops for drops in cut.drops])),
             meets=int(self._looks),
+            is_plain=int(cut.byte_level and not self._changes and not cut.marks_spaces),
             strips=self.forms.strips,
             prefix=read_only(np.array([*prefix.encode()], np.uint8)),
             prefix_class=0,
@@ -146,7 +152,7 @@ class Words(Engine):
     def _with_rules(self, tables: WordTables) -> WordTables:
         """The tables with the rules as they are now. The caller holds the lock."""
         rules = self._rules
-        if self._of_rules.get("steps") is not rules.steps:
+        if self._rule_fields.get("steps") is not rules.steps:
             entries = self._page(0)[:128, 0]
             ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)
             is_quick = entries & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
@@ -159,7 +165,6 @@ class Words(Engine):
                 "quick": quick,
                 "stops": stops,
                 "ends": ranges_of(~is_inside),
-                "letters": self._letters(quick),
                 "steps": rules.steps,
                 "skips": self._skips(quick),
                 "starts": rules.starts,
@@ -168,12 +173,12 @@ class Words(Engine):
             points = self._page(0)[:128]
             folds = finds == records.RUNS and bool(stops[ord("@")] != records.NOT_QUICK)
             folds = folds and np.array_equal(points[65:91], points[97:123])
-            self._of_rules = {name: read_only(array) for name, array in fields.items()} | {
+            self._rule_fields = {name: read_only(array) for name, array in fields.items()} | {
                 "finds": finds,
                 "has_marks": int(self.forms.composes if finds == records.RUNS else self._looks),
                 "fold": records.FOLD if folds else np.uint64(0),
             }
-        return tables._replace(**self._of_rules)
+        return tables._replace(**self._rule_fields)
 
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """The field `skips` of records.WordTables. quick: the field of that name."""
@@ -190,6 +195,8 @@ class Words(Engine):
         stops, known, is_inside = np.full(256, records.NOT_QUICK), np.flatnonzero(quick), np.zeros(256, np.bool_)
         if len(self._cut.nodes) > 1:
             return records.NOTHING, is_inside, stops
+        if self._finds and quick[1:128].all() and (self._page(0)[:128, 1] == np.arange(128)).all():
+            return self._finds, is_inside, stops
         letters, digits = [*string.ascii_letters.encode()], [*string.digits.encode()]
         if self._kind:
             values = [self._lone(chr(byte), self.forms.normal(chr(byte))) for byte in known.tolist()]
@@ -246,30 +253,18 @@ class Words(Engine):
             value |= token_id << id_bits * k
         return value
 
-    def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """int32 [2, 256]: what records.WordTables says. quick: its field of that name."""
-        letters, byte_ids = np.full((2, 256), -1, np.int32), self._constants.byte_ids
-        if self._cut.byte_level and not self._changes and not self._cut.marks_spaces:
-            return byte_ids.astype(np.int32)
-        if self._cut.byte_level or self.forms.collapses:  # the whole word, or several spaces, must be seen first
-            return letters
-        for byte in np.flatnonzero(quick).tolist():
-            form, suffix = self._spelled(chr(byte)), self._source.outline["model"].get("end_of_word_suffix") or ""
-            if len(form) == 1:
-                letters[:, byte] = [self._characters.get(form + end, -1) for end in ("", suffix)]
-        return letters
-
     def _new_tables(self) -> WordTables:
         # The kernel takes the classes of ASCII from an array of their own, so it does not ask for their entries.
-        return self._with_page(self._constants._replace(points=np.zeros((NUM_CODE_POINTS, 2), np.uint64)), 0)
+        points, kinds = np.zeros((NUM_CODE_POINTS, 2), np.uint64), np.zeros(NUM_CODE_POINTS, np.uint8)
+        return self._with_page(self._constants._replace(points=points, kinds=kinds), 0)
 
     def _with_page(self, tables: WordTables, number: int) -> WordTables:
-        tables = super()._with_page(tables, number)
         with self._probing:
+            page = slice(number * PAGE, (number + 1) * PAGE)
+            tables.points[page] = self._page(number)
+            tables.kinds[page] = self._kinds[tables.points[page, 0] & np.uint64(0xFF)]
+            tables.kinds[1:128] = _ascii_kinds()
             return self._with_rules(tables)
-
-    def _run(self, text: Text, tables: WordTables, runs: RunTables, output: Output) -> int:
-        return encode_words(text, tables, runs, output)
 
     def _is_stable(self, before: int, point: int) -> bool:
         ignores = self.forms.collapses or self._cut.drops[0]
@@ -280,7 +275,7 @@ class Words(Engine):
         is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
         if not is_word and (where == records.AT_BEGIN or not has_edges):
-            return super()._encode_hard(texts, where)
+            return ids_by(self._source.library, texts)
         if is_word:
             texts = [self._spelled(text) for text in texts]
         if where == records.WITH_PREFIX:
@@ -376,6 +371,15 @@ class Words(Engine):
         encoded = spelled.encode()
         entry |= len(encoded) << 8 | len(form) << 16
         return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
+
+
+def _ascii_kinds() -> NDArray[np.uint8]:
+    """uint8 [127]: the kinds of ASCII characters from 1 on, see records.WordTables."""
+    kinds = np.full(128, records.IS_OTHER)
+    kinds[[*string.ascii_letters.encode()]] = records.IS_LETTER
+    kinds[[*string.digits.encode()]] = records.IS_NUMBER
+    kinds[[*b"\t\n\v\f\r "]] = records.IS_BLANK
+    return kinds[1:]
 
 
 def inner_tokenizer(source: Source, *, where: int, each_word: bool) -> tokenizers.Tokenizer:

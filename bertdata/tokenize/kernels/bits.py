@@ -5,40 +5,27 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import int64, types, uint64
 from numba.extending import intrinsic
 
-from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
+from bertdata.bits import bits64, count_ones, pointer_to, trailing_zeros
 from bertdata.jit import cpu_has, part
 from bertdata.tokenize.kernels.records import RANGES
 
 
-@intrinsic
-def least32(typing: Any, lanes: Any) -> Any:
-    """The least of 32 int32. Compiles to vector instructions."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(32), 32)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        numbers = builder.load(builder.bitcast(data, vector.as_pointer()))
-        numbers.align = 4
-        kind = ir.FunctionType(ir.IntType(32), [vector])
-        least = builder.module.declare_intrinsic("llvm.vector.reduce.smin.v32i32", (), kind)
-        return builder.call(least, [numbers])
-
-    return types.int32(lanes), generate
-
-
-@intrinsic
-def leads64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where a character of several bytes begins."""
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, lambda b, text: is_among(b, text, 0xC0, 64))
+def ranges(*pairs: str) -> Any:
+    """Return uint8 [RANGES, 2], for `in_ranges64`: ranges of bytes, each given as its first and its last one."""
+    return np.array([(ord(pair[0]), ord(pair[1]) - ord(pair[0])) for pair in (pairs * RANGES)[:RANGES]], np.uint8)
 
 
 @intrinsic
 def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges."""
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges (least, most - least).
+
+    Ranges that are a constant are part of the compiled code.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bounds, lane = context.make_array(signature.args[2])(context, builder, args[2]).data, ir.IntType(32)
@@ -58,16 +45,6 @@ def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
         return bits64(context, builder, signature, args, is_set)
 
     return types.uint64(array, types.int64, ranges), generate
-
-
-@intrinsic
-def not_lower64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the letters a to z."""
-
-    def is_set(builder: Any, text: Any) -> Any:
-        return builder.not_(is_among(builder, text, ord("a"), 26))
-
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
 @part(forceinline=True)

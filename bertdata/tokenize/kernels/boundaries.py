@@ -7,7 +7,7 @@ from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
 from bertdata.jit import part
-from bertdata.tokenize.kernels.bits import decoded, not_lower64
+from bertdata.tokenize.kernels.bits import decoded, in_ranges64, ranges
 from bertdata.tokenize.kernels.records import (
     BEFORE,
     BLANK,
@@ -28,6 +28,7 @@ from bertdata.tokenize.kernels.records import (
 from bertdata.tokenize.kernels.runs import stable_place
 
 MAY_DIFFER = -1
+SMALL_LETTERS = ranges("az")
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 
 
@@ -181,7 +182,7 @@ def walk(text, i, end, automaton, points, ascii_classes, steps, skips, state):
             return DONE, word_stop, min(place + width, end), flags
         place += width
         if skips[automaton]:
-            mask = not_lower64(text, place)
+            mask = ~in_ranges64(text, place, SMALL_LETTERS)
             skipped = min(trailing_zeros(mask) if mask != uint64(0) else 64, end - place)
             if skipped > 0:
                 place += skipped

@@ -6,7 +6,6 @@ import numpy as np
 from numba import int64, uint64
 
 from bertdata.jit import jit, part
-from bertdata.tokenize.kernels.bits import least32
 from bertdata.tokenize.kernels.records import EMPTY
 from bertdata.tokenize.kernels.runs import GOLDEN
 from bertdata.tokenize.kernels.tries import whole_word
@@ -15,7 +14,7 @@ NO_RANK = np.int64(1 << 62)
 SILVER = np.uint64(0xD6E8FEB86659FD93)
 MOST_MOVES = 1000  # of merges from slot to slot, before a table counts as full
 LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
-LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
+SUFFIX = 0xFF  # the byte, of no character, that stands for what marks the end of a word in byte-level BPE
 
 
 @part(forceinline=True)
@@ -67,59 +66,13 @@ def merge(size, pairs, merged, ids, ranks):
     return size, last
 
 
-@part(forceinline=True)
-def _lane(rank, place):
-    """An entry of the lanes of `merge_short`."""
-    return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE
-
-
-@part()
-def merge_short(size, pairs, merged, ids, lanes, links):
-    """Does what `merge` does, for at most LANES ids, with one vector instruction for each search of the lowest rank.
-
-    pairs, merged: as in WordTables. lanes: int32 [LANES]: (rank << 5 | place) of the pair that begins at a place.
-    links: int64 [2, LANES + 1]: of each place the next one and the one before.
-    """
-    after, before = links[0], links[1]
-    for k in range(LANES):
-        lanes[k] = NO_LANE
-    for k in range(size):
-        after[k], before[k] = k + 1, k - 1
-        if k + 1 < size:
-            lanes[k] = _lane(rank_of(pairs, ids[k], ids[k + 1]), k)
-    best = least32(lanes)
-    while best != NO_LANE:
-        k = int64(best) & 31
-        gone = after[k]
-        following, previous = after[gone], before[k]
-        ids[k], after[k], before[following], lanes[gone] = merged[best >> 5], following, k, NO_LANE
-        lanes[k] = _lane(rank_of(pairs, ids[k], ids[following]), k) if following < size else NO_LANE
-        if previous >= 0:
-            lanes[previous] = _lane(rank_of(pairs, ids[previous], ids[k]), previous)
-        best = least32(lanes)
-    count, k = 0, 0
-    while k < size:
-        ids[count] = ids[k]
-        count += 1
-        k = after[k]
-    return count
-
-
-@part()
-def merge_any(size, tables, runs):
-    """Merges runs.ids[:size] in place. Returns how many ids are left."""
-    if size <= LANES:
-        return merge_short(size, tables.pairs, tables.merged, runs.ids, runs.lanes, runs.links)
-    return merge(size, tables.pairs, tables.merged, runs.ids, runs.ranks[0])[0]
-
-
 @jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
 
     Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
-    last one there. text, bounds: the bytes of all tokens. byte_ids int64 [256]. pairs, merged: as in WordTables.
-    is_reached: bool [num_ranks], False.
+    last one there. text, bounds: the bytes of all tokens. byte_ids: int64 [1 or 2, 256], [1] of bytes before SUFFIX.
+    pairs, merged: as in WordTables, of ids. is_reached: bool [num_ranks], False.
     """
     ids, ranks = np.zeros(LONGEST_TOKEN, np.int64), np.zeros(LONGEST_TOKEN, np.int64)
     for t in range(bounds.size - 1):
@@ -127,30 +80,16 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
         if size > LONGEST_TOKEN:
             return False
         has_ids = True
+        at_end = int64(byte_ids.shape[0] > 1 and text[bounds[t + 1] - 1] == SUFFIX)
+        size -= at_end
         for k in range(size):
-            ids[k] = byte_ids[text[bounds[t] + k]]
+            ids[k] = byte_ids[at_end if k == size - 1 else 0, text[bounds[t] + k]]
             has_ids = has_ids and ids[k] >= 0
         if has_ids and size > 1:
             count, last = merge(size, pairs, merged, ids, ranks)
             if count == 1:
                 is_reached[last] = True
     return True
-
-
-@jit(arrays=True)
-def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
-    """Sets is_whole[t] where merging the bytes text[bounds[t] : bounds[t + 1]] of a token gives its id ids[t].
-
-    byte_ids, pairs, merged: as in WordTables. is_whole: bool [num_tokens].
-    """
-    found, lanes, links = np.zeros(LANES, np.int64), np.zeros(LANES, np.int32), np.zeros((2, LANES + 1), np.int64)
-    for t in range(ids.size):
-        size = bounds[t + 1] - bounds[t]
-        has_ids = 0 < size <= LANES
-        for k in range(size if has_ids else 0):
-            found[k] = byte_ids[int64(k == size - 1), text[bounds[t] + k]]
-            has_ids = has_ids and found[k] >= 0
-        is_whole[t] = has_ids and merge_short(size, pairs, merged, found, lanes, links) == 1 and found[0] == ids[t]
 
 
 @jit()

@@ -13,7 +13,7 @@ EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # of a table of runs: it has no such run;
 # id of a special token
 DONE, UNKNOWN_CODE_POINT, UNKNOWN_PAIR, TOO_MANY_HARD, GIVES_SPECIAL = range(5)
 # Indexes of `Output.state`
-PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, WORD, LIMITS = range(11)
+PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, LIMITS = range(10)
 MOST_RULES = 8
 NUM_STATES = LIMITS + MOST_RULES
 # A step of WordTables.steps: the next state in the low bits, and flags
@@ -38,18 +38,16 @@ BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
 # Output.hard, last column: where a hard run stands (LATER_PIECE: a whole piece, but not the one that begins the text),
 # or that it is one word, to which the prefix is added or not
 IN_MIDDLE, AT_BEGIN, LATER_PIECE, ONE_WORD, WITH_PREFIX = range(5)
-# WordTables.finds: NOTHING; words, which end before bytes of `ends`; or runs, perhaps of several words, between bytes
-# that cut words
-NOTHING, WORDS, RUNS = range(3)
+# WordTables.finds: NOTHING; words, which end before bytes of `ends`; runs, perhaps of several words, between bytes that
+# cut words; or the words of two rules
+NOTHING, WORDS, RUNS, GPT2_WORDS, LLAMA3_WORDS = range(5)
 # WordTables.stops: what a byte is that follows a quick word, if it is no value of ids. NOT_QUICK: the automaton must be
 # asked; NEXT_BEGINS: the next word begins with it; OWN_WORD: it is a word of its own if a space follows
 NOT_QUICK, NEXT_BEGINS, OWN_WORD = EMPTY, EMPTY - np.uint64(1), EMPTY - np.uint64(2)
 STRIPS_LEFT, STRIPS_RIGHT, STRIPS_LATE = 1, 2, 4  # bits of WordTables.strips; late: after text has changed
 RANGES = 4  # of bytes, in Added
-# ByteTables.rule and ByteTables.classes
-GPT2_WORDS, LLAMA3_WORDS = range(2)
+# WordTables.kinds; MAY_CHANGE: only the automaton knows
 NOT_KNOWN, IS_LETTER, IS_NUMBER, IS_OTHER, IS_BLANK, MAY_CHANGE = (np.uint8(n) for n in range(6))
-LONGEST_WORD = 1 << 12  # bytes of a word that is not hard, in byte-level BPE
 WINDOW = 512  # bytes of text in which words are found before the first of them is looked for
 FOLD = np.uint64(0x2020202020202020)
 
@@ -68,6 +66,7 @@ class WordTables(NamedTuple):
     """What the kernel for words knows about a tokenizer."""
 
     points: Any  # uint64 [0x110000, 2]: an entry for each code point (words.py packs them); 0: not known yet
+    kinds: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point, if the words of a rule are found
     ascii: Any  # uint8 [128]: class of each ASCII character
     quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
@@ -89,12 +88,13 @@ class WordTables(NamedTuple):
     prefix_always: int  # 1: also before a piece that begins with it, else 0
     collapses: int  # 1: of several spaces one is left, else 0
     model: int  # BYTE_BPE, ...
-    byte_ids: Any  # int64 [2, 256]: id of each byte, -1 if it has none; [1] where the byte ends a word
-    letters: Any  # int32 [2, 256]: for BPE the id of a byte that is a whole character, else -1; [1] as in byte_ids
-    pairs: Any  # uint64 [power of two]: hash table of the merges, with their ranks; see `add_pairs`
-    merged: Any  # int32 [num_ranks]: the id that each merge gives
-    whole: int  # 1 for BYTE_BPE: a word that is a token of `trie` is not merged, else 0
-    trie: Any  # uint64 [n]: the tokens or characters of the model; see `child_of`
+    is_plain: int  # 1: words reach the model as they stand in the text, else 0
+    byte_ids: Any  # int64 [1 or 2, 256]: id of each byte, -1 if it has none; [1] where it ends a word, if that differs
+    pairs: Any  # uint64 [power of two]: hash table of the merges of ids, or of symbols; see `add_pairs`
+    merged: Any  # int32 [num_ranks]: the id that each merge gives; of symbols 0, 1, ..., as a rank is a symbol
+    symbols: Any  # int32 [num_symbols, 4]: the two that each is made of, the longest that it begins with, its bytes
+    symbol_ids: Any  # int32 [n]: the id of each symbol; then those of tokens that no merge makes, but a word may be
+    trie: Any  # uint64 [n]: the tokens, characters or symbols of the model; see `child_of`
     scores: Any  # float64 [vocab_size]: score of each token of a Unigram model
     unk_score: float  # score of an unknown character in a Unigram model
     unk: int  # id of the unknown token, -1 if there is none
@@ -104,47 +104,31 @@ class WordTables(NamedTuple):
     special_to: int  # id that is written in place of such an id, -1 if there is none
 
 
-class ByteTables(NamedTuple):
-    """What the kernel for byte-level BPE knows about a tokenizer. Some fields are as in WordTables."""
-
-    rule: int  # GPT2_WORDS or LLAMA3_WORDS
-    classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point; MAY_CHANGE: in a normal form
-    key_masks: Any  # uint64 [36]: for each length up to 16 the bytes that belong to a key; for longer words none
-    pairs: Any  # uint64 [power of two]: as in WordTables, but of symbols; see kernels.splits
-    merged: Any  # int32 [num_symbols]: 0, 1, ..., as the ranks in `pairs` are symbols themselves
-    symbols: Any  # int32 [num_symbols, 4]: of what two symbols each is made, the longest that it begins with, its bytes
-    ids: Any  # int32 [n]: the id of each symbol; then those of tokens that no merge makes, but whole words may be
-    trie: Any  # uint64 [m]: the spellings of `ids`
-    special: Any
-    special_to: int
-    bits: Any  # uint64 [6]: scratch memory of one thread, as are the others below
-    carry: Any  # uint64 [NUM_CARRIES]
-    places: Any  # uint16 [WINDOW + 72]
-    dead: Any  # uint64 [LONGEST_WORD / 64 + 1]
-
-
 class RunTables(NamedTuple):
     """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
 
     Both tables consist of sets of four slots of 32 bytes; a free slot is zeros. The hash of a run says in which of two
-    slots its search begins. A new run takes a free slot, or else the place of the run in the second slot. A run that
-    `find_near` or `find_far` finds in another slot moves to the first; the loops that look for the runs of a window
-    together leave it where it is. So frequent runs stay. Only when `spelled` or `pool` is full, all is forgotten.
+    slots its search begins. A new run takes a free slot, or else the place of the run in the second slot, and stays
+    there. So frequent runs stay. When `spelled` or `pool` is full, all is forgotten.
     """
 
     near: Any  # uint64 [num_sets * 16]: (first 8 bytes, bytes 8 to 15, value, second value), for runs of up to 16 bytes
-    far: Any  # uint64 [num_sets * 16]: (hash, place in `spelled` and length, value, unused), for longer runs
+    far: Any  # uint64 [num_sets * 16]: (hash, place in `spelled` and length, value, second value), for longer runs
     used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use
     spelled: Any  # uint8 [n]: the runs of `far`
     pool: Any  # uint32 [n]: the ids of values that have more than three
     stable: Any  # int64 [slots]: hash table of pairs of code points: (pair, whether the two leave each other alone)
     word: Any  # uint8 [m]: the bytes of a word
     ids: Any  # int64 [m]: the ids of a word
-    lanes: Any  # int32 [LANES]: see `merge_short`
-    links: Any  # int64 [2, LANES + 1]
     ranks: Any  # int64 [2, m]: for BPE of long words the merges; for Unigram where the best token begins, and its id
     best: Any  # float64 [m]: for Unigram the score of the best way to each place
-    keys: Any  # uint64 [4 * (WINDOW + 72)]: of the runs in a window of text, see `_make_keys` and `_find_runs`
+    keys: Any  # uint64 [4 * (WINDOW + 72)]: rows for the runs in a window of text: the two words of `key_of`; the set;
+    # the value of the stop after the run. Runs that `_find_runs` finds: bits 32 to 47 of the set are the distance from
+    # the first run, and those above the length; the others end at `places`
+    places: Any  # uint16 [WINDOW + 136]: see `find_words`, as for the next two
+    bits: Any  # uint64 [NUM_BITS]
+    carry: Any  # uint64 [NUM_CARRIES]
+    dead: Any  # uint64 [m / 64 + 1]: see `cut_word`
 
 
 class Output(NamedTuple):

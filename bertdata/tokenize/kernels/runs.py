@@ -16,6 +16,8 @@ UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 LOW32 = np.uint64(0xFFFFFFFF)
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
+_MASKS = [(1 << 8 * length) - 1 for length in range(17)] + [0]
+KEY_MASKS = np.array([half for mask in _MASKS for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
 
 
 @part(forceinline=True)
@@ -85,26 +87,11 @@ def put_hard(output, start, stop, place, where):
     output.state[NUM_HARD] += 1
 
 
-@part()
-def clear_runs(runs):
-    """Empties the tables of runs."""
-    for table in (runs.near, runs.far):
-        table[:] = uint64(0)
-    runs.used[:] = 0
-
-
-@part(forceinline=True)
-def _first_bytes(word, count):
-    """The first `count` bytes of a word, 0 to 8, and zeros."""
-    half = uint64(32 - 4 * count)  # a shift by 64 would have no result
-    return word & ((~uint64(0) >> half) >> half)
-
-
 @part(forceinline=True)
 def near_key(text, start, length):
-    """The first 8 bytes of a run of up to 16 bytes, and the others. Zeros fill both up."""
-    key = _first_bytes(load64(text, start), min(length, 8))
-    return key, _first_bytes(load64(text, start + 8), max(length, 8) - 8)
+    """The first 8 bytes of a run of up to 16 bytes, and the others, with zeros behind; of a longer run zeros."""
+    m = uint64(2 * min(length, 17))
+    return load64(text, start) & KEY_MASKS[m], load64(text, start + 8) & KEY_MASKS[m + uint64(1)]
 
 
 @part(forceinline=True)
@@ -119,64 +106,6 @@ def far_set(far, run_hash):
     return (run_hash >> uint64(42)) & uint64(far.size - 8)
 
 
-@part(forceinline=True)
-def find_near(near, j, key, rest):
-    """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: its `near_set`."""
-    if near[j] == key and near[j + uint64(1)] == rest:
-        return near[j + uint64(2)]
-    slot = other_slot(near, j, key, rest)
-    return EMPTY if slot == j else _moved_first(near, j, slot)
-
-
-@part()
-def other_slot(near, j, key, rest):
-    """The slot of a run of RunTables.near if it is in another slot of its set than j, else j."""
-    for k in range(1, 4):
-        slot = j ^ uint64(4 * k)
-        if near[slot] == key and near[slot + uint64(1)] == rest:
-            return slot
-    return j
-
-
-@part(forceinline=True)
-def _moved_first(table, j, slot):
-    """Exchanges the slots j and `slot` of a set. Returns the value that is in the first then."""
-    for k in range(4):
-        first, second = j + uint64(k), slot + uint64(k)
-        table[first], table[second] = table[second], table[first]
-    return table[j + uint64(2)]
-
-
-@part(forceinline=True)
-def set_run(table, j, first, second, value):
-    """Writes a new run to a slot of the set of slot j, a free one, else the second one. Returns the slot."""
-    slot = j
-    if table[j] != uint64(0):
-        slot = j ^ uint64(4)
-        for k in range(1, 4):
-            if table[j ^ uint64(4 * k)] == uint64(0):
-                slot = j ^ uint64(4 * k)
-                break
-    table[slot], table[slot + uint64(1)], table[slot + uint64(2)] = first, second, value
-    return slot
-
-
-@part()
-def add_to_pool(ids, count, runs):
-    """Adds ids[:count] to the pool. Returns where they are, as a value holds it. The caller has made room."""
-    first = runs.used[1]
-    for k in range(count):
-        runs.pool[first + k] = ids[k]
-    runs.used[1] += count
-    return uint64(first) | (uint64(count) << uint64(32))
-
-
-@part(forceinline=True)
-def _has_zero(word):
-    """Whether one of the 8 bytes of a word is zero."""
-    return ((word - uint64(0x0101010101010101)) & ~word & uint64(0x8080808080808080)) != uint64(0)
-
-
 @part()
 def hash_of(text, start, length):
     """The hash of a run of 9 bytes or more."""
@@ -189,18 +118,9 @@ def hash_of(text, start, length):
 
 
 @part(forceinline=True)
-def find_run(text, start, length, near, far, spelled):
-    """The value of a run, EMPTY if the tables do not have it. length: 1 to LONGEST_KEY.
-
-    A run of up to 16 bytes that contains a zero byte is never found, as a key does not say where it ends.
-    """
-    if length > 16:
-        return find_far(text, start, length, hash_of(text, start, length), far, spelled)
-    key, rest = near_key(text, start, length)
-    has_zero = _has_zero(key | ~_first_bytes(~uint64(0), min(length, 8)))
-    if has_zero or _has_zero(rest | ~_first_bytes(~uint64(0), max(length, 8) - 8)):
-        return EMPTY
-    return find_near(near, near_set(near, key, rest), key, rest)
+def key_of(text, start, length):
+    """The key of a run of up to LONGEST_KEY bytes, two words: EMPTY and its hash if it has more than 16 bytes."""
+    return near_key(text, start, length) if length <= 16 else (EMPTY, hash_of(text, start, length))
 
 
 @part(forceinline=True)
@@ -213,108 +133,88 @@ def _is_spelled(text, start, length, spelled, place):
 
 
 @part()
-def find_far(text, start, length, run_hash, far, spelled):
-    """The value of a run of 17 to LONGEST_KEY bytes, EMPTY if the table does not have it."""
-    j = far_set(far, run_hash)
+def put_run(text, start, length, key, rest, out, p, near, far, spelled, pool):
+    """Write the ids of a run with a key at out[p:]. Return how many, -1 if the tables do not have the run."""
+    table, is_far = near, key == EMPTY
+    if is_far:
+        table, key = far, rest
+    j = far_set(table, rest) if is_far else near_set(table, key, rest)
     for k in range(4):
         slot = j ^ uint64(4 * k)
-        where = far[slot + uint64(1)]
-        is_alike = far[slot] == run_hash and where & uint64(0xFF) == uint64(length)
-        if is_alike and _is_spelled(text, start, length, spelled, int64(where >> uint64(8))):
-            return far[slot + uint64(2)] if slot == j else _moved_first(far, j, slot)
-    return EMPTY
-
-
-@part(forceinline=True)
-def keep_run(text, start, length, ids, count, out, runs):
-    """Adds a run that the tables do not have, with its ids. If there is no room, all tables are emptied first.
-
-    A run of up to 16 bytes that contains a zero byte is left out.
-    """
-    near, far, used = runs.near, runs.far, runs.used
-    if count > runs.pool.size:
-        return
-    if length <= 16:
-        for k in range(start, start + length):
-            if text[k] == 0:
-                return
-    if length <= 16:
-        key, rest = near_key(text, start, length)
-        keep_near(near_set(near, key, rest), key, rest, ids, count, out, runs)
-        return
-    if used[0] + length > runs.spelled.size:
-        clear_runs(runs)
-    value = value_of(ids, count, out, runs)
-    h = hash_of(text, start, length)
-    for k in range(length):
-        runs.spelled[used[0] + k] = text[start + k]
-    set_run(far, far_set(far, h), h, (uint64(used[0]) << uint64(8)) | uint64(length), value)
-    used[0] += length
+        found, more = table[slot], table[slot + uint64(1)]
+        if is_far:
+            is_alike = found == key and more & uint64(0xFF) == uint64(length)
+            if is_alike and _is_spelled(text, start, length, spelled, int64(more >> uint64(8))):
+                return _put_slot(out, p, table, slot, pool)
+        elif found == key and more == rest:
+            return _put_slot(out, p, table, slot, pool)
+    return int64(-1)
 
 
 @part()
-def keep_key(text, stop, keys, q, ids, count, out, runs):
-    """Add a run that ends at byte `stop` with its ids, by row q of RunTables.keys. See `keep_run`."""
-    length = int64(keys[q + uint64(2)] >> uint64(48))
-    if length > 16:
-        keep_run(text, stop - length, length, ids, count, out, runs)
-    elif count <= runs.pool.size:
-        keep_near(keys[q + uint64(2)] & LOW32, keys[q], keys[q + uint64(1)], ids, count, out, runs)
-
-
-@part(forceinline=True)
-def keep_near(j, key, rest, ids, count, out, runs):
-    """Adds a run of up to 16 bytes with this key and no zero byte, whose search begins at slot j. See `keep_run`."""
-    set_run(runs.near, j, key, rest, value_of(ids, count, out, runs))
-
-
-@part(forceinline=True)
-def keep_in_slot(j, key, rest, ids, count, out, runs):
-    """Does what `keep_near` does, for a kernel that reads both values of a slot."""
-    if 3 < count <= most_ids(out):
-        slot = set_run(runs.near, j, key, rest, counted(out, count) | packed(out, ids, int64(0), int64(3)))
-        runs.near[slot + uint64(3)] = packed(out, ids, int64(3), count)
-    else:
-        keep_near(j, key, rest, ids, count, out, runs)
-
-
-@part()
-def emit_slot(out, p, near, slot, pool):
-    """Writes the ids of a slot that `keep_in_slot` has filled at out[p:] and returns how many they are."""
-    value = near[slot + uint64(2)]
+def _put_slot(out, p, table, slot, pool):
+    """Write the ids of a slot at out[p:]. Return how many they are."""
+    value = table[slot + uint64(2)]
     size = num_ids(out, value)
     if size == UNPACKED:
-        return _emit_pooled(out, p, value, pool)
+        first, count = int64(value & LOW32), int64((value >> uint64(32)) & uint64(0xFFFF))
+        for k in range(count):
+            out[p + k] = pool[first + k]
+        return count
     put_ids(out, p, value)
     if size > uint64(3):
-        put_more(out, p + 3, near[slot + uint64(3)])
+        put_more(out, p + 3, table[slot + uint64(3)])
     return int64(size)
 
 
 @part(forceinline=True)
-def value_of(ids, count, out, runs):
-    """The value of ids[:count]."""
-    if count <= 3:
-        return counted(out, count) | packed(out, ids, int64(0), count)
-    if runs.used[1] + count > runs.pool.size:
-        clear_runs(runs)
-    return counted(out, UNPACKED) | add_to_pool(ids, count, runs)
+def keep_run(text, start, length, key, rest, ids, count, out, runs):
+    """Add a run that the tables do not have, with its key and ids. If there is no room, all tables are emptied first.
+
+    It takes a free slot of its set, else the second one.
+    """
+    near, used = runs.near, runs.used
+    if count > runs.pool.size:
+        return
+    if used[0] + length > runs.spelled.size or used[1] + count > runs.pool.size:
+        near[:], runs.far[:], used[:] = uint64(0), uint64(0), 0
+    value, more = counted(out, min(count, int64(UNPACKED))) | packed(out, ids, 0, min(count, 3)), uint64(0)
+    if count > int64(most_ids(out)):
+        value = counted(out, UNPACKED) | uint64(used[1]) | (uint64(count) << uint64(32))
+        for k in range(count):
+            runs.pool[used[1] + k] = ids[k]
+        used[1] += count
+    elif count > 3:
+        more = packed(out, ids, 3, count)
+    table, j = near, near_set(near, key, rest)
+    if key == EMPTY:
+        table, j, key = runs.far, far_set(runs.far, rest), rest
+        rest = (uint64(used[0]) << uint64(8)) | uint64(length)
+        for k in range(length):
+            runs.spelled[used[0] + k] = text[start + k]
+        used[0] += length
+    k = 0
+    while k < 4 and table[j ^ uint64(4 * k)] != uint64(0):
+        k += 1
+    slot = j ^ uint64(4 * (k if k < 4 else 1))
+    table[slot], table[slot + uint64(1)] = key, rest
+    table[slot + uint64(2)], table[slot + uint64(3)] = value, more
 
 
 @jit()
 def keep_runs(text, runs_of_text, ids, bounds, out, runs):
-    """Adds runs that `tokenizers` has encoded to the tables.
+    """Add runs that `tokenizers` has encoded to the tables.
 
     runs_of_text: int64, rows of Output.hard; run i is text[runs_of_text[i, 0] : runs_of_text[i, 1]]. Its ids are
     ids[bounds[i] : bounds[i + 1]], int64. out: an array of the dtype of ids as they are stored. A run with more ids
-    than bytes is left out, as an output has no room for it.
+    than bytes is left out, as an output has no room for it, and one that ends with a zero byte, as a key has no length.
     """
     for i in range(runs_of_text.shape[0]):
-        start, length = runs_of_text[i, 0], runs_of_text[i, 1] - runs_of_text[i, 0]
-        if length == 0 or length > LONGEST_KEY or bounds[i + 1] - bounds[i] > length:
-            continue
-        if find_run(text, start, length, runs.near, runs.far, runs.spelled) == EMPTY:
-            keep_run(text, start, length, ids[bounds[i] :], bounds[i + 1] - bounds[i], out, runs)
+        start, stop = runs_of_text[i, 0], runs_of_text[i, 1]
+        length, count = stop - start, bounds[i + 1] - bounds[i]
+        if 0 < length <= LONGEST_KEY and count <= length and text[stop - 1] != 0:
+            key, rest = key_of(text, start, length)
+            keep_run(text, start, length, key, rest, ids[bounds[i] :], count, out, runs)
 
 
 @part()
@@ -339,20 +239,3 @@ def keep_pair(before, point, is_stable, runs):
             for j in range(runs.stable.size):
                 runs.stable[j] = 0
     runs.stable[stable_place(runs.stable, key)] = (key << 1) | int64(is_stable)
-
-
-@part(forceinline=True)
-def emit(out, p, value, pool):
-    """Writes the ids of a value at out[p:] and returns how many they are."""
-    if num_ids(out, value) == UNPACKED:
-        return _emit_pooled(out, p, value, pool)
-    return put_ids(out, p, value)
-
-
-@part()
-def _emit_pooled(out, p, value, pool):
-    """Does what `emit` does, for a value that says where its ids are in the pool."""
-    first, count = int64(value & LOW32), int64((value >> uint64(32)) & uint64(0xFFFF))
-    for k in range(count):
-        out[p + k] = pool[first + k]
-    return count

@@ -5,9 +5,10 @@ one would depends on the tokens on both sides alone. So a cut is found from left
 token fits (van Antwerpen and Neubeck, 2024, "So many tokens, so little time"). It takes time in the length of a word,
 where merging takes time in its square.
 
-Tokens are numbered as *symbols*: first the 256 bytes, then the tokens that merges make, in the order of these merges. A
-symbol is *sorted* if the two that it is made of have lower numbers and are sorted; a few of some vocabularies are not,
-and a word that has one is merged. tests/reference/ has merging as the reference implementation.
+Tokens are numbered as *symbols*: first the 256 bytes, and these at the end of a word if the model marks it, then the
+tokens that merges make, in the order of these merges. A symbol is *sorted* if the two that it is made of have lower
+numbers and are sorted; a few of some vocabularies are not, and a word that has one is merged. tests/reference/ has
+merging as the reference implementation.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from __future__ import annotations
 from numba import int64, uint64
 
 from bertdata.jit import jit, part
-from bertdata.tokenize.kernels.merges import NO_RANK, rank_of
+from bertdata.tokenize.kernels.merges import NO_RANK, SUFFIX, merge, rank_of
 from bertdata.tokenize.kernels.tries import child_of, token_of
 
 NUM_BYTES = 256
-LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of ByteTables.symbols
+LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of WordTables.symbols
 
 
 @part(forceinline=True)
@@ -33,9 +34,9 @@ def stay_apart(left, right, tables):
     while rank_of(pairs, left, right) >= limit:
         is_left = left > right  # the one of them that came last; of equal ones the right one
         last = max(left, right)
-        if last < NUM_BYTES:
-            return True
         part = int64(symbols[uint64(last), RIGHT if is_left else LEFT])
+        if part < 0:
+            return True
         limit = last if is_left else last + 1
         left, right = part if is_left else left, right if is_left else part
     return False
@@ -45,7 +46,7 @@ def stay_apart(left, right, tables):
 def cut_word(text, start, stop, tables, chain, dead):
     """Writes the symbols of the word text[start:stop] to `chain`, and returns how many they are.
 
-    If the word is a token that no merge makes, but ByteTables.trie has it, its number is written. Returns 0 if merging
+    If the word is a token that no merge makes, but WordTables.trie has it, its number is written. Returns 0 if merging
     gives a symbol that is not sorted. dead: uint64 [at least (stop - start) / 64 + 1], scratch memory: places from
     which no cut leads on.
     """
@@ -90,10 +91,33 @@ def cut_word(text, start, stop, tables, chain, dead):
     return count
 
 
+@part(forceinline=True)
+def cut_bytes(size, tables, runs):
+    """Write the ids that byte-level BPE gives for runs.word[:size] to runs.ids. Return how many.
+
+    Bytes without an id are left out.
+    """
+    word, ids, byte_ids, count, has_suffix = runs.word, runs.ids, tables.byte_ids, 0, False
+    for k in range(size):
+        is_end = k == size - 1 and byte_ids.shape[0] > 1
+        if byte_ids[int64(is_end), word[k]] >= 0:
+            word[count], has_suffix = word[k], is_end
+            count += 1
+    word[count] = SUFFIX
+    num_symbols = cut_word(word, 0, count + has_suffix, tables, ids, runs.dead) if count > 0 else 0
+    if num_symbols == 0:
+        for k in range(count):
+            ids[k] = int64(word[k]) + NUM_BYTES * (has_suffix and k == count - 1)
+        num_symbols = merge(count, tables.pairs, tables.merged, ids, runs.ranks[0])[0]
+    for k in range(num_symbols):
+        ids[k] = tables.symbol_ids[ids[k]]
+    return num_symbols
+
+
 @jit()
-def mark_sorted(symbols, is_sorted):
-    """Fills is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols."""
-    for s in range(NUM_BYTES, symbols.shape[0]):  # a symbol with a lower number is marked before
+def mark_sorted(symbols, num_bytes, is_sorted):
+    """Fills is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols. The first stand for bytes."""
+    for s in range(num_bytes, symbols.shape[0]):  # a symbol with a lower number is marked before
         left, right = symbols[s, LEFT], symbols[s, RIGHT]
         is_sorted[s] = 0 <= left < s and 0 <= right < s and is_sorted[left] and is_sorted[right]
 
@@ -102,7 +126,7 @@ def mark_sorted(symbols, is_sorted):
 def fill_shorter(text, bounds, trie, symbols):
     """Writes to symbols[:, SHORTER] the longest symbol that each begins with, but is not, -1 if there is none.
 
-    Symbol s is text[bounds[s] : bounds[s + 1]]. trie: as in ByteTables.
+    Symbol s is text[bounds[s] : bounds[s + 1]]. trie: as in WordTables.
     """
     for s in range(symbols.shape[0]):
         entry, shorter = trie[0], int64(-1)

@@ -7,21 +7,11 @@ from numba import int64, uint64
 from bertdata.bits import store64
 from bertdata.jit import part
 from bertdata.tokenize.kernels.bits import decoded
-from bertdata.tokenize.kernels.merges import character_ids, merge_any
+from bertdata.tokenize.kernels.merges import character_ids, merge
 from bertdata.tokenize.kernels.records import BYTE_BPE, CHARACTER_BPE, EACH_WORD, SPACE_FORM, UNIGRAM, WORD_PIECE
-from bertdata.tokenize.kernels.tries import whole_word
+from bertdata.tokenize.kernels.splits import cut_bytes
+from bertdata.tokenize.kernels.tries import longest_token, whole_word
 from bertdata.tokenize.kernels.unigram import most_probable
-from bertdata.tokenize.kernels.wordpiece import longest_matches
-
-
-@part(forceinline=True)
-def _letters(text, start, stop, tables, ids):
-    """Writes the id of each byte of text[start:stop] to ids, where each is a character with an id. Returns whether."""
-    for k in range(stop - start):
-        ids[k] = tables.letters[int64(start + k == stop - 1), text[start + k]]
-        if ids[k] < 0:
-            return False
-    return True
 
 
 @part(forceinline=True)
@@ -33,6 +23,11 @@ def _normal_form(text, start, stop, prefixed, tables, word):
             word[k] = tables.prefix[k]
         size, num_chars, after_space = tables.prefix.size, 1, True
     i = start
+    if tables.is_plain != 0:
+        for k in range(start, stop):
+            word[size] = text[k]
+            size += 1
+        i = stop
     while i < stop:
         point, width = decoded(text, i)
         entry = tables.points[point, 0]
@@ -61,19 +56,22 @@ def _normal_form(text, start, stop, prefixed, tables, word):
     return size, num_chars
 
 
-@part(forceinline=True)
-def _merged(word, size, tables, runs):
-    """Writes the ids that BPE gives for word[:size] to runs.ids. Returns how many."""
-    ids, count = runs.ids, 0
-    if tables.model == BYTE_BPE:
-        for k in range(size):
-            found = tables.byte_ids[int64(k == size - 1), word[k]]
-            if found >= 0:
-                ids[count] = found
-                count += 1
-    else:
-        count = character_ids(word, size, tables, ids)
-    return merge_any(count, tables, runs)
+@part()
+def _longest_matches(word, size, num_chars, tables, ids):
+    """Write the ids of a normalized word of `size` bytes to `ids`, longest match first. Return how many.
+
+    A word that the vocabulary cannot spell is one unknown token.
+    """
+    count, start = 0, 0
+    while start < size and num_chars <= tables.max_chars:
+        ids[count], start = longest_token(tables.trie, int64(start > 0), word, start, size)
+        if ids[count] < 0:
+            break
+        count += 1
+    if start < size:
+        ids[0] = tables.unk
+        return 1
+    return count
 
 
 @part(forceinline=True)
@@ -83,22 +81,17 @@ def encode_word(text, start, stop, prefixed, tables, runs):
     prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
     """
     word, ids = runs.word, runs.ids
-    is_bpe = tables.model == BYTE_BPE or tables.model == CHARACTER_BPE  # noqa: PLR1714
-    if is_bpe and not prefixed and _letters(text, start, stop, tables, ids):
-        found = whole_word(text, start, stop, tables.trie, 0) if tables.whole != 0 else int64(-1)
-        if found < 0:
-            return merge_any(stop - start, tables, runs)
-        ids[0] = found
-        return 1
     size, num_chars = _normal_form(text, start, stop, prefixed, tables, word)
     if size == 0:
         return 0
+    if tables.model == BYTE_BPE:
+        return cut_bytes(size, tables, runs)
+    if tables.model == CHARACTER_BPE:
+        return merge(character_ids(word, size, tables, ids), tables.pairs, tables.merged, ids, runs.ranks[0])[0]
     if tables.model == UNIGRAM:
         return most_probable(word, size, tables, ids, runs.ranks, runs.best)
     if tables.model == WORD_PIECE:
-        return longest_matches(word, size, num_chars, tables, ids)
-    found = whole_word(word, 0, size, tables.trie, 0) if not is_bpe or tables.whole != 0 else int64(-1)
-    if is_bpe and found < 0:
-        return _merged(word, size, tables, runs)
+        return _longest_matches(word, size, num_chars, tables, ids)
+    found = whole_word(word, 0, size, tables.trie, 0)
     ids[0] = found if found >= 0 else tables.unk
     return 1

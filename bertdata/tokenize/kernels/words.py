@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import int64, uint64
 
-from bertdata.bits import prefetch, trailing_zeros
+from bertdata.bits import are_equal128, keep_masked, prefetch, trailing_zeros
 from bertdata.jit import jit, part
+from bertdata.tokenize.kernels.begins import find_words
 from bertdata.tokenize.kernels.bits import decoded, in_ranges64
 from bertdata.tokenize.kernels.boundaries import MAY_DIFFER, cut_after, is_unstable, strip, walk, word_end
 from bertdata.tokenize.kernels.records import (
@@ -49,20 +50,22 @@ from bertdata.tokenize.kernels.records import (
     WORDS,
 )
 from bertdata.tokenize.kernels.runs import (
+    KEY_MASKS,
     LONGEST_KEY,
     LOW32,
-    emit,
-    find_far,
-    find_run,
+    far_set,
     hash_of,
-    keep_key,
     keep_run,
+    key_of,
+    most_ids,
     near_key,
     near_set,
-    other_slot,
+    num_ids,
     put_hard,
     put_ids,
+    put_more,
     put_new,
+    put_run,
 )
 from bertdata.tokenize.kernels.word import encode_word
 
@@ -133,20 +136,15 @@ def _cut_by_rules(text, i, level, tables, limits, state):
 
 
 @part(forceinline=True)
-def _put_word(text, i, length, prefixed, is_key, p, tables, runs, output):
-    """Writes the ids of the word text[i : i + length] at output.ids[p:], and keeps them if `is_key`.
+def _put_word(text, i, length, prefixed, p, tables, runs, output):
+    """Write the ids of the word text[i : i + length] at output.ids[p:].
 
-    Returns the next place, -1 if the text gives the id of a special token that may not stand there.
+    Return how many they are, -1 if one is of a special token that text may not give.
     """
-    out = output.ids
     count = encode_word(text, i, i + length, prefixed, tables, runs)
-    num_special = put_new(out, p, runs.ids, count, tables.special, tables.special_to)
-    if num_special > 0 and tables.special_to < 0:
-        return int64(-1)
+    num_special = put_new(output.ids, p, runs.ids, count, tables.special, tables.special_to)
     output.state[REPLACED] += num_special
-    if is_key and num_special == 0:
-        keep_run(text, i, length, runs.ids, count, out, runs)
-    return p + count
+    return count if num_special == 0 or tables.special_to >= 0 else int64(-1)
 
 
 @part(forceinline=True)
@@ -180,21 +178,27 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
         if tables.points[point, 0] & LONE != uint64(0):
             p += put_ids(output.ids, p, tables.points[point, 1])
     else:
-        length, value = stop - i, EMPTY
-        is_key = 0 < length <= LONGEST_KEY and length != run_length and not is_first
+        length, count, key, rest = stop - i, int64(-1), EMPTY, EMPTY
+        is_key = 0 < length <= LONGEST_KEY and length != run_length and not is_first and text[stop - 1] != 0
         if is_key:
-            value = find_run(text, i, length, runs.near, runs.far, runs.spelled)
-        if value != EMPTY:
-            p += emit(output.ids, p, value, runs.pool)
+            key, rest = key_of(text, i, length)
+            tables_of_runs = runs.near, runs.far, runs.spelled, runs.pool
+            count = put_run(text, i, length, key, rest, output.ids, p, *tables_of_runs)
+        if count >= 0:
+            p += count
         elif hard_stop >= 0 and is_first:  # with what was passed over, as it may keep a blank from being stripped
             put_hard(output, begin, stop, p, AT_BEGIN)
         elif hard_stop >= 0 or length > tables.longest:
             where = IN_MIDDLE if hard_stop >= 0 else (WITH_PREFIX if prefixed else ONE_WORD)
             put_hard(output, i, stop, p, where)
         else:
-            p = _put_word(text, i, length, prefixed, is_key, p, tables, runs, output)
-            if p < 0:
+            num_replaced = state[REPLACED]
+            count = _put_word(text, i, length, prefixed, p, tables, runs, output)
+            if count < 0:
                 return GIVES_SPECIAL, i, p
+            if is_key and num_replaced == state[REPLACED]:
+                keep_run(text, i, length, key, rest, runs.ids, count, output.ids, runs)
+            p += count
         i, state[HAS_BEGUN] = stop, 1
     while level > 0 and i >= limits[level - 1]:
         level -= 1
@@ -204,15 +208,15 @@ def _encode_word(text, begin, i, end, is_first, prefixed, run_length, p, tables,
 
 @part(forceinline=True)
 def _find_runs(text, i, end, tables, runs):
-    """Make the keys of the runs from byte i on, and prefetch the set of each.
+    """Make the keys of the runs from byte i on, and prefetch the set of each. See RunTables.keys.
 
-    A run ends at one of the bytes tables.ends, a stop, or at the end of the piece. Write a row of runs.keys for each:
-    the two parts of its key; its set, its distance from byte i in bits 32 to 47, and its length; the value of its stop.
-    The key of a run of more than 16 bytes is EMPTY and its hash. Return the number of runs, the byte after the last
-    stop, and whether the automaton must find the word that begins there.
+    A run ends at one of the bytes tables.ends, a stop, or at the end of the piece. Return the number of runs, the byte
+    after the last stop, and the byte before which the automaton must find further words.
     """
     near, keys, stops, quick, fold = runs.near, runs.keys, tables.stops, tables.quick, tables.fold
     count, first, limit = 0, i, min(i + WINDOW, end)
+    if LONE_FIRST <= text[uint64(i)] < LONE_LAST:
+        return count, i, i + 1
     while i < limit:
         base, mask = i, in_ranges64(text, i, tables.ends)
         prefetch(text, base + AHEAD)
@@ -228,20 +232,20 @@ def _find_runs(text, i, end, tables, runs):
                     continue  # the space that begins this word does not end it
                 is_space = length == 1 and stops[text[uint64(i)]] == NEXT_BEGINS  # what follows decides what it is
                 if is_space or value == NOT_QUICK or (length == 0 and value == OWN_WORD):
-                    return count, i, True
+                    return count, i, i + 1
             elif value == NOT_QUICK:
                 if text[uint64(s)] != 0:
                     continue
-                return count, i, True  # a key has no zero byte
+                return count, i, i + 1  # a key has no zero byte
             if tables.has_marks != 0 and s + 1 < end and quick[text[uint64(s + 1)]] == 0:
-                return count, i, True  # a mark may change the byte that ends the run
+                return count, i, i + 1  # a mark may change the byte that ends the run
             if length <= 16:
                 key, rest = near_key(text, i, length)
                 if (key | rest) & HIGH == uint64(0):
                     key |= (key >> uint64(1)) & fold
                     rest |= (rest >> uint64(1)) & fold
             elif length > LONGEST_KEY or LONE_FIRST <= text[uint64(i)] < LONE_LAST:
-                return count, i, True
+                return count, i, i + 1
             else:
                 key, rest = EMPTY, hash_of(text, i, length)
             j, q = near_set(near, key, rest), uint64(4 * count)
@@ -256,7 +260,7 @@ def _find_runs(text, i, end, tables, runs):
             keys[q + uint64(3)], i = uint64(0), s
             if value == OWN_WORD:
                 if s + 1 >= end or text[uint64(s + 1)] != ord(" ") or quick[text[uint64(s + 2)]] == 0:
-                    return count, i, True
+                    return count, i, i + 1
                 key, q = uint64(text[uint64(s)]), uint64(4 * count)
                 j = near_set(near, key, uint64(0))
                 keys[q], keys[q + uint64(1)], keys[q + uint64(3)] = key, uint64(0), uint64(0)
@@ -264,63 +268,8 @@ def _find_runs(text, i, end, tables, runs):
                 count += 1
                 i = s + 1
         if i == base:
-            return count, i, True
-    return count, i, False
-
-
-@part(forceinline=True)
-def _write_known(k, count, keys, near, pool, out, p):
-    """Write the ids of runs and stops from number k on, up to the first run that is in neither of its first two slots.
-
-    Return the number of that run, `count` if there is none, and the place after the ids.
-    """
-    while k < count:
-        q = uint64(4 * k)
-        key, rest, j = keys[q], keys[q + uint64(1)], keys[q + uint64(2)] & LOW32
-        if (near[j] ^ key) | (near[j + uint64(1)] ^ rest) == uint64(0):
-            p += emit(out, p, near[j + uint64(2)], pool)
-        elif (near[j + uint64(4)] ^ key) | (near[j + uint64(5)] ^ rest) == uint64(0):
-            p += emit(out, p, near[j + uint64(6)], pool)
-        else:
-            break
-        p += put_ids(out, p, keys[q + uint64(3)])
-        k += 1
-    return k, p
-
-
-@part()
-def _value_elsewhere(text, start, length, keys, q, near, far, spelled):
-    """The value of a run that `_write_known` does not write; EMPTY if the tables do not have it."""
-    key, rest, j = keys[q], keys[q + uint64(1)], keys[q + uint64(2)] & LOW32
-    if key == EMPTY:
-        return find_far(text, start, length, rest, far, spelled)
-    if length == 0:
-        return uint64(0)
-    slot = other_slot(near, j, key, rest)
-    return EMPTY if slot == j else near[slot + uint64(2)]
-
-
-@part(forceinline=True)
-def _write_runs(text, first, k, count, runs, out, p):
-    """Write the ids of runs and stops from number k on, up to the first run that the tables do not have.
-
-    first: the byte from which rows of runs.keys count. Return the number of that run, `count` if there is none, where
-    it begins and ends, and the place after the ids.
-    """
-    keys, start, length = runs.keys, first, int64(0)
-    while True:
-        k, p = _write_known(k, count, keys, runs.near, runs.pool, out, p)
-        if k == count:
-            return k, start, start, p
-        q = uint64(4 * k)
-        where = keys[q + uint64(2)] >> uint64(32)
-        start, length = first + int64(where & uint64(0xFFFF)), int64(where >> uint64(16))
-        value = _value_elsewhere(text, start, length, keys, q, runs.near, runs.far, runs.spelled)
-        if value == EMPTY:
-            return k, start, start + length, p
-        p += emit(out, p, value, runs.pool)
-        p += put_ids(out, p, keys[q + uint64(3)])
-        k += 1
+            return count, i, i + 1
+    return count, i, i
 
 
 @part(forceinline=True)
@@ -336,6 +285,122 @@ def _write_lone(text, i, end, points, out, p):
         p += put_ids(out, p, points[point, 1])
         i += width
     return i, p
+
+
+@part(forceinline=True)
+def _find_words(text, i, end, tables, runs, state):
+    """Do what `_find_runs` does, by the rule of GPT-2 or Llama 3. -1: the entry of state[CODE_POINT] is missing."""
+    near, keys, places, first, num_long = runs.near, runs.keys, runs.places, i, 0
+    count, slow_stop = find_words(text, i, end, tables, runs, state)
+    for k in range(count):
+        stop, q = first + int64(places[uint64(k)]), uint64(4 * k)
+        length = stop - i
+        key, rest = keep_masked(text, i, KEY_MASKS, 2 * min(length, 17), keys, 4 * k)
+        j = near_set(near, key, rest)
+        prefetch(near, int64(j << uint64(3)))
+        keys[q + uint64(2)] = j
+        num_long += length > 16
+        i = stop
+    if num_long > 0:
+        _hash_long(text, first, count, runs)
+    return count, i, slow_stop
+
+
+@part()
+def _hash_long(text, start, count, runs):
+    """Make the keys of words of more than 16 bytes, and prefetch the sets of those that may be in the tables."""
+    first = start
+    for k in range(count):
+        stop = first + int64(runs.places[uint64(k)])
+        length, q = stop - start, uint64(4 * k)
+        if length > 16:
+            runs.keys[q] = runs.keys[q + uint64(1)] = EMPTY
+        if 16 < length <= LONGEST_KEY:
+            run_hash = hash_of(text, start, length)
+            runs.keys[q + uint64(1)] = run_hash
+            prefetch(runs.far, int64(far_set(runs.far, run_hash) << uint64(3)))
+        start = stop
+
+
+@part(forceinline=True)
+def _write_known(k, count, has_stops, keys, near, out, p):
+    """Write the ids of runs and stops from number k on, up to the first run that is in neither of its first two slots.
+
+    Return the number of that run, `count` if there is none, and the place after the ids.
+    """
+    while k < count:
+        q = uint64(4 * k)
+        j = keys[q + uint64(2)] & LOW32
+        if not are_equal128(near, int64(j), keys, int64(q)):
+            j ^= uint64(4)  # in the same line of a processor's cache
+            if not are_equal128(near, int64(j), keys, int64(q)):
+                break
+        value = near[j + uint64(2)]
+        size = num_ids(out, value)
+        if size > most_ids(out):
+            break
+        put_ids(out, p, value)
+        if size > uint64(3):
+            put_more(out, p + 3, near[j + uint64(3)])
+        p += int64(size)
+        if has_stops:
+            p += put_ids(out, p, keys[q + uint64(3)])
+        k += 1
+    return k, p
+
+
+@part(forceinline=True)
+def _encode_run(text, begin, i, stop, key, rest, p, tables, runs, output):
+    """Encode a run, text[i:stop], that the tables do not have. See `_encode_word`."""
+    state, start, length, first, code = output.state, i, stop - i, p, DONE
+    num_others = state[NUM_HARD] + state[REPLACED]
+    if tables.finds == RUNS:
+        while i < stop and code == DONE:
+            place = i
+            i, p = _write_lone(text, i, stop, tables.points, output.ids, p)
+            if i == place or (i < stop and text[uint64(i)] >= 0x80):
+                prefixed = tables.prefix_when == EACH_WORD
+                code, i, p = _encode_word(text, begin, i, stop, False, prefixed, length, p, tables, runs, output)
+    elif length <= tables.longest:
+        count = _put_word(text, i, length, False, p, tables, runs, output)
+        if count < 0:
+            return GIVES_SPECIAL, i, p
+        i, p = stop, p + count
+    elif state[NUM_HARD] == output.hard.shape[0]:
+        return TOO_MANY_HARD, i, p
+    else:
+        put_hard(output, i, stop, p, ONE_WORD)
+        i = stop
+    if code == DONE and length <= LONGEST_KEY and num_others == state[NUM_HARD] + state[REPLACED]:
+        keep_run(text, start, length, key, rest, output.ids[first:], p - first, output.ids, runs)
+    return code, i, p
+
+
+@part(forceinline=True)
+def _write_window(text, begin, first, count, p, tables, runs, output):
+    """Write the ids of the runs and stops that begin at byte `first`. See `_encode_word`."""
+    keys, k, has_stops = runs.keys, int64(0), tables.finds == RUNS
+    while True:
+        k, p = _write_known(k, count, has_stops, keys, runs.near, output.ids, p)
+        if k == count:
+            return DONE, first, p
+        q = uint64(4 * k)
+        key, rest, where, size = keys[q], keys[q + uint64(1)], keys[q + uint64(2)] >> uint64(32), int64(0)
+        start, length = first + int64(where & uint64(0xFFFF)), int64(where >> uint64(16))
+        if tables.finds > RUNS:
+            start = first + int64(runs.places[uint64(k - 1)]) if k > 0 else first
+            length = first + int64(runs.places[uint64(k)]) - start
+        if length > 0:
+            tables_of_runs = runs.near, runs.far, runs.spelled, runs.pool
+            size = put_run(text, start, length, key, rest, output.ids, p, *tables_of_runs)
+        if size < 0:
+            code, i, p = _encode_run(text, begin, start, start + length, key, rest, p, tables, runs, output)
+            if code != DONE:
+                return code, i, p
+        p += max(size, 0)
+        if has_stops:
+            p += put_ids(output.ids, p, keys[q + uint64(3)])
+        k += 1
 
 
 @part(forceinline=True)
@@ -360,24 +425,34 @@ def _before_prefix(text, begin, i, end, p, tables, output):
 
 
 @part(forceinline=True)
+def _encode_slow(text, begin, i, end, is_first, prefixed, p, tables, runs, output):
+    """Encode characters that are words by themselves, or a word that the automaton finds. See `_encode_word`."""
+    start, code = i, DONE
+    i, p = _write_lone(text, i, end, tables.points, output.ids, p)
+    if i == start or (i < end and text[uint64(i)] >= 0x80):
+        code, i, p = _encode_word(text, begin, i, end, is_first, prefixed, 0, p, tables, runs, output)
+    return code, i, p
+
+
+@part(forceinline=True)
 def _encode_piece(pieces, piece, tables, runs, output):
     """Encode a piece of text from where output.state says, and note there how far it came. Return a code."""
     text, begin, end = pieces.data, pieces.starts[piece], pieces.stops[piece]
-    points, state, out, begins, when = tables.points, output.state, output.ids, pieces.begins[piece], tables.prefix_when
+    state, begins, when, finds = output.state, pieces.begins[piece], tables.prefix_when, tables.finds
     i, p, code = max(state[BYTE], begin), state[PLACE], DONE
-    first, k, count, after_runs, ends_slow, is_slow = i, int64(0), int64(0), i, False, tables.finds == NOTHING
     if state[NUM_HARD] == output.hard.shape[0]:
         return TOO_MANY_HARD
     if tables.strips != 0:
-        start, end, code = strip(text, begin, end, tables.strips, points, state)
+        start, end, code = strip(text, begin, end, tables.strips, tables.points, state)
         if code == UNKNOWN_CODE_POINT:
             return code
         if code == MAY_DIFFER and state[HAS_BEGUN] == 0:
             put_hard(output, begin, pieces.stops[piece], p, AT_BEGIN if begins or when != FIRST_PIECE else LATER_PIECE)
             return DONE
         i, code = max(i, start), DONE
+    slow_stop = end if finds == NOTHING else i
     while i < end and code == DONE:
-        is_first, prefixed, stop, is_run = False, when == EACH_WORD, end, False
+        is_first, prefixed = False, when == EACH_WORD
         if state[HAS_BEGUN] == 0 and (when == EACH_PIECE or (when == FIRST_PIECE and begins)):
             i, prefixed, code = _before_prefix(text, begin, i, end, p, tables, output)
             is_first = True
@@ -385,37 +460,22 @@ def _encode_piece(pieces, piece, tables, runs, output):
                 break
         else:
             state[HAS_BEGUN] = 1
-        if not is_slow and not is_first:
-            if k == count:
-                first, k, count, ends_slow = i, int64(0), int64(0), LONE_FIRST <= text[uint64(i)] < LONE_LAST
-                if not ends_slow:
-                    count, after_runs, ends_slow = _find_runs(text, i, end, tables, runs)
-            k, i, stop, p = _write_runs(text, first, k, count, runs, out, p)
-            is_run = k < count
-            if not is_run:
-                i, stop, is_slow = max(i, after_runs), end, ends_slow
-                if not is_slow or i >= end:
-                    continue
-        length = stop - i if is_run else 0
-        place, num_others = p, state[NUM_HARD] + state[REPLACED]
-        while True:
-            start = i
-            i, p = _write_lone(text, i, stop, points, out, p)
-            if i == start or (i < stop and text[uint64(i)] >= 0x80):
-                code, i, p = _encode_word(text, begin, i, stop, is_first, prefixed, length, p, tables, runs, output)
-            if code != DONE or not is_run or i >= stop:
-                break
-        if not is_run:
-            following = text[uint64(i)] if tables.finds == RUNS else text[uint64(i)] | text[uint64(i + 1)]
-            is_slow = tables.finds == NOTHING or following >= 0x80
-        elif code == DONE:
-            if num_others == state[NUM_HARD] + state[REPLACED]:
-                keep_key(text, stop, runs.keys, uint64(4 * k), out[place:], p - place, out, runs)
-            p += put_ids(out, p, runs.keys[uint64(4 * k + 3)])
-            k += 1
-            if k == count:
-                i, is_slow = after_runs, ends_slow
-    state[PLACE] = p  # -1 after GIVES_SPECIAL, when nothing is encoded any more
+        if is_first or i < slow_stop:
+            code, i, p = _encode_slow(text, begin, i, end, is_first, prefixed, p, tables, runs, output)
+            following = text[uint64(i)] if finds == RUNS else text[uint64(i)] | text[uint64(i + 1)]
+            if following >= 0x80:
+                slow_stop = max(slow_stop, i + 1)
+            continue
+        if finds <= RUNS:
+            count, after, slow_stop = _find_runs(text, i, end, tables, runs)
+        else:
+            count, after, slow_stop = _find_words(text, i, end, tables, runs, state)
+        if count < 0:
+            code = UNKNOWN_CODE_POINT
+        elif count > 0:
+            code, i, p = _write_window(text, begin, i, count, p, tables, runs, output)
+        i = after if code == DONE else i
+    state[PLACE] = p  # nothing is encoded any more after GIVES_SPECIAL
     if state[HAS_BEGUN] != 0:
         state[BYTE] = i
     else:  # what begins a text is looked at anew
