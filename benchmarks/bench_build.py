@@ -72,7 +72,6 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
     result = {
         "seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out,
         "MB/s by slope": slopes(medians, further),
-        "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in OTHERS if name in medians},
     }  # fmt: skip
     report("file to shards", "whole command, two workers", result)
 

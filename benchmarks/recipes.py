@@ -186,8 +186,7 @@ def main(
         results.add(facts | {"options": shown} | result)
         print(f"{name}, seed {facts['seed']}: {result['validation_loss']:.4f} after {number:,} steps", flush=True)
     print(table(results.of(size=size, length=length)))
-    regime = f"{size}, {length} of training"
-    print(json.dumps({"question": "recipes", "regime": regime, "machine": machine()}))
+    print(json.dumps({"question": "recipes", "regime": f"{size}, {length} of training", "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -99,8 +99,7 @@ if trainer.args.process_index == 0:
 
 def run(command: list[str]) -> str:
     """What a command prints."""
-    threads = len(os.sched_getaffinity(0))
-    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"} | MALLOC
+    environment = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "TOKENIZERS_PARALLELISM": "false"} | MALLOC
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command[:6])} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
