@@ -135,7 +135,7 @@ class AddedTokens:
     def cut(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> Cuts:
-        """Cuts pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in records.Text."""
+        """Cut pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in records.Text."""
         cuts = Cuts(
             starts,
             stops,
@@ -165,7 +165,7 @@ class AddedTokens:
         seen: NDArray[np.uint64],
         left_out: NDArray[np.bool_],
     ) -> None:
-        """Marks the pieces in which other text than a token may have the token as its normal form."""
+        """Mark the pieces in which other text than a token may have the token as its normal form."""
         points = np.flatnonzero(np.unpackbits(seen.view(np.uint8), bitorder="little")).tolist()
         with self._lock:
             hazards = {point: hazard for point in points if (hazard := self._hazard(point))}
@@ -190,7 +190,7 @@ def ranges_of(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 def _apply(cuts: Cuts, found: NDArray[np.int64], left_out: NDArray[np.bool_], source_tails: NDArray[np.int64]) -> Cuts:
-    """Cuts pieces at the tokens found: rows (piece, start, stop, id).
+    """Cut pieces at the tokens found: rows (piece, start, stop, id).
 
     left_out: bool, over the caller's pieces; those with a token of id -2 are left out too. source_tails: their tails.
     """

@@ -85,7 +85,7 @@ class Engine:
         raise NotImplementedError
 
     def _entries(self, first: int) -> NDArray[Any]:
-        """Asks the tokenizer about the page of code points that begins with `first`. Returns its entries."""
+        """Ask the tokenizer about the page of code points that begins with `first`. Return its entries."""
         raise NotImplementedError
 
     def _is_stable(self, before: int, point: int) -> bool:
@@ -97,7 +97,7 @@ class Engine:
         raise NotImplementedError
 
     def _warm(self) -> None:
-        """Loads the kernel from numba's cache, or compiles it."""
+        """Load the kernel from numba's cache, or compile it."""
         nothing = np.zeros(0, np.int64)
         self.encode(Text(np.zeros(records.PADDING, np.uint8), nothing, nothing, nothing, np.zeros(0, np.bool_)))
 
@@ -174,7 +174,7 @@ class Engine:
     def _resolve(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
-        """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
+        """Encode hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
         if not hard.size:
             return True
         too_long = hard[hard[:, 1] - hard[:, 0] > LONGEST_PIECE]
@@ -187,7 +187,7 @@ class Engine:
     def _resolve_some(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
     ) -> bool:
-        """Does what `_resolve` does, for some rows."""
+        """Do what `_resolve` does, for some rows."""
         for where in np.unique(hard[:, 3]).tolist():
             rows = hard[hard[:, 3] == where]
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]

@@ -194,7 +194,7 @@ class _Program:
     instructions: list[tuple] = field(default_factory=list)
 
     def add(self, node: Node, after: int) -> int:
-        """Adds the instructions of a node, followed by instruction `after`. Returns the number of the first one."""
+        """Add the instructions of a node, followed by instruction `after`. Return the number of the first one."""
         if isinstance(node, Leaf):
             return self._put("leaf", self._number(node), after)
         if isinstance(node, Look):
@@ -329,7 +329,7 @@ class Rules:
         return True
 
     def _build(self) -> None:
-        """Determinizes the program for the classes that are known."""
+        """Determinize the program for the classes that are known."""
         rows: dict[tuple[int, ...], int] = {(): 0}
         table: list[list[int]] = []
         waiting: list[tuple[int, ...]] = [()]

@@ -13,10 +13,10 @@ from bertdata.tokenize.kernels.tries import longest_token
 
 @jit()
 def find_added(text, starts, stops, added, seen, found):
-    """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
+    """Find added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
 
     added: Added. seen: uint64 [0x110000 / 64], gets a bit for each code point that begins with a watched byte, or is
-    empty. found: int64 [n, 4], gets rows (piece, start, stop, id). Returns the number of tokens found; the rows beyond
+    empty. found: int64 [n, 4], gets rows (piece, start, stop, id). Return the number of tokens found; the rows beyond
     n were not written.
     """
     trie, ids, begins = added.trie, added.ids, added.begins
@@ -49,7 +49,7 @@ def find_added(text, starts, stops, added, seen, found):
 
 @jit()
 def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
-    """Sets is_harmed[i] where piece i may get an added token by its normal form alone.
+    """Set is_harmed[i] where piece i may get an added token by its normal form alone.
 
     hazards: uint8 [0x110000]. 2: the normal form of a code point has characters of a token. 1: it is empty; then the
     piece is harmed if what stands before and after it (other such code points do not count) are adjacent in a token.

@@ -63,7 +63,7 @@ def decoded(text, i):
 
 @intrinsic
 def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) -> Any:
-    """Does what `write_places` does, with an instruction of AVX-512 VBMI2."""
+    """Do what `write_places` does, with an instruction of AVX-512 VBMI2."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         places, count, bits, distance = args
@@ -96,7 +96,7 @@ def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) 
 
 @part(forceinline=True)
 def _places_one_by_one(places, count, bits, distance):
-    """Does what `write_places` does, on any processor."""
+    """Do what `write_places` does, on any processor."""
     num_places = count_ones(bits)
     for k in range(count, count + num_places, 8):  # eight at a time; those too many are overwritten
         for q in range(8):

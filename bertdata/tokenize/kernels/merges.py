@@ -38,7 +38,7 @@ def rank_of(pairs, left, right):
 
 @part()
 def merge(size, pairs, merged, ids, ranks):
-    """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
+    """Merge ids[:size] in place. Return how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
     Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
     2016). pairs, merged: as in WordTables. ranks: int64 [at least size]. Takes time in the square of `size`, with a
@@ -68,7 +68,7 @@ def merge(size, pairs, merged, ids, ranks):
 
 @jit(arrays=True)
 def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
-    """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
+    """Set is_reached[r] for each rank of a merge that can happen in a word. Return False if a token is too long.
 
     Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
     last one there. text, bounds: the bytes of all tokens. byte_ids: int64 [1 or 2, 256], [1] of bytes before SUFFIX.
@@ -94,7 +94,7 @@ def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
 
 @jit()
 def add_pairs(lefts, rights, ranks, pairs):
-    """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
+    """Fill the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
 
     pairs: uint64 [power of two], all EMPTY: left in bits 44 to 63, right in bits 24 to 43, rank below. Each merge is in
     one of two slots (cuckoo hashing: Pagh and Rodler, 2001).
@@ -115,7 +115,7 @@ def add_pairs(lefts, rights, ranks, pairs):
 
 @part()
 def character_ids(word, size, tables, ids):
-    """Writes the ids of the characters of a word to `ids`, for BPE. Returns how many."""
+    """Write the ids of the characters of a word to `ids`, for BPE. Return how many."""
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4

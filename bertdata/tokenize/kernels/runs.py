@@ -22,7 +22,7 @@ KEY_MASKS = np.array([half for mask in _MASKS for half in (mask & (1 << 64) - 1,
 
 @part(forceinline=True)
 def put_ids(out, p, value):
-    """Writes the ids of a value at out[p:] and returns how many they are. Always writes three places."""
+    """Write the ids of a value at out[p:] and return how many they are. Always writes three places."""
     if out.itemsize == 2:
         store64(out, 2 * p, value)
         return int64(value >> uint64(48))
@@ -33,7 +33,7 @@ def put_ids(out, p, value):
 
 @part(forceinline=True)
 def put_more(out, p, more):
-    """Writes the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
+    """Write the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
     if out.itemsize == 2:
         store64(out, 2 * p, more)
     else:
@@ -229,7 +229,7 @@ def stable_place(stable, key):
 
 @jit()
 def keep_pair(before, point, is_stable, runs):
-    """Adds a pair of code points to RunTables.stable. The table is emptied when it is half full."""
+    """Add a pair of code points to RunTables.stable. The table is emptied when it is half full."""
     key = (before << 21) | point
     if runs.stable[stable_place(runs.stable, -1)] == 0:
         num_used = 0

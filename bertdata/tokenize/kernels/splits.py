@@ -44,9 +44,9 @@ def stay_apart(left, right, tables):
 
 @part(forceinline=True)
 def cut_word(text, start, stop, tables, chain, dead):
-    """Writes the symbols of the word text[start:stop] to `chain`, and returns how many they are.
+    """Write the symbols of the word text[start:stop] to `chain`, and return how many they are.
 
-    If the word is a token that no merge makes, but WordTables.trie has it, its number is written. Returns 0 if merging
+    If the word is a token that no merge makes, but WordTables.trie has it, its number is written. Return 0 if merging
     gives a symbol that is not sorted. dead: uint64 [at least (stop - start) / 64 + 1], scratch memory: places from
     which no cut leads on.
     """
@@ -116,7 +116,7 @@ def cut_bytes(size, tables, runs):
 
 @jit()
 def mark_sorted(symbols, num_bytes, is_sorted):
-    """Fills is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols. The first stand for bytes."""
+    """Fill is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols. The first stand for bytes."""
     for s in range(num_bytes, symbols.shape[0]):  # a symbol with a lower number is marked before
         left, right = symbols[s, LEFT], symbols[s, RIGHT]
         is_sorted[s] = 0 <= left < s and 0 <= right < s and is_sorted[left] and is_sorted[right]
@@ -124,7 +124,7 @@ def mark_sorted(symbols, num_bytes, is_sorted):
 
 @jit()
 def fill_shorter(text, bounds, trie, symbols):
-    """Writes to symbols[:, SHORTER] the longest symbol that each begins with, but is not, -1 if there is none.
+    """Write to symbols[:, SHORTER] the longest symbol that each begins with, but is not, -1 if there is none.
 
     Symbol s is text[bounds[s] : bounds[s + 1]]. trie: as in WordTables.
     """

@@ -10,7 +10,7 @@ from bertdata.tokenize.kernels.tries import child_of, token_of, whole_word
 
 @part()
 def most_probable(word, size, tables, ids, ranks, best):
-    """Writes the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Returns how many.
+    """Write the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Return how many.
 
     Of equally probable ways the one is taken that was found first, from the left and with short tokens first, as
     `tokenizers` does.

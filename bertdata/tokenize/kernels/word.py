@@ -16,7 +16,7 @@ from bertdata.tokenize.kernels.unigram import most_probable
 
 @part(forceinline=True)
 def _normal_form(text, start, stop, prefixed, tables, word):
-    """Writes the normal form of text[start:stop] to word. Returns its bytes and its characters."""
+    """Write the normal form of text[start:stop] to word. Return its bytes and its characters."""
     size, num_chars, after_space = 0, 0, False
     if prefixed:
         for k in range(tables.prefix.size):
@@ -76,7 +76,7 @@ def _longest_matches(word, size, num_chars, tables, ids):
 
 @part(forceinline=True)
 def encode_word(text, start, stop, prefixed, tables, runs):
-    """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
+    """Write the ids of the word text[start:stop] to runs.ids. Return how many.
 
     prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
     """

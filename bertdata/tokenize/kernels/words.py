@@ -122,9 +122,9 @@ def _next_word(text, begin, i, end, automaton, tables, runs, state):
 
 @part(forceinline=True)
 def _cut_by_rules(text, i, level, tables, limits, state):
-    """Cuts the text from byte i on by the rules from `level` on, each within what the one before has found.
+    """Cut the text from byte i on by the rules from `level` on, each within what the one before has found.
 
-    limits: int64 [num_rules], where each rule's text ends. Returns the number of rules whose limits are known; the last
+    limits: int64 [num_rules], where each rule's text ends. Return the number of rules whose limits are known; the last
     of them is where the word ends, below 0 if an entry is missing.
     """
     while level < tables.starts.size and limits[level - 1] >= 0:
@@ -485,7 +485,7 @@ def _encode_piece(pieces, piece, tables, runs, output):
 
 @jit()
 def encode_words(pieces, tables, runs, output):
-    """Encodes pieces of text by the rules and the model of `tables`. Returns one of the codes of records.py.
+    """Encode pieces of text by the rules and the model of `tables`. Return one of the codes of records.py.
 
     pieces: Text. tables: WordTables. runs: RunTables. output: Output. After a code other than DONE the caller supplies
     what is missing and calls the kernel again; it continues from output.state. After GIVES_SPECIAL it gives up.
