@@ -15,7 +15,7 @@ from bertrain.lab import growth as grow
 from bertrain.models.load import load_model, new_model
 from bertrain.optim import optimizers
 
-GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0}
+GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0, "grow_by": "fresh"}
 UPPER = r"layers?\.{}\.|head|decoder|final_norm|^cls\."  # what is above the layers that it names, and these
 
 

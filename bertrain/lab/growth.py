@@ -46,7 +46,11 @@ class Growth(Method):
         self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
     ) -> Sequence[str]:
         deepest = build_model(None)
-        check_depths(deepest, [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases])
+        depths = [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases]
+        if not any(depths):
+            sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
+            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
+        check_depths(deepest, depths)
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
 

@@ -85,10 +85,7 @@ class GrowthOptions(Options):
     """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
     weights.
     """
-    rules = (
-        Either(("init", "layers"), "a model that grows begins with random weights"),
-        Needs(("grow_by",), lambda c: any("layers" in table for table in c.phase), "a [[phase]] with layers"),
-    )
+    rules = (Either(("init", "layers"), "a model that grows begins with random weights"),)
 
 
 @dataclass(frozen=True, kw_only=True)
