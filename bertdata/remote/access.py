@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from bertdata.errors import RemoteError
+from bertdata.errors import BertdataError, RemoteError
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
@@ -42,6 +42,16 @@ def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
         if tries + 1 < TRIES:
             time.sleep(FIRST_WAIT_S * 2**tries)
     raise RemoteError(f"{problem} (tried {TRIES} times); try again later", "server-failed")
+
+
+def if_there(ask: Callable[[], _Result], *kinds: str) -> _Result | None:
+    """Return what `ask` returns, or None if it raises an error of one of these kinds."""
+    try:
+        return ask()
+    except BertdataError as error:
+        if error.kind not in kinds:
+            raise
+        return None
 
 
 def in_background(work: Callable[[], _Result]) -> Future[_Result]:

@@ -39,7 +39,7 @@ from bertdata.format.origins import ORIGINS, RECORD, Origins, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, parse_record, read_record
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
-from bertdata.remote.access import RemoteFile
+from bertdata.remote.access import RemoteFile, if_there
 from bertdata.remote.find import within
 from bertdata.urls import is_url, without_secrets
 
@@ -81,12 +81,7 @@ def push(
     manifest, content = read_with_content(source)
     _require_own_id(manifest)
     parent, is_public = hub.head(root) if is_hub else (None, False)
-    try:
-        there = _dataset_under(root)[2].dataset_id
-    except DatasetError as error:
-        if error.kind != "not-a-dataset":
-            raise
-        there = None
+    there = if_there(lambda: _dataset_under(root)[2].dataset_id, "not-a-dataset")
     if there == manifest.dataset_id and not origins:
         return there
     if there not in (None, manifest.dataset_id):
@@ -182,13 +177,10 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
 
 def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     """Return name → file, and the manifest, as bytes too. Raises DatasetError if there is no dataset."""
-    try:
-        file_of = within(root)
-        content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
-    except RemoteError as error:
-        if error.kind == "not-found":
-            raise not_a_dataset(root) from None
-        raise
+    file_of = if_there(lambda: within(root), "not-found")
+    content = if_there(lambda: file_of(MANIFEST).read(MAX_RECORD_BYTES), "not-found") if file_of else None
+    if file_of is None or content is None:
+        raise not_a_dataset(root)
 
     def open_table(name: str, dtype: str, length: int) -> np.ndarray:
         raw, size = file_of(name).read(MAX_RECORD_BYTES), np.dtype(dtype).itemsize * length
@@ -250,11 +242,8 @@ def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest
 
 def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[Origins | None, bytes]:
     """Return the record of the origins of a dataset under a URL, as bytes too; None: it has none."""
-    try:
-        file = file_of(RECORD)
-    except RemoteError as error:
-        if error.kind not in ("not-found", "access-denied"):  # some stores refuse access to what does not exist
-            raise
+    file = if_there(lambda: file_of(RECORD), "not-found", "access-denied")  # which some stores say of what is not there
+    if file is None:
         return None, b""
     content = file.read(MAX_RECORD_BYTES)
     return Origins.parse(parse_record(content, file.name), manifest, file.name, target), content

@@ -10,7 +10,7 @@ from glob import has_magic
 
 from bertdata.errors import RemoteError, UsageError
 from bertdata.remote import hub, stores, web
-from bertdata.remote.access import RemoteFile, missing_error
+from bertdata.remote.access import RemoteFile, if_there, missing_error
 from bertdata.urls import require_sound, scheme_of, without_secrets
 
 
@@ -28,12 +28,8 @@ def find(url: str) -> dict[str, RemoteFile]:
         key, every = hub.repository_of(url)[1], hub.files_of(url)
         return {"": every[key]} if key in every else _chosen(url, every, key)
     key = url.partition("://")[2].partition("/")[2]
-    if key and not key.endswith("/"):
-        try:
-            return {"": stores.file_at(url)}
-        except RemoteError as error:
-            if error.kind != "not-found":
-                raise
+    if key and not key.endswith("/") and (file := if_there(lambda: stores.file_at(url), "not-found")):
+        return {"": file}
     return _chosen(url, stores.files_below(url, _folder_of(key)), key)
 
 

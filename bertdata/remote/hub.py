@@ -11,7 +11,7 @@ from typing import Any
 
 from bertdata.errors import RemoteError, UsageError, install
 from bertdata.remote import web
-from bertdata.remote.access import RemoteFile, patiently
+from bertdata.remote.access import RemoteFile, if_there, patiently
 
 
 def repository_of(url: str) -> tuple[str, str, str | None]:
@@ -34,13 +34,9 @@ def files_of(url: str) -> dict[str, RemoteFile]:
 def head(url: str) -> tuple[str | None, bool]:
     """Return the last commit of a repository, None if there is none, and whether everybody sees the repository."""
     repository, _, revision = repository_of(url)
-    try:
-        info = patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision))
-    except RemoteError as error:
-        if error.kind != "not-found":
-            raise
-        return None, False
-    return info.sha, not info.private
+    ask = partial(_hub().HfApi().dataset_info, repository, revision=revision)
+    info = if_there(lambda: patiently(url, ask), "not-found")
+    return (info.sha, not info.private) if info else (None, False)
 
 
 def commit(
