@@ -9,7 +9,6 @@ import os
 import resource
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from bertdata.files import Stage, open_plain
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
 _PIECE_BYTES = 4 * BLOCK_BYTES  # that are read and handed to another thread together
-_LARGE_BYTES = 1 << 26  # of a file for which a second thread is started
 
 
 def npy_header(dtype: str, length: int) -> bytes:
@@ -52,20 +50,18 @@ def digest(path: Path) -> tuple[str, list[int]]:
 
 
 def _digest(file: Any) -> tuple[str, list[int]]:
-    """Return both digests of an open file. Of a large file two threads make them; a small one is not worth a thread."""
+    """Return both digests of an open file. Two threads make them."""
     sha256, crcs, piece = hashlib.sha256(), list[int](), np.empty(_PIECE_BYTES, np.uint8).data
 
     def checksums(size: int) -> list[int]:
         return [zlib.crc32(piece[at : min(at + BLOCK_BYTES, size)]) for at in range(0, size, BLOCK_BYTES)]
 
     file.seek(0)
-    with ExitStack() as stack:
-        is_small = os.fstat(file.fileno()).st_size < _LARGE_BYTES
-        beside = None if is_small else stack.enter_context(ThreadPoolExecutor(1))
+    with ThreadPoolExecutor(1) as beside:
         while size := file.readinto(piece):
-            of_piece = beside.submit(checksums, size) if beside else None
+            of_piece = beside.submit(checksums, size)
             sha256.update(piece[:size])
-            crcs += of_piece.result() if of_piece else checksums(size)
+            crcs += of_piece.result()
     return sha256.hexdigest(), crcs
 
 
@@ -87,14 +83,10 @@ class ArrayWriter:
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, self.length))
         self._file.flush()
-        if os.fstat(self._file.fileno()).st_size < _LARGE_BYTES:
-            os.fsync(self._file.fileno())
+        with ThreadPoolExecutor(1) as beside:  # the disk and the processor work at the same time
+            synced = beside.submit(os.fsync, self._file.fileno())
             sha256, crc32 = _digest(self._file)
-        else:
-            with ThreadPoolExecutor(1) as beside:  # the disk and the processor work at the same time
-                synced = beside.submit(os.fsync, self._file.fileno())
-                sha256, crc32 = _digest(self._file)
-                synced.result()
+            synced.result()
         self._file.close()
         return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
 
