@@ -24,7 +24,7 @@ from click.shell_completion import CompletionItem
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
 from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory, require
-from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments
+from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments, helps
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
@@ -233,11 +233,11 @@ def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]]
     """Add the options of a group to a command, or those with these names."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        helps = group.helps()
+        texts = helps(group)
         for name, each in reversed([*group.declared()]):
             if names and name not in names:
                 continue
-            settings: dict[str, Any] = {"type": _TYPES.get(name), "default": each.default, "help": helps.get(each.name)}
+            settings: dict[str, Any] = {"type": _TYPES.get(name), "default": each.default, "help": texts.get(each.name)}
             if choices := each.metadata["choices"]:
                 settings["type"] = click.Choice([*filter(None, choices)])
             if each.default is False:

@@ -6,6 +6,7 @@ import ast
 import codecs
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from functools import lru_cache
@@ -49,24 +50,25 @@ class Options:
         return ((each.metadata["flag"] or each.name, each) for each in fields(cls) if each.metadata)
 
     @classmethod
-    def helps(cls) -> dict[str, str]:
-        """Return the help by name of a field: the docstrings below the fields. {} if there is no source file."""
-        body: list[Any] = next((each.body for each in _source() if getattr(each, "name", "") == cls.__name__), [])
-        pairs = ((one, two) for one, two in pairwise(body) if isinstance(two, ast.Expr) and hasattr(one, "annotation"))
-        return {one.target.id: " ".join(ast.literal_eval(two.value).split()) for one, two in pairs}
-
-    @classmethod
     def pop_from(cls: type[_Group], options: dict[str, Any], **more: Any) -> _Group:
         """Remove the options of this group from a dict by names of the command line, and return them as an object."""
         return cls(**{each.name: options.pop(name) for name, each in cls.declared() if name in options} | more)
 
 
+def helps(options: type) -> dict[str, str]:
+    """Return the help of each option of a class: the docstring below its field. {} if its source is not in a file."""
+    pairs = pairwise(_classes(getattr(sys.modules.get(options.__module__), "__file__", "")).get(options.__name__, []))
+    return {each.target.id: " ".join(text.value.value.split()) for each, text in pairs if hasattr(each, "annotation")}
+
+
 @lru_cache
-def _source() -> list[Any]:
+def _classes(file: str) -> dict[str, list[Any]]:
+    """Return the statements of each class of a file."""
     try:
-        return list[Any](ast.parse(Path(__file__).read_text(encoding="utf-8")).body)
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except OSError:
-        return []
+        return {}
+    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from bertdata.cli import main as bertdata_main
 from bertdata.errors import BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.errors import counted, install, is_out_of_memory
 from bertdata.files import TEMPORARY, Stage, fsync_directory, locked, make_directory, naming, write_file, write_page
+from bertdata.options import helps
 from bertdata.urls import require_local_output
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
-from bertdata.support import OneSentence, UsageError, counted, one_sentence
+from bertdata.support import OneSentence, UsageError, counted, helps, one_sentence
 from bertrain import recipes
 from bertrain.__main__ import imported
 from bertrain.config import HEADINGS, Config, all_options, known_options, layered, replaced
 from bertrain.methods import options_of_methods
-from bertrain.options import Options, flag, helps, named
+from bertrain.options import Options, flag, named
 
 MOST_BYTES = 1 << 24  # of a file of options
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import re
-import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import click
@@ -228,13 +224,3 @@ def flag(name: str) -> str:
 def named(name: str) -> str:
     """Return an option as messages have it: without dashes if only files have it."""
     return name if name in _IN_FILES else flag(name)
-
-
-def helps(options: type) -> dict[str, str]:
-    """Return the help of each option of a class: the docstring below its field. {} if its source is not in a file."""
-    try:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(options)))
-    except (OSError, TypeError):
-        return {}
-    pairs: Any = pairwise(tree.body[0].body)
-    return {each.target.id: " ".join(text.value.value.split()) for each, text in pairs if hasattr(each, "annotation")}

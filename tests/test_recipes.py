@@ -12,10 +12,10 @@ from families import SMALL as FAMILIES
 from helpers import refused, succeeds
 from training import entries
 
+from bertdata.support import helps
 from bertrain import plan, recipes
 from bertrain.cli import command
 from bertrain.config import MICRO_BATCH_SIZE, MICRO_BATCH_TOKENS, Config
-from bertrain.options import helps
 from bertrain.plan import resolve
 from bertrain.pretrain import pretrain
 
