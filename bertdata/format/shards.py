@@ -49,23 +49,15 @@ class Shard:
     arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
 
 
+@dataclass(eq=False)
 class Split(Sequence[Shard]):
-    """Train, validation or test: its shards, at least one, as columns. A Shard is made when it is used.
+    """Train, validation or test: its shards, at least one, as columns. A Shard is made when it is used."""
 
-    .numbers int64 [num_shards, 4]: the rows of TABLE. .arrays: name and dtype of each array that a shard has.
-    .lengths int64 [num_shards, num_arrays]: of each array, -1 where a shard lacks it. .digests uint8 [num_shards,
-    num_arrays, 32]: the SHA-256 of each file.
-    """
-
-    def __init__(
-        self,
-        split: str,
-        numbers: NDArray[np.int64],
-        arrays: Sequence[tuple[str, str]],
-        lengths: NDArray[np.int64],
-        digests: Callable[[], NDArray[np.uint8]],
-    ) -> None:
-        self.name, self.numbers, self.arrays, self.lengths, self._digests = split, numbers, arrays, lengths, digests
+    name: str
+    numbers: NDArray[np.int64]  # [num_shards, 4]: the rows of TABLE
+    arrays: Sequence[tuple[str, str]]  # name and dtype of each array that a shard has
+    lengths: NDArray[np.int64]  # [num_shards, num_arrays]: of each array, -1 where a shard lacks it
+    read_digests: Callable[[], NDArray[np.uint8]]
 
     @classmethod
     def from_shards(cls, shards: Iterable[Shard]) -> Split:
@@ -85,7 +77,8 @@ class Split(Sequence[Shard]):
 
     @cached_property
     def digests(self) -> NDArray[np.uint8]:
-        return self._digests()
+        """uint8 [num_shards, num_arrays, 32]: the SHA-256 of each file."""
+        return self.read_digests()
 
     @cached_property
     def first_documents(self) -> NDArray[np.int64]:

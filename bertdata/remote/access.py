@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib
 import io
 import re
 import sys
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from bertdata.errors import BertdataError, RemoteError
+from bertdata.errors import BertdataError, RemoteError, install
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
@@ -42,6 +43,15 @@ def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
         if tries + 1 < TRIES:
             time.sleep(FIRST_WAIT_S * 2**tries)
     raise RemoteError(f"{problem} (tried {TRIES} times); try again later", "server-failed")
+
+
+def library(name: str, schemes: str) -> Any:
+    """Import a package that is not always installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        sentence = f"{name} is not installed, which reads and writes {schemes}; {install('remote')}"
+        raise RemoteError(sentence, "not-installed") from None
 
 
 def if_there(ask: Callable[[], _Result], *kinds: str) -> _Result | None:

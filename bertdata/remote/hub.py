@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import RemoteError, UsageError, install
+from bertdata.errors import UsageError
 from bertdata.remote import web
-from bertdata.remote.access import RemoteFile, if_there, patiently
+from bertdata.remote.access import RemoteFile, if_there, library, patiently
 
 
 def repository_of(url: str) -> tuple[str, str, str | None]:
@@ -82,8 +82,4 @@ def _ask(repository: str, commit: str, path: str, name: str, start: int, stop: i
 
 
 def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise RemoteError(f"hf:// needs huggingface_hub; {install('remote')}", "not-installed") from None
-    return huggingface_hub
+    return library("huggingface_hub", "hf://")

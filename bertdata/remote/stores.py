@@ -14,9 +14,9 @@ from urllib.parse import quote, unquote_plus, urlencode
 from urllib.request import urlopen
 from xml.etree import ElementTree
 
-from bertdata.errors import RemoteError, install
+from bertdata.errors import RemoteError
 from bertdata.remote import access, web
-from bertdata.remote.access import RemoteFile, as_remote_error, expected, missing_error, patiently
+from bertdata.remote.access import RemoteFile, as_remote_error, expected, library, missing_error, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
 _VALID = timedelta(hours=1)  # for how long a signed URL is used
@@ -111,10 +111,7 @@ def _require_bucket(url: str) -> None:
 
 
 def _obstore() -> Any:
-    try:
-        import obstore
-    except ImportError:
-        raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed") from None
+    obstore = library("obstore", "s3://, gs:// and az://")
     if _first_process() != os.getpid():
         sentence = "an object store was used before this process was forked; open the dataset before, or spawn"
         raise RemoteError(sentence, "unsupported")

@@ -105,13 +105,6 @@ def _select_exact(key, num_candidates, quota, selected, draws):
 
 
 @part()
-def _select_bernoulli(key, n, select_below, selected):
-    """Select each of the places [1, n - 1) by its own draw."""
-    for t in range(1, n - 1):
-        selected[t] = draw(key, uint64(t)) >> U32 < select_below
-
-
-@part()
 def _find_words(rows, b, n, kinds, is_rule_1, starts, stops):
     """Write where the words of a row begin and end. Return the number of words, and of maskable places."""
     num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
@@ -216,7 +209,8 @@ def _select(rules, rows, b, key, scratch):
             rows.weights[b] = num_candidates / quota if quota else 0
         _select_exact(key, num_candidates, quota, selected, scratch.draws)
     elif policy == BERNOULLI:
-        _select_bernoulli(key, n, rules.select_below, selected)
+        for t in range(1, n - 1):
+            selected[t] = draw(key, uint64(t)) >> U32 < rules.select_below
     else:
         num_words, num_places = _find_words(rows, b, n, rules.kinds, rules.is_rule_1, starts, stops)
         if not rules.is_rule_1:

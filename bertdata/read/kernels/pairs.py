@@ -77,11 +77,6 @@ def _sentence_start(sentence):
     return np.int64(sentence >> U1)
 
 
-@inline()
-def _begins_document(sentence):
-    return np.int64(sentence & U1)
-
-
 @jit()
 def segment(part, rules, pairs, sentences):
     """Cuts documents into pairs of segments as BERT does (Devlin et al., 2019).
@@ -186,7 +181,7 @@ def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, nu
             b_start = _sentence_start(sentences[x])
             while True:
                 x += 1
-                begins = _begins_document(sentences[x])
+                begins = np.int64(sentences[x] & U1)  # a document
                 b_stop = _sentence_start(sentences[x]) - begins * table.separator
                 if begins or b_stop - b_start >= b_wanted or x == num_sentences:
                     break
