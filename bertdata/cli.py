@@ -298,11 +298,7 @@ _special_tokens = click.option(
 @_options(TextFormat)
 @_options(Shares)
 @_options(Machines)
-@click.option(
-    "--finish",
-    is_flag=True,
-    help="Publish the dataset after all parts are built. Only --out may be given as well.",
-)
+@click.option("--finish", is_flag=True, help="Publish the dataset after all parts are built. Give --out alone.")
 @_overwrite
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
@@ -519,11 +515,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
 @click.option("--seed", default=0, help="Random seed for order and masks.")
 @_samples
 @click.option(
-    "--masking",
-    "--policy",
-    type=click.Choice(MASKING_POLICIES),
-    default="exact",
-    help="Masking policy for --masked.",
+    "--masking", "--policy", type=click.Choice(MASKING_POLICIES), default="exact", help="Policy for --masked."
 )
 def show(shards: str, masked: bool, masking: MaskingPolicy, **options: Any) -> None:
     """Print samples as a trainer gets them, decoded to text."""
@@ -593,9 +585,7 @@ def verify(shards: str) -> None:
 @_command("bench", "Measure how fast this machine reads a dataset.", "bertdata bench shards/ --length 512")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
-@click.option(
-    "--length", default=128, type=click.IntRange(min=5), help="Row length in tokens, special tokens included."
-)
+@click.option("--length", default=128, type=click.IntRange(min=5), help="Row length in tokens.")
 @click.option("--rows", default=256, type=click.IntRange(min=1), help="Rows of a batch.")
 def bench(shards: str, as_json: bool, length: int, rows: int) -> None:
     """Measure how fast one process of this machine reads a dataset, masked and unmasked, for each kind of samples."""
