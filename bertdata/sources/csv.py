@@ -33,7 +33,8 @@ def texts_of_column(
     content = io.BufferedReader(stream.file, CHUNK)
     require_text(file, content.peek(), form.encoding)
     texts, reasons, size, number, left = list[bytes | None](), dict[int, BadRow](), 0, 0, 0
-    header, column = list[str](), 0
+    header: list[str] = []
+    column: int | BadRow = 0
     with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="") as decoded:
 
         def lines() -> Iterator[str]:
@@ -56,7 +57,9 @@ def texts_of_column(
                     header, (column, is_header) = row, _column_in(file, row, form)
                     if is_header:
                         continue
-                if len(row) == len(header):
+                if isinstance(column, BadRow):
+                    why = column
+                elif len(row) == len(header):
                     text = row[column].encode("utf-8", "surrogateescape")
                 else:
                     why = BadRow(f"the row has {len(row)} fields and the first line {len(header)}")
@@ -96,16 +99,16 @@ def _is_number(key: str) -> bool:
     return key.removeprefix("-").isdecimal() and len(key) < 10
 
 
-def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int, bool]:
-    """Return the number of the text's column, and whether the first row is a header.
+def _column_in(file: Input, header: list[str], form: TextFormat) -> tuple[int | BadRow, bool]:
+    """Return the number of the text's column, or why there is none, and whether the first row is a header.
 
     It is none if the key is the number of a column and not all fields are numbers: a label of the first row may be one.
-    Raises InputError if there is no such column.
+    Raises InputError if there is no such column, unless bad rows are skipped.
     """
     key = form.text_key
     is_number = _is_number(key) and -len(header) <= int(key) < len(header)
     if is_number and not (key in header and all(name.isdecimal() for name in header if name)):
         return int(key), False
-    if header.count(key) != 1:
-        raise without_column(file, key, header.count(key), header)
-    return header.index(key), True
+    if header.count(key) == 1:
+        return header.index(key), True
+    return without_column(file, form, header.count(key), header), True

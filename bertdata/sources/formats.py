@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from bertdata.errors import InputError, refused
-from bertdata.sources.documents import valid_utf8
+from bertdata.options import TextFormat
+from bertdata.sources.documents import BadRow, valid_utf8
 from bertdata.sources.inputs import Input, magic_of
 
 BLOCK_BYTES = 1 << 22  # that are read at a time
@@ -42,12 +43,19 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
         )
 
 
-def without_column(file: Input, key: str, count: int, columns: Sequence[str]) -> InputError:
-    """Return the error for a table without the text's column, or with several."""
-    shown = ", ".join(columns)
+def skipped(form: TextFormat, error: InputError) -> BadRow:
+    """Return why no row of a table has a text, if bad rows are skipped. Raises the error if they are not."""
+    if form.on_error == "fail":
+        raise error
+    return BadRow(f"no row of this file has a text: {str(error).rpartition('; ')[0]}")
+
+
+def without_column(file: Input, form: TextFormat, count: int, columns: Sequence[str]) -> BadRow:
+    """Return why a table without the text's column, or with several, has no text, as `skipped` does."""
+    key, shown = form.text_key, ", ".join(columns)
     shown = shown[:_SHOWN] + "..." * (len(shown) > _SHOWN)
     has = f"{count} columns {key!r}" if count else f"no column {key!r}, only {shown}"
     sentence = (
-        f"{file} has {has}; name one with --text-key (or its number, if CSV has no header), or leave the file out"
+        f"{file} has {has}; name one with --text-key (or its number, if CSV has no header), or use --on-error skip"
     )
-    return InputError(sentence, "not-of-format" if count else "no-column", option="text_key", given=key)
+    return skipped(form, InputError(sentence, "not-of-format" if count else "no-column", option="text_key", given=key))

@@ -17,7 +17,7 @@ from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source, runs_of
 from bertdata.sources.csv import SEPARATORS, texts_of_column
 from bertdata.sources.documents import BadRow, Documents, Skipped, offsets_of
-from bertdata.sources.formats import without_column
+from bertdata.sources.formats import skipped, without_column
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8, opened
 
@@ -41,8 +41,8 @@ class TableFile(Source):
         rows = np.arange(raw.first, raw.first + len(column))
         if column.null_count:
             is_null = column.is_null().to_numpy(zero_copy_only=False)
-            is_none = BadRow("the text is null")
-            bad = [Skipped(0, row, raw.reasons.get(row, is_none)) for row in rows[is_null].tolist()]
+            otherwise = raw.reasons.get(0) or BadRow("the text is null")
+            bad = [Skipped(0, row, raw.reasons.get(row, otherwise)) for row in rows[is_null].tolist()]
             column, rows = column.drop_null(), rows[~is_null]
         return replace(Documents.of_column(column, rows).repaired(), bad=bad)
 
@@ -53,13 +53,13 @@ class TableFile(Source):
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
         """Yield rows of Parquet. A unit has complete row groups; those of others are not read."""
         with open_parquet(self.file) as table:
-            meta, first = table.metadata, 1
-            for group, unit in enumerate(_group_units(self.file, table, self.form)):
+            meta, why, first = table.metadata, _why_none(self.file, self.form, table.schema_arrow), 1
+            for group, unit in enumerate(_group_units(meta, self.form, why)):
                 row, stop = first, first + meta.row_group(group).num_rows
                 if is_wanted(unit):
-                    for column in self._columns_of(table, group):
+                    for column in _nulls(stop - first) if why else self._columns_of(table, group):
                         bytes_read = (self.file.size or 0) * (row - 1 + len(column)) // meta.num_rows
-                        yield from self._cut(_Rows(column, row, {}), unit, bytes_read)
+                        yield from self._cut(_Rows(column, row, {0: why} if why else {}), unit, bytes_read)
                         row += len(column)
                 first = stop
 
@@ -123,10 +123,11 @@ class TableFile(Source):
                 for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
                     yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
                 return
-            check = partial(_require_column, self.file, self.form.text_key)
-            for batch in record_batches(stream.file, check, is_seekable=stream.is_seekable):
-                for column in self._texts(batch):
-                    yield column, {}, stream.bytes_read
+            why_none = partial(_why_none, self.file, self.form)
+            for batch in record_batches(stream.file, why_none, is_seekable=stream.is_seekable):
+                why = why_none(batch.schema)
+                for column in _nulls(batch.num_rows) if why else self._texts(batch):
+                    yield column, {0: why} if why else {}, stream.bytes_read
 
     def _texts(self, batch: Any) -> Iterator[Any]:
         """Yield the texts of a batch, as `_decoded` gives them. Raises InputError for bytes that cannot be text."""
@@ -162,7 +163,15 @@ class _Rows(NamedTuple):
 
     column: Any  # their texts as a pyarrow.LargeBinaryArray, valid UTF-8 or not
     first: int  # number of the first row, from 1
-    reasons: Mapping[int, BadRow]  # row → why its text is null
+    reasons: Mapping[int, BadRow]  # row → why its text is null; 0 → why that of any other row is
+
+
+def _nulls(num_rows: int) -> Iterator[Any]:
+    """Yield columns of so many nulls together."""
+    import pyarrow as pa
+
+    for first in range(0, num_rows, _MOST_ROWS):
+        yield pa.nulls(min(_MOST_ROWS, num_rows - first), pa.large_binary())
 
 
 def record_batches(file: Any, check: Callable[[Any], object], *, is_seekable: bool = True) -> Iterator[Any]:
@@ -187,13 +196,16 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     if file.compression:
         raise refused(file, "unsupported", " is compressed, and Parquet must not be; decompress it first")
     with readable(file, "parquet"), open_parquet(file) as table:
-        return _group_units(file, table, form)
+        return _group_units(table.metadata, form, _why_none(file, form, table.schema_arrow))
 
 
-def _group_units(file: Input, table: Any, form: TextFormat) -> list[int]:
-    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit."""
-    _require_column(file, form.text_key, table.schema_arrow)
-    meta = table.metadata
+def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
+    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit.
+
+    why: there is no such column, so all groups are in one unit.
+    """
+    if why:
+        return [0] * meta.num_row_groups
     passed, done, column = list[int](), 0, _leaf(meta, form.text_key)
     for number in range(meta.num_row_groups):
         passed.append(done // form.shard_size)
@@ -256,18 +268,19 @@ def _named(schema: Any, key: str) -> list[tuple[Any, list[int]]]:
     return found
 
 
-def _require_column(file: Input, key: str, schema: Any) -> None:
-    """Raise InputError unless a table has one column of texts with this name."""
+def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
+    """Return why no row of a table can have a text. Raises InputError unless such rows are skipped."""
     import pyarrow as pa
 
-    found = _named(schema, key)
+    key, found = form.text_key, _named(schema, form.text_key)
     if len(found) != 1:
-        raise without_column(file, key, len(found), schema.names)
+        return without_column(file, form, len(found), schema.names)
     kind, types = found[0][0], pa.types
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary", "null"):
-        sentence = f"{file}: column {key!r} is {kind}, not a string; give another --text-key, or leave the file out"
-        raise InputError(sentence, "wrong-column-type", option="text_key", given=key)
+        sentence = f"{file}: column {key!r} is {kind}, not a string; give another --text-key, or --on-error skip"
+        return skipped(form, InputError(sentence, "wrong-column-type", option="text_key", given=key))
+    return None
 
 
 @contextmanager
