@@ -279,5 +279,15 @@ def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Re
 
     After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
     """
+
+    def attempt(name: str) -> _Result | BaseException:
+        try:
+            return do(name)
+        except BaseException as error:  # the pool would wait forever for a thread that ends
+            return error
+
     with ThreadPool(THREADS) as pool:  # its threads are daemons
-        yield from pool.imap_unordered(do, names)
+        for result in pool.imap_unordered(attempt, names):
+            if isinstance(result, BaseException):
+                raise result
+            yield result
