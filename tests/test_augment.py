@@ -340,21 +340,17 @@ def test_a_teacher_that_is_sure_is_worth_its_labels(name):
 
 
 def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
-    data = write(tmp_path / "a.tsv", "river\tyes", "salt\tno")
+    """Also of another kind of task whose labels have the same names."""
+    data, same = write(tmp_path / "a.tsv", "river\tyes", "salt\tno"), write_labelled(tmp_path / "same.tsv")
+    succeeds(finetune.main, *tuning(checkpoint, same, tmp_path / "several", "--task", "multilabel"))
+    several = tmp_path / "several" / "seed-0"
     common = tuning(checkpoint, data, tmp_path / "out", "--teacher")
     for more, kind in (
         ([teacher], "unsupported"),
         ([teacher, "--task", "token"], "conflict"),
         ([checkpoint], "unsupported"),
         ([tmp_path / "none"], "model-not-found"),
+        ([several, "--train", same, "--dev", same], "unsupported"),
     ):
         assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
-
-
-def test_a_teacher_of_another_kind_of_task_is_refused(checkpoint, tmp_path):
-    """Its labels have the same names."""
-    data, several = write_labelled(tmp_path / "a.tsv"), tmp_path / "several"
-    succeeds(finetune.main, *tuning(checkpoint, data, several, "--task", "multilabel"))
-    common = tuning(checkpoint, data, tmp_path / "out", "--teacher", several / "seed-0")
-    refused(finetune.main, *common, kind="unsupported", option="teacher")
-    succeeds(finetune.main, *common, "--task", "multilabel")
+    succeeds(finetune.main, *common, several, "--task", "multilabel", "--train", same, "--dev", same)

@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from bertrain import card, checkpoint, state
 from bertrain.config import Config
 from bertrain.lab import finetune
-from bertrain.lab.elastic import extract
 from bertrain.pretrain import pretrain
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
@@ -179,12 +178,3 @@ def test_a_fine_tuned_model_has_a_card_which_may_be_edited(trained, tmp_path):
     path.write_text("mine\n")
     assert tuned()[0] == run
     assert path.read_text() == "mine\n"
-
-
-def test_a_sub_network_has_a_card(trained, tmp_path):
-    succeeds(extract.main, "--checkpoint", trained, "--layers", 1, "--out", tmp_path / "small")
-    about = ModelCard.load(tmp_path / "small" / "README.md")
-    parameters = sum(p.numel() for p in AutoModelForMaskedLM.from_pretrained(tmp_path / "small").parameters())
-    assert f" {parameters:,} parameters" in about.text
-    assert " `step-00000004`" in about.text
-    assert about.data.tags == ["bertrain", "bert"]

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import torch
 from conftest import ROOT
-from training import QUIET, last_checkpoint, refused_run, run_of, train, train_twice
+from training import QUIET, last_checkpoint, run_of, train, train_twice
 
 import bertdata
 from bertrain.config import Config
@@ -59,10 +59,6 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path):
 
 def test_a_run_is_killed_and_goes_on_to_the_same_bits(dataset, tmp_path):
     train_twice(dataset.path, tmp_path / "run", 2, **OPTIONS)
-
-
-def test_other_masks_are_refused(dataset, tmp_path):
-    refused_run(dataset.path, tmp_path / "run", **OPTIONS | {"masking": "exact"}, kind="conflict", option="masking")
 
 
 def test_the_example_fills_in_half_of_a_row(dataset, tmp_path, monkeypatch, capsys):

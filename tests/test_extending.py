@@ -313,16 +313,21 @@ def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, b
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_a_resumed_objective_of_another_shape_is_named(dataset, tmp_path):
+def test_a_resumed_objective_of_another_shape_or_other_parameters_is_named(dataset, tmp_path):
     class Other(Halves):
         num_classes = 3
 
+    class More(Halves):
+        def __init__(self, model, config):
+            super().__init__(model, config)
+            self.map = self.head
+
     OBJECTIVES["halves"] = Halves
     run(dataset, tmp_path / "run", objective="mlm+halves")
-    OBJECTIVES["halves"] = Other
     options = {"objective": "mlm+halves", "model": TINY, "steps": 2}
     known = {"kind": "other-settings", "option": "objective", "says": "objectives.halves.head.weight"}
-    refused_run(dataset.path, tmp_path / "run", **options, **known)
+    for OBJECTIVES["halves"] in (Other, More):
+        refused_run(dataset.path, tmp_path / "run", **options, **known)
 
 
 def test_gradients_are_clipped_to_the_norm_of_the_option(dataset, tmp_path, monkeypatch):

@@ -10,39 +10,15 @@ import torch
 from conftest import SPECIAL
 from families import model_of
 from helpers import refuses
-from training import ALONE, CPU, TINY, learner
+from training import ALONE, TINY, learner
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain.data import micro_batches
 from bertrain.evaluate import evaluate
 from bertrain.models import families
 from bertrain.models.families import preset
 from bertrain.models.load import HUB_TIMEOUT_S, load_model, max_length, new_model, start_from
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_padding_is_inert(dataset, attention):
-    """What stands in padding changes no loss, also in the attention that bf16 has on CPUs."""
-    batch = next(bertdata.Loader(dataset, length=64, global_batch_size=16, samples="documents"))
-    module = learner(model_of("modernbert-tiny", dataset)).eval()
-    module.model.set_attn_implementation(attention)
-    piece = next(micro_batches(batch, size=1024, count=1, device=CPU))
-    before = module(**piece)["mlm"].sum
-    piece["input_ids"] = torch.where(piece["attention_mask"] == 0, 7, piece["input_ids"])
-    torch.testing.assert_close(module(**piece)["mlm"].sum, before)
-
-
-def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
-    batch = next(bertdata.Loader(dataset, length=24, global_batch_size=5))
-    pieces = list(micro_batches(batch, size=2, count=4, device=CPU))
-    assert [len(piece["input_ids"]) for piece in pieces] == [2, 2, 1, 1]
-    assert torch.equal(torch.cat([p["input_ids"] for p in pieces[:3]]), torch.from_numpy(batch.input_ids))
-    assert (pieces[3]["targets"] == bertdata.IGNORE_INDEX).all()
-    module = learner(model_of(TINY, dataset))
-    assert module(**pieces[3])["mlm"].sum.item() == 0.0
-
 
 ONE_LAYER = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 1}
 del ONE_LAYER["hidden_dropout_prob"]

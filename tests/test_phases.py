@@ -246,15 +246,20 @@ def test_streams_go_on_where_they_were(mixed, dataset, other):
 
 @pytest.mark.parametrize("stop", range(1, 15))
 def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
+    """On one of two ranks, or alone."""
+
+    def made():
+        return batches_of(mixed, rank=stop % 2, world_size=1 + stop % 2)
+
     def rows(batches, steps, seen):
         for _ in range(steps):
             while batches.plan.phase_at(len(seen)).number > batches.phase.number:
                 batches.enter(batches.plan.phases[batches.phase.number])
             seen.append(next(batches.loader))
 
-    undisturbed, seen, then = [], [], batches_of(mixed)
-    rows(batches_of(mixed), 15, undisturbed)
-    first = batches_of(mixed)
+    undisturbed, seen, then = [], [], made()
+    rows(made(), 15, undisturbed)
+    first = made()
     rows(first, stop, seen)
     where = {"phase": first.phase.number, "phases": first.saved_phases()}
     saved = TrainState(**where, loader=first.loader.state_dict(), streams=first.positions)
@@ -262,16 +267,6 @@ def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
     rows(then, 15 - stop, seen)
     for one, two in zip(undisturbed, seen, strict=True):
         assert_same(one, two)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_a_run_of_many_phases_resumes_to_the_same_bits(mixed, tmp_path, ranks):
-    mixed[2] |= {"weight_decay": 0.3, "lr": 1e-3, "schedule": "constant"}
-    mixed[4] |= {"global_batch_size": "4..8", "trains": "layer.1"}
-    options = QUIET | {"phase": mixed, "save_every": 1, "global_batch_size": 7}
-    steps = (9, 5) if ranks else (13, 7, 4, 2)
-    train_twice(mixed[0]["data"], tmp_path / "run", *steps, ranks=ranks, **options)
 
 
 def test_what_phases_set_reaches_the_step(dataset, tmp_path):
@@ -285,19 +280,9 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
     before, after = (load_model(tmp_path / "run" / f"step-{step:08d}").state_dict() for step in (2, 4))
     for name in before:
         assert torch.equal(before[name], after[name]) == ("layer.1" not in name)
+        assert not name.endswith("LayerNorm.weight") or after[name].min() > 0.5
         is_decayed = "layer.1" in name and before[name].ndim > 1
         assert (after[name].abs().max() < 0.02) == is_decayed or before[name].ndim == 1
-
-
-def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tmp_path, capsys):
-    train(dataset.path, tmp_path / "run", phase=changing(0.5, mask_fraction=[0.9, 0.0]), steps=4, **QUIET)
-    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-00000002", "step-00000004"]
-    said = capsys.readouterr().out
-    assert "phase 2 of 2, steps 2 to 4" in said
-    card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
-    assert "| phase 1 of 2, steps 0 to 2 |" in card
-    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
-    assert [phase["masking"]["mask_fraction"] for phase in resolved["phases"]] == [0.9, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------------- rotary positions
@@ -475,25 +460,17 @@ def plain(dataset, tmp_path):
 PLAIN = QUIET | {"schedule": "wsd", "decay_share": 0.5, "warmup_steps": 1, "save_every": 1, "keep": 20}
 
 
-def test_a_run_decays_from_a_copied_checkpoint(dataset, tmp_path, plain):
-    """As one that was planned so, to the bit."""
-    out = copied(plain, 3, tmp_path / "decay")
-    train_twice(dataset.path, out, 5, 3, steps=6, **PLAIN)
-    train(dataset.path, tmp_path / "whole", steps=6, **PLAIN)
+@pytest.mark.parametrize("last", [None, 3, 4])
+def test_a_copied_checkpoint_is_the_first_part_of_another_run(dataset, other, tmp_path, plain, last):
+    """To the bit: of one that decays earlier, or of phases, of which the first ends at the checkpoint or later."""
+    first = {"steps": last, "schedule": "constant", "warmup_steps": 1}
+    added = [{"steps": 2, "length": 48, "schedule": "1-sqrt"}, {"steps": 1, "data": str(other.path)}]
+    options = PLAIN | ({"phase": [first, *added]} if last else {"steps": 6})
+    out = copied(plain, 3, tmp_path / "out")
+    train_twice(dataset.path, out, *((6, 4, 3) if last == 4 else (5, 3)), **options)
+    train(dataset.path, tmp_path / "whole", **options)
     one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / "whole"))
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_phases_follow_a_run_without_phases(dataset, other, tmp_path, plain):
-    """The first of them goes on with that run, to the bit, and may end at the copied checkpoint or later."""
-    added = [{"steps": 2, "length": 48, "schedule": "1-sqrt"}, {"steps": 1, "data": str(other.path)}]
-    for steps in (3, 4):
-        options = PLAIN | {"phase": [{"steps": steps, "schedule": "constant", "warmup_steps": 1}, *added]}
-        out = copied(plain, 3, tmp_path / f"after {steps}")
-        train_twice(dataset.path, out, steps + 2, steps, 3, **options)
-        train(dataset.path, tmp_path / f"whole {steps}", **options)
-        one, two = (last_checkpoint(run) / "model.safetensors" for run in (out, tmp_path / f"whole {steps}"))
-        assert one.read_bytes() == two.read_bytes()
 
 
 def test_checkpoints_of_branches_of_earlier_versions_resume(dataset, tmp_path, plain):

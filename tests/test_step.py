@@ -168,16 +168,13 @@ def test_compiled_models_are_kept_apart_by_the_kernels_that_may_run(dataset, mon
     assert len({*tags, ""}) == 4
 
 
-@pytest.mark.parametrize("choice", ["cudnn", "efficient"])
-def test_a_kernel_that_cannot_run_is_one_sentence(dataset, tmp_path, choice):
-    options = QUIET | {"steps": 2, "attention": choice}
-    refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given=choice)
-
-
-def test_a_model_that_attends_by_itself_has_no_choice(dataset, configs, tmp_path):
-    options = QUIET | {"steps": 2, "model": str(configs["deberta"]), "attention": "math"}
-    refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given="math")
-    train(dataset.path, tmp_path / "run", **options | {"attention": "auto"})
+def test_a_kernel_that_cannot_run_is_one_sentence(dataset, configs, tmp_path):
+    """A model that attends by itself has no choice."""
+    own = str(configs["deberta"])
+    for model, choice in ((TINY, "cudnn"), (TINY, "efficient"), (own, "math")):
+        options = QUIET | {"steps": 2, "attention": choice, "model": model}
+        refused_run(dataset.path, tmp_path / "run", **options, kind="unsupported", option="attention", given=choice)
+    train(dataset.path, tmp_path / "run", **QUIET | {"steps": 2, "model": own})
     resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
     assert resolved["attention"] == ["eager"]
 

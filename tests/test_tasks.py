@@ -471,7 +471,7 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
 
 
 def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
-    """One of them begins with a byte order mark."""
+    """One of them begins with a byte order mark. The second one is read alone."""
     for kind, text, answer in (("d", ["男：水", "女：light"], "salt"), ("m", ["river"], "light")):
         entry = [text, [{"question": "what", "choice": ["salt", "light"], "answer": answer}], "1"]
         encoding = "utf-8-sig" if kind == "d" else "utf-8"
@@ -479,6 +479,7 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     examples, _ = task("choice").read(str(tmp_path / "d-train.json"))
     expected = [("男：水\n女：light", ["what salt", "what light"], 0), ("river", ["what salt", "what light"], 1)]
     assert [question[:3] for question in examples] == expected
+    assert [question[:3] for question in task("choice").read(str(tmp_path / "m-train.json"))[0]] == expected[1:]
     common = tuning(bert_run, tmp_path / "d-train.json", tmp_path / "out", "--task", "choice")
     tuned(*common)
     other = tmp_path / "m-train.json"
@@ -721,11 +722,3 @@ def test_a_pair_needs_two_columns(tmp_path):
     refused("pairs", path, "conflict", option="other", text="sentence1", label="label")
     examples, _ = task("pairs", "sentence1", "sentence2", "label").read(str(path))
     assert [example.other for example in examples] == ["b", "d"]
-
-
-def test_the_second_file_of_c3_is_read_alone(tmp_path):
-    for kind in "dm":
-        entry = [[kind], [{"question": "q", "choice": ["a", "b"], "answer": "a"}], "1"]
-        (tmp_path / f"{kind}-dev.json").write_text(json.dumps([entry]))
-    texts = {kind: [q.text for q in task("choice").read(str(tmp_path / f"{kind}-dev.json"))[0]] for kind in "dm"}
-    assert texts == {"d": ["d", "m"], "m": ["m"]}

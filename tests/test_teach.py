@@ -566,16 +566,6 @@ def way(method):
     return {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
 
 
-@pytest.mark.parametrize(("method", "kind"), [("relations", "modernbert"), ("hidden", "bert"), ("logits", "bert")])
-def test_padding_teaches_nothing(pupil, kind, method):
-    module, batch = pupil(kind, **way(method))
-    assert not batch.attention_mask.all()
-    before, _ = taught(module, batch)
-    batch.input_ids[batch.attention_mask == 0] = 17
-    after, _ = taught(module, batch)
-    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
-
-
 def test_relations_stay_in_their_document(pupil):
     module, batch = pupil(isolate_documents=True)
     assert taught(module, batch)[0]["distil"] > 0
@@ -609,11 +599,6 @@ def test_rows_without_targets_teach_nothing(pupil):
     *_, filler = micro_batches(batch, size=6, count=2, device=training.CPU)
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
-
-
-def test_relation_heads_divide_both_widths():
-    heads = {(32, 48): 2, (384, 768): 24, (312, 768): 12, (7, 9): 1, (8, 8): 1}
-    assert {widths: distil.relation_heads(*widths) for widths in heads} == heads
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """bertrain transplant: what a vocabulary keeps, what it begins with, and that nothing else of the model changes."""
 
-import json
 import random
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from conftest import SPECIALS, byte_level_bpe
 from families import SMALL, VARIANTS
-from helpers import build, refused, succeeds, write, write_all
+from helpers import refused, succeeds, write, write_all
 from training import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
@@ -79,6 +78,7 @@ def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, 
     letter = next(token for token in ordinary if token.startswith("##"))
     tokens = [word + letter[2:], word, "Ω", "##Ω"]
     said, _ = moved(directory, vocabulary(tmp_path / "new.txt", tokens), tmp_path / "new")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "new")) == len(SPECIALS + tokens)
     copied = len(SPECIALS) + 1
     assert f"{copied} tokens copied, 1 means of tokens, 2 at random" in said
     before, after = weights_in(directory), weights_in(tmp_path / "new")
@@ -112,19 +112,6 @@ def test_between_kinds_of_tokenizers_the_text_of_a_token_counts(vocab):
         shared += len(spelled) == 1
     assert shared > 30
     assert len(made_of.of_id) == 400 == made_of.copied + made_of.means + made_of.random
-
-
-def test_the_model_is_trained_further_with_its_vocabulary(dataset, corpus, ordinary, tmp_path):
-    train(dataset.path, tmp_path / "run", **QUIET, steps=2)
-    tokens = [token for token in ordinary if len(token) > 1][::-1] + [t for t in ordinary if len(t) == 1]
-    new = vocabulary(tmp_path / "new.txt", [*tokens, "water"])
-    moved(tmp_path / "run", new, tmp_path / "moved")
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "moved")) == len(SPECIALS + tokens) + 1
-    shards = build([corpus], tmp_path / "shards", tokenizer=tmp_path / "moved", validation=0.2).dataset
-    log = train(shards.path, tmp_path / "further", **QUIET, init=str(tmp_path / "moved"), steps=2)
-    assert log[-1]["step"] == 2
-    config = json.loads((last_checkpoint(tmp_path / "further") / "config.json").read_bytes())
-    assert config["vocab_size"] == len(SPECIALS + tokens) + 1
 
 
 def test_a_vocabulary_without_the_padding_id_that_the_model_needs_is_refused(checkpoint, tmp_path):
