@@ -18,7 +18,6 @@ from reference import phases as reference
 from test_vectors import VECTORS
 from training import (
     QUIET,
-    SMALL,
     TINY,
     changing,
     entries,
@@ -36,7 +35,6 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertdata.format.records import read_record, write_record
 from bertrain import pretrain, state
-from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.data import Stream, build_loader
 from bertrain.models.encoder import set_rotary_bases
@@ -419,26 +417,6 @@ def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
     refused(pretrain.main, "--config", path, "--warmup-steps", 1, kind="conflict", option="warmup_steps")
     given = ["--data", "x", "--recipe", "bert-base-nvidia", "--optimizer", "adamw"]  # its phases set rates of its own
     refused(pretrain.main, *given, kind="conflict", option="optimizer")
-
-
-def test_the_doctor_prints_the_phases_first(dataset, tmp_path):
-    phases = [
-        {"steps": 10, "length": 16, "global_batch_size": "4..8", "layers": 1, "warmup": 0.5},
-        {"tokens": "4800", "length": 32, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 2e-3, "lr_end": 0.1},
-    ]
-    config = Config.make(**SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "phase": phases})
-    found = list(doctor.check(doctor.build(config, 1)))
-    assert [name for name, _ in found].index("shards") == len(phases)
-    assert "steps 10 to 25" in found[1][1][1]
-    samples = dict(found)["samples"][1]
-    assert "25 steps, 5,760 tokens" in samples
-    assert "epochs" not in samples
-
-
-def test_the_passes_of_the_first_line_are_those_of_the_first_phase(dataset, tmp_path, capsys):
-    options = QUIET | {"steps": 2, "micro_batch_size": 64, "phase": changing(0.5, global_batch_size=[4, 70])}
-    train(dataset.path, tmp_path / "run", **options)
-    assert "4 rows a step, in 1 pass of 4 on" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------ copied checkpoints and milestones

@@ -175,6 +175,7 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
     assert [*saved.streams.values()] == [18]
     planned = Plan.make(Config.make(data="x", **SMALL | options), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
+    assert planned.first_micro_batches() == (2, 1)
 
 
 @pytest.mark.parametrize(("length", "rows"), [(128, 256), (512, 64), (1024, 32), (8192, 4), (65_536, 1)])
@@ -439,9 +440,14 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+TWO = [{"steps": 10, "global_batch_size": "4..8"}, {"tokens": "4800", "global_batch_size": 10}]
+
+
 @pytest.mark.parametrize(
     ("options", "check", "verdict", "value"),
     [
+        ({"phase": TWO}, "phase", "PASS", "steps 10 to 25"),
+        ({"phase": TWO}, "samples", "PASS", "25 steps, 6,720 tokens"),
         ({"global_batch_size": 200}, "plan", "WARN", "190 samples"),
         ({"global_batch_size": 3, "nproc": 8}, "plan", "WARN", "idle"),
         ({"steps": 10, "warmup_steps": 50, "global_batch_size": 8}, "plan", "WARN", "--warmup-steps 50"),
