@@ -56,8 +56,8 @@ bertdata/files.py
 
 states build: sync of an array
 bertdata/format/arrays.py
--os.fsync(self._file.fileno())
-+pass
+-beside.submit(os.fsync, self._file.fileno())
++beside.submit(int)
 
 states build: sync before the last name of a stage
 bertdata/files.py
