@@ -132,22 +132,6 @@ def test_workers_and_blocks_do_not_change_a_byte(tmp_path, corpus, vocab, expect
     assert len(progress) >= corpus.stat().st_size / block_bytes / 2
 
 
-def test_directory_name_and_time_change_no_byte_but_in_the_list_of_inputs(tmp_path, corpus, vocab, expected):
-    elsewhere = tmp_path / "some" / "other" / "name.txt"
-    elsewhere.parent.mkdir(parents=True)
-    shutil.copy(corpus, elsewhere)
-    os.utime(elsewhere, (1, 1))
-    shutil.copy(vocab, tmp_path / "v")
-    build([elsewhere], tmp_path / "some" / "out", tokenizer=str(tmp_path / "v"), **SMALL)
-    files = published(tmp_path / "some" / "out")
-    assert files.keys() == expected.keys()
-    lists = ("origins/inputs.jsonl", "origins/origins.json")
-    assert {name for name in expected if files[name] != expected[name]} == {*lists}
-    for name, content in expected.items():
-        assert name in lists or str(tmp_path).encode() not in files[name]
-        assert name in lists or str(corpus.parent).encode() not in content
-
-
 # ------------------------------------------------------------------------------------------------- stopped and resumed
 
 
@@ -318,17 +302,24 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path, corpus, vocab):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
-    path = write(tmp_path / "text", make_text(20))
+@pytest.mark.parametrize("kind", ["changed", "not-found"])
+def test_an_input_that_changes_or_vanishes_meanwhile_is_named_and_can_come_back(tmp_path, vocab, kind):
+    path, content = tmp_path / "text", make_text(20)
+    write(path, content)
+    status, options = path.stat(), {"tokenizer": vocab, "shard_size": 900}
 
     def progress(done, total):
-        with open(path, "a") as file:
-            file.write("more")
+        path.write_text(content + "more") if kind == "changed" else path.unlink(missing_ok=True)
 
-    with refuses("changed", "inputs", error=InputError):
-        build([path], tmp_path / "out", tokenizer=vocab, progress=progress)
+    with refuses(kind, "inputs" if kind == "changed" else None, error=InputError):
+        build([path], tmp_path / "out", progress=progress, **options)
     assert not (tmp_path / "out" / "manifest.json").exists()
-    build([path], tmp_path / "out", tokenizer=vocab, overwrite=True)
+    if kind == "not-found":
+        write(path, content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    report = build([path], tmp_path / "out", overwrite=kind == "changed", **options)
+    assert (report.reused_units > 0) == (kind == "not-found")
+    assert verify(tmp_path / "out") == []
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk

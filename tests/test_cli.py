@@ -33,7 +33,7 @@ EVERY = [*(("bertdata", name) for name in COMMANDS), *(("bertrain", name) for na
 
 
 @pytest.mark.parametrize(("program", "name"), EVERY)
-def test_every_command_and_every_option_has_help(program, name):
+def test_every_command_and_every_option_has_help_and_its_examples_are_command_lines(program, name):
     group = GROUPS[program]
     command, shown = group.get_command(click.Context(group), name), succeeds(group, name, "--help").stdout
     for option in command.params:
@@ -41,7 +41,13 @@ def test_every_command_and_every_option_has_help(program, name):
             assert option.help, option.name
             assert re.search(rf"^  (-h, )?{option.opts[0]}\b", shown, re.MULTILINE), option.name
     assert command.help
-    assert f"{program} {name} " in shown or name == "demo"  # an example
+    heading, *examples = (command.epilog or "Examples:").removeprefix("\b\n").splitlines()
+    assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2)) or name == "demo"
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        assert words[:2] == [program, name]
+        assert example.strip() in shown
+        command.make_context(name, words[2:])
     listed = [option for options in getattr(command, "headings", {}).values() for option in options]
     assert len(listed) == len(set(listed))
     assert {*listed} <= {option.name for option in command.params}
@@ -197,19 +203,16 @@ def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_pa
     assert bertdata.open(tmp_path / "out").manifest.tokenizer_name == "words"
 
 
-@pytest.mark.parametrize("added", [[], None, "far away", "that of another", ""])
+@pytest.mark.parametrize("added", [None, [], [(7000, "<new>")], [(1, "<new>")], [(7000, "")]], ids=str)
 def test_a_dataset_has_the_ids_that_the_library_gives_added_tokens(tmp_path, corpus, added):
     """A file may have none, or others: tokenizers then counts them on, or takes those of its vocabulary."""
     directory = other_tokenizer(tmp_path / "words")
     content = json.loads((directory / "tokenizer.json").read_bytes())
     token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    if added is None:
-        del content["added_tokens"]
-    elif added == []:
-        content["added_tokens"] = []
-    else:
-        number = 1 if added == "that of another" else 7000
-        content["added_tokens"].append(token | {"id": number, "content": "<new>" if added else ""})
+    there = content.pop("added_tokens")
+    if added is not None:
+        others = [token | {"id": number, "content": text} for number, text in added]
+        content["added_tokens"] = [*there, *others] if added else []
     path = write(tmp_path / "changed.json", json.dumps(content))
     dataset = build([corpus], tmp_path / "out", tokenizer=str(path)).dataset
     assert verify(dataset.path) == []
@@ -392,14 +395,3 @@ def test_a_full_disk_is_named_with_the_file(dataset, finished, tmp_path, full_di
     assert done.exit_code == 1
     assert f"Error: {tmp_path / path}: {os.strerror(errno.EFBIG)}" in done.output
     assert not (tmp_path / path).exists()
-
-
-@pytest.mark.parametrize(("program", "name"), [pair for pair in EVERY if pair[1] != "demo"])
-def test_the_examples_of_a_help_are_command_lines(program, name):
-    command = GROUPS[program].get_command(click.Context(main), name)
-    heading, *examples = command.epilog.removeprefix("\b\n").splitlines()
-    assert (heading, len(examples)) in (("Example:", 1), ("Examples:", 2))
-    for example in examples:
-        words = shlex.split(example, comments=True)
-        assert words[:2] == [program, name]
-        command.make_context(name, words[2:])

@@ -101,8 +101,8 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }
-SMALLER = f"--steps {STEPS} --length 48 --long-length 64 --global-batch-size 4 --max-samples 64 --latency 100s "
-SMALLER += "--trials 2 --step 1 --part 1/1 --vocab-size 1000 --seeds 1 --copies 2 --bytes 100000"
+SMALLER = f"--steps {STEPS} --length 48 --global-batch-size 4 --max-samples 64 --latency 100s "
+SMALLER += "--trials 2 --step 1 --part 1/1 --vocab-size 1000 --seeds 1 --copies 2"
 REPLACED = {words.split()[0]: words for words in re.findall(r"--\S+ \S+", SMALLER)}  # option → the words in its place
 REPLACED |= {"--micro-batch-size": "", "--save-every": "--save-every 2"}
 REPLACED_IN_TOML = {  # pattern → what stands in its place in a file of options
@@ -119,7 +119,6 @@ REPLACED_OF = {
     "pretrain": {"--epochs": f"--steps {STEPS}"},
     "doctor": {"--out": "--out new/"},  # where no other run is
     "finetune": {"--epochs": "--epochs 1"},
-    "suite": {"--epochs": "--epochs 1"},
 }
 ADDED = {  # command → options that come before the page's
     "build": "--validation 0.1",
@@ -371,7 +370,6 @@ BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "in
 SMALL_PRESETS = {
     "bert-small": (4, 64, 256),
     "bert-base": (12, 64, 256),
-    "bert-large": (24, 64, 256),
     "modernbert-small": (2, 64, 96),
     "modernbert-base": (4, 64, 96),
 }
@@ -588,9 +586,6 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
         assert sorted(stored(bertdata.open("from-datatrove"))) == sorted(stored(bertdata.open("from-rows")))
     os.chdir(tmp_path)
     shutil.rmtree(folder)
-
-
-# ----------------------------------------------------------------------------------- docs/howto/migrate.md, a table
 
 
 EXAMPLES = [path for path in sorted((ROOT / "bertdata").rglob("*.py")) if ">>> " in path.read_text()]

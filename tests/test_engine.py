@@ -156,12 +156,6 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
         check(tokenizer, texts, flags)
 
 
-@given(TEXTS)
-@example(["[MASK] [CLS]", "", " \n", "a[SEP]b ##ing", "\u302e\U0001d165 unaffable naïve"])
-def test_ids_are_those_of_the_library_for_bert(uncased, texts):
-    check(uncased, texts)
-
-
 @pytest.mark.parametrize("values", [(True, True, None, True), (False, False, True, False)])
 def test_code_points_alone_and_between_letters(values):
     tokenizer = load(VOCABULARY, flags=dict(zip(FLAGS, values, strict=True)))

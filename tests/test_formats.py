@@ -1,8 +1,6 @@
 """Formats of text that other programs write give the documents that those programs see in them."""
 
-import csv
 import gzip
-import itertools
 import json
 from pathlib import Path
 from unittest.mock import patch
@@ -14,7 +12,7 @@ from helpers import refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_arrow_file, as_csv, as_parquet, blocks_of, read, write
+from sources import FEW, as_arrow, as_arrow_file, as_parquet, blocks_of, read, write
 
 from bertdata.sources import formats, jsonl
 from bertdata.sources.inputs import find_inputs
@@ -22,30 +20,8 @@ from bertdata.sources.inputs import find_inputs
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
 
 
-FIELDS = st.lists(
-    st.one_of(st.sampled_from(['"', ",", "\t", "\r\n", "a", '""', "é", "\0"]), st.text(max_size=3)), max_size=5
-)
 BLOCKS = st.sampled_from([1, 5, 64])
-TEXTS = st.lists(FIELDS.map("".join), max_size=6)
 PIECES = word_list("csv", "latin-1")
-
-
-@FEW
-@given(TEXTS, st.sampled_from(["\n", "\r\n"]), BLOCKS, st.integers(1, 40))
-def test_texts_that_csv_wrote_are_read(folder, texts, line_end, block_bytes, shard_size):
-    """In units of their bytes, and compressed."""
-    raw = [text.encode() for text in texts]
-    units = [start // shard_size for start in itertools.accumulate((len(each) + 1 for each in raw), initial=0)]
-    paths = []
-    for separator, ending in ((",", ".csv"), ("\t", ".tsv")):
-        content = as_csv(texts, delimiter=separator, lineterminator=line_end, quoting=csv.QUOTE_ALL)
-        paths += [write(folder / f"a{ending}", content), write(folder / f"a{ending}.gz", gzip.compress(content))]
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
-        for path in paths:
-            found = read([path], shard_size=shard_size)
-            assert [each[1:] for each in found] == [(each, 0) for each in raw]
-            most = 16 * path.stat().st_size // shard_size
-            assert [unit for unit, *_ in found] == [min(unit, most) for unit in units[:-1]]
 
 
 @FEW

@@ -1,11 +1,9 @@
 """The same documents give the same dataset, whatever they come in, wherever they come from, in however many runs."""
 
 import bz2
-import codecs
 import fcntl
 import gzip
 import io
-import json
 import os
 import random
 import sys
@@ -21,13 +19,11 @@ import pyarrow as pa
 import pytest
 from helpers import build, refuses, succeeds, write_all
 from helpers import without_origins as published
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from sources import (
-    BYTES,
     COMPRESSED,
     ENDING,
-    FEW,
     MAKE,
     PACK,
     ROWS,
@@ -221,29 +217,6 @@ def test_a_file_called_dash_is_not_standard_input(tree):
             assert texts_of(*names(name)) == [b"the stone"]
 
 
-# ------------------------------------------------------------------------------------------------------- encodings
-
-WESTERN = ["Häuser im Grünen", "naïve café – “quoted” €5", "plain"]
-
-
-@pytest.mark.parametrize(
-    ("encoding", "kind", "ending"),
-    [("cp1252", "text", ""), ("utf-16", "jsonl", ".gz"), ("gb18030", "jsonl", ".gz"), ("utf-8-sig", "text", "")],
-)
-def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding, kind, ending):
-    text = MAKE[kind](WESTERN).decode()
-    if kind == "jsonl":
-        text = "".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in WESTERN)
-    options = {"tokenizer": vocab, "validation": 0, "shard_size": 40}
-    utf8 = build(write(tmp_path / f"a{ENDING[kind]}", text.encode()), tmp_path / "utf8", **options).dataset
-    path = write(tmp_path / f"b{ENDING[kind]}{ending}", PACK[ending](text.encode(encoding)))
-    other = build(path, tmp_path / "other", encoding=encoding, **options).dataset
-    assert published(other.path) | {"manifest.json": b""} == published(utf8.path) | {"manifest.json": b""}
-    assert other.manifest.counts == utf8.manifest.counts
-    assert other.manifest.settings == utf8.manifest.settings | {"encoding": codecs.lookup(encoding).name}
-    assert verify(other.path) == []
-
-
 # ------------------------------------------------------------------------------------------- damaged compressed files
 
 
@@ -335,54 +308,12 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
 
 # ------------------------------------------------------------------------------------- units, and seeking over them
 
-LINE = st.sampled_from([b"a", b"bcd", b"\xc3\xa9 x", b" y", b"", b"z\r", b"\xff"])
-LINES = st.lists(LINE, max_size=30).map(b"\n".join)
-SIZES = st.one_of(st.sampled_from([1, 2, 7]), st.integers(1, 40))
-BLOCKS = st.sampled_from([1, 3, 64, 1 << 20])
-WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: lambda unit: bool(mask >> unit % 16 & 1))
-
-
-def first_replaced(paths, wanted=every_unit, **form):
-    """Unit → input and byte of its first invalid byte."""
-    first = {}
-    for block, some in blocks_of(paths, wanted, **form):
-        if some.first_replaced:
-            first.setdefault(block.unit, some.first_replaced)
-    return first
-
 
 def test_a_block_has_few_of_many_small_files(folder):
     paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
     with patch.object(plan, "MOST_INPUTS", 8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
-
-
-@FEW
-@given(
-    st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3),
-    st.sampled_from(["blank", "line", "file"]),
-    BLOCKS,
-    SIZES,
-    WANTED,
-    st.one_of(st.none(), st.integers(1, 20)),
-)
-@example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, lambda unit: unit in (1, 6), None)
-@example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, lambda unit: unit == 1, None)
-@example([b" \n" * 9 + b"a"], "line", 3, 4, lambda unit: unit == 4, None)
-@example([b"a\nb\nc\nd\n"], "line", 1 << 20, 2, lambda unit: unit % 2 == 1, None)
-@example([b"a\nb\nc\n", b"d\ne\n"], "line", 1 << 20, 100, lambda unit: True, 3)
-@example([b"a\nb\nc\n", b"d\ne\n"], "line", 1 << 20, 2, lambda unit: True, 4)
-def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_bytes, shard_size, wanted, limit):
-    """Also if max_documents, which counts those of units that are not wanted, ends the reading."""
-    for ending, pack in ((".txt", bytes), (".txt.gz", gzip.compress)):
-        paths = [write(folder / f"{n}{ending}", pack(content)) for n, content in enumerate(contents)]
-        form = {"documents": kind, "shard_size": shard_size}
-        with patch.object(formats, "BLOCK_BYTES", block_bytes):
-            some, every = read(paths, wanted, max_documents=limit, **form), read(paths, **form)[:limit]
-            assert some == [each for each in every if wanted(each[0])]
-            every = first_replaced(paths, **form)
-            assert first_replaced(paths, wanted, **form) == {u: first for u, first in every.items() if wanted(u)}
 
 
 def bytes_asked_for(path, wanted, **form):

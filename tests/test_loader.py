@@ -14,7 +14,6 @@ from reference import keys
 import bertdata
 from bertdata import IGNORE_INDEX, Loader, Masking
 from bertdata.errors import StateError, UsageError
-from bertdata.read import order
 from bertdata.types import SpecialTokens
 
 NAN = float("nan")
@@ -56,37 +55,6 @@ def test_batches_equal_their_reference(dataset, masking, length, seed):
     assert batch.attention_mask is None or batch.attention_mask.tolist() == masks
 
 
-def test_one_token(tmp_path):
-    special = SpecialTokens(vocab_size=9, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
-    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7], [1], None)], special=special))
-    masking = Masking(probability=0.4, mask_fraction=1.0, random_fraction=0.0)
-    batch = next(Loader(dataset, length=8, global_batch_size=2, masking=masking))
-    assert batch.input_ids.tolist() == [[2, 4, 3, 0, 0, 0, 0, 0]] * 2  # no padding token: id 0, made inert by
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
-    assert batch.targets.tolist() == [[7, -100, -100]] * 2
-
-
-@pytest.mark.parametrize("block_tokens", [20, 60, 1 << 19])
-def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, block_tokens):
-    monkeypatch.setattr(order, "BLOCK_TOKENS", block_tokens)
-    options = {"length": 16, "seed": 3, "global_batch_size": 7, "epochs": 2}
-    loader, whole = Loader(dataset, shuffle="blocks", **options), Loader(dataset, **options)
-    n, block = loader.num_samples, block_tokens // 14
-    at = {(p // n, int(sample)): p for p in range(2 * n) for sample in whole.read(np.array([p])).sample_ids}
-    position = 0
-    for batch in loader:
-        for row, sample in enumerate(batch.sample_ids.tolist()):
-            epoch, x = divmod(position, n)
-            assert sample == keys.permute_blocks(x, num_samples=n, block=min(block, n), seed=3, epoch=epoch)
-            same = whole.read(np.array([at[epoch, sample]]))
-            assert batch.input_ids[row].tolist() == same.input_ids[0].tolist()
-            assert batch.targets[row].tolist() == same.targets[0].tolist()
-            position += 1
-    assert position == 2 * n
-    with refuses("unknown", "shuffle"):
-        Loader(dataset, shuffle="some")
-
-
 # -------------------------------------------------------------------------------------------------------- invariance
 
 
@@ -118,23 +86,6 @@ def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking
     assert len(batches) == -(-2 * Loader(dataset, **options).num_samples // 17)
 
 
-def test_state_holds_what_the_specification_says(dataset):
-    loader = Loader(dataset, length=16, global_batch_size=10, seed=2**64 - 1)
-    next(loader)
-    assert loader.state_dict() == {
-        "version": 1,
-        "dataset_id": dataset.dataset_id,
-        "split": "train",
-        "seed": 2**64 - 1,
-        "length": 16,
-        "samples": "windows",
-        "short_seq_prob": None,
-        "shuffle": "full",
-        "masking": asdict(Masking()),
-        "position": 10,
-    }
-
-
 def test_numbers_may_be_those_of_numpy(dataset):
     """The state is JSON, at the end of the stream too."""
     options = {"length": 16, "global_batch_size": 1000, "seed": 2**63, "rank": 1, "world_size": 3}
@@ -156,6 +107,7 @@ def test_numbers_may_be_those_of_numpy(dataset):
         ({"length": 32}, 16, 32),
         ({"split": "validation"}, "train", "validation"),
         ({"shuffle": "blocks"}, "full", "blocks"),
+        ({"samples": "documents"}, "windows", "documents"),
         ({"masking": None}, asdict(Masking()), None),
         ({"masking": Masking(probability=0.2)}, {"probability": 0.15}, {"probability": 0.2}),
         ({"masking": Masking(policy="bernoulli")}, {"policy": "exact"}, {"policy": "bernoulli"}),
@@ -164,6 +116,7 @@ def test_numbers_may_be_those_of_numpy(dataset):
 def test_state_of_another_stream_is_refused(dataset, change, was, now):
     """Both values are given; of two maskings only what differs."""
     state = Loader(dataset, length=16).state_dict()
+    assert state["short_seq_prob"] is None
     loader = Loader(dataset, **{"length": 16} | change)
     with refuses("other-stream", "state", error=StateError, given={next(iter(change)): (was, now)}):
         loader.load_state_dict(state)
@@ -243,16 +196,6 @@ def test_arrays_are_the_callers_own(dataset, masking, length):
     assert_same(again, loader.read(np.arange(5)))  # nothing above reached the dataset
 
 
-def test_iterating_again_goes_on(dataset):
-    loader = Loader(dataset, length=64, global_batch_size=3)
-    for _ in loader:
-        break
-    loader.read(np.array([2**50, 3]))  # reading elsewhere does not move the stream
-    for batch in loader:
-        assert np.array_equal(batch.sample_ids, loader.read(np.arange(3, 6)).sample_ids)
-        break
-
-
 OUT_OF_RANGE = {
     "length": [2, 128.5, True, 2**20 + 1],
     "global_batch_size": [0, 2.5, 2**24 + 1],
@@ -290,6 +233,7 @@ def test_wrong_arguments_are_named(dataset):
         assert (refused.value.kind, name in str(refused.value)) == (kind, True)
     for options, kind in (
         ({"samples": "rows"}, "unknown"),
+        ({"shuffle": "some"}, "unknown"),
         ({"length": 4, "samples": "pairs"}, "out-of-range"),
         ({"short_seq_prob": 1.5, "samples": "pairs"}, "out-of-range"),
         ({"length": 70_000, "samples": "packed"}, "too-long"),

@@ -99,19 +99,6 @@ def test_more_shards_than_open_files(tmp_path, vocab):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_an_input_that_vanishes_is_named_and_can_come_back(tmp_path, vocab):
-    path, content = tmp_path / "text", make_text(20)
-    path.write_text(content)
-    status = path.stat()
-    with refuses("not-found"):
-        build([path], tmp_path / "out", tokenizer=vocab, progress=lambda d, t: path.unlink(missing_ok=True), **SMALL)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    path.write_text(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert build([path], tmp_path / "out", tokenizer=vocab, **SMALL).reused_units > 0
-    assert verify(tmp_path / "out") == []
-
-
 def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tmp_path, capsys, monkeypatch):
     saved, save = [], checkpoint.write_file
 

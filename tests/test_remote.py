@@ -153,7 +153,7 @@ class Faulty(Handler):
         if stop - start > 1:  # not the question for the size
             fault = self.faults.get(Faulty.count, self.faults.get(-1, ""))
             Faulty.count += 1
-        if fault == "changed":
+        if fault in ("changed", "changed by date"):
             Faulty.etag = '"2"'
         if fault == "silent" and not self.released.wait(20):
             self.gave_up.append(self.path)
@@ -177,7 +177,9 @@ class Faulty(Handler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def send(self, status, content=b"", **headers):
-        self.answer(status, content, ETag=self.etag, Last_Modified="Sun, 22 Nov 2026 12:00:00 GMT", **headers)
+        tag = {} if "changed by date" in self.faults.values() else {"ETag": self.etag}
+        date = f"Sun, 22 Nov 2026 12:00:0{self.etag[1]} GMT"
+        self.answer(status, content, **tag, Last_Modified=date, **headers)
 
 
 @pytest.fixture
@@ -229,8 +231,9 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
         ("cut", "server-failed", access.TRIES),
         ("reset", "server-failed", access.TRIES),
         ("changed", "changed", 2),
+        *[("changed by date", "changed", 2)] * (scheme == "http"),  # a server that sends no ETag
     ):
-        fail({-1: fault} if fault != "changed" else {1: fault})
+        fail({1 if "changed" in fault else -1: fault})
         refusal = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
         assert refusal.sentence.startswith(urls[scheme].partition("?")[0])
         assert "secret" not in refusal.sentence
@@ -339,16 +342,6 @@ def test_a_name_like_that_of_the_credentials_is_a_name():
     assert access.as_remote_error("s3://bucket/data/api/token", error).kind == "not-found"
 
 
-def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, vocab):
-    url = bucket.put("a.txt", TEXT)
-
-    def change(done, total):
-        bucket.put("a.txt", TEXT + b"\n\nmore")
-
-    with refuses("changed"):
-        build(url, tmp_path / "out", tokenizer=vocab, shard_size=1000, workers=1, progress=change)
-
-
 def test_a_login_is_not_told_to_the_server_of_a_redirect(tmp_path, vocab):
     seen = []
 
@@ -393,21 +386,3 @@ def test_a_damaged_file_of_the_aws_command_line_is_not_shown(files_of_aws, tmp_p
     with refuses("not-of-format") as caught:
         build(url, tmp_path / "out", tokenizer=vocab)
     assert "a-secret" not in str(caught.value)
-
-
-def test_a_web_file_without_an_etag_that_changes_is_refused(tmp_path, vocab):
-    class Dated(Handler):
-        count = 0
-
-        def do_GET(self):
-            Dated.count += 1
-            start, stop = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            self.answer(
-                206,
-                TEXT[start : stop + 1],
-                Content_Range=f"bytes {start}-{stop}/{len(TEXT)}",
-                Last_Modified=f"Sun, 22 Nov 2026 12:00:{Dated.count:02} GMT",
-            )
-
-    with serving(Dated) as address, refuses("changed"):
-        build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import json
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,14 +22,11 @@ from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, may_be_special
 
 KINDS = st.sampled_from(["blank", "line", "file"])
+MASKS = st.integers(0, 2**16 - 1) | st.just(2**15)  # a bit for each of 16 units
 
 
 def files(folder, contents, ending=".txt"):
     return [write(folder / f"{number}{ending}", content) for number, content in enumerate(contents)]
-
-
-def packed(path, content):
-    return write(path, gzip.compress(content) if path.suffix == ".gz" else content)
 
 
 def expected(contents, kind, shard_size=1 << 30):
@@ -47,34 +43,54 @@ def expected(contents, kind, shard_size=1 << 30):
 
 
 @FEW
-@given(CONTENTS, KINDS, st.sampled_from([1, 3, 64, 1 << 20]), st.integers(1, 40), st.sampled_from([None, 1, 2, 5]))
-@example([b"a\r", b"b\r\r\n\r\nc"], "blank", 1, 7, None)
-@example([b"a\r\n\r\n\r", b"\r\n", b" \na"], "blank", 3, 1, None)
-@example([b"a\r\nb\r"], "line", 3, 4, None)
-@example([b"a\n\n\r\n", b"\n \n"], "file", 1, 4, None)
-@example([b"a\n\nb", b"c\n\nd\n\ne"], "blank", 5, 2, 3)
-def test_documents_equal_those_of_the_reference(folder, contents, kind, block_bytes, shard_size, limit):
-    """The first of them, too, and those of gzip with two members."""
+@given(
+    CONTENTS, KINDS, st.sampled_from([1, 3, 64, 1 << 20]), st.integers(1, 40), st.sampled_from([None, 1, 2, 5]), MASKS
+)
+@example([b"a\r", b"b\r\r\n\r\nc"], "blank", 1, 7, None, 1)
+@example([b"a\r\n\r\n\r", b"\r\n", b" \na"], "blank", 3, 1, None, 2)
+@example([b"a\r\nb\r"], "line", 3, 4, None, 2)
+@example([b"a\n\n\r\n", b"\n \n"], "file", 1, 4, None, 0)
+@example([b"a\n\nb", b"c\n\nd\n\ne"], "blank", 5, 2, 3, 2)
+@example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, None, 1 << 1 | 1 << 6)
+@example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, None, 1 << 1)
+@example([b" \n" * 9 + b"a"], "line", 3, 4, None, 1 << 4)
+@example([b"a\nb\nc\nd\n"], "line", 1 << 20, 2, None, 0xAAAA)
+@example([b"a\nb\nc\n", b"d\ne\n"], "line", 1 << 20, 2, 3, 0xAAAA)
+def test_documents_equal_those_of_the_reference(folder, contents, kind, block_bytes, shard_size, limit, mask):
+    """The first of them, too, and those of gzip with two members.
+
+    Units that are wanted are read as if all were, also if max_documents, which counts those of others, ends it.
+    """
     packed = [gzip.compress(content[:9]) + gzip.compress(content[9:]) for content in contents]
     form = {"documents": kind, "shard_size": shard_size, "max_documents": limit}
+    is_wanted = lambda unit: bool(mask >> unit % 16 & 1)  # noqa: E731
     with patch.object(formats, "BLOCK_BYTES", block_bytes):
         plain = read(files(folder, contents), **form)
         unpacked = read(files(folder, packed, ".txt.gz"), **form)
+        for paths, every in ((files(folder, contents), plain), (files(folder, packed, ".txt.gz"), unpacked)):
+            assert read(paths, is_wanted, **form) == [each for each in every if is_wanted(each[0])]
     assert plain == expected(contents, kind, shard_size)[:limit]
     assert [each[1:] for each in unpacked] == [each[1:] for each in plain]
 
 
 @FEW
-@given(CONTENTS, KINDS)
-def test_the_first_invalid_byte_is_placed(folder, contents, kind):
-    """Blocks say where it is, and strict refuses it."""
+@given(CONTENTS, KINDS, st.integers(1, 40), MASKS)
+def test_the_first_invalid_byte_is_placed(folder, contents, kind, shard_size, mask):
+    """Blocks say where that of each unit is, whichever units are wanted, and strict refuses it."""
     of = [
         (number, start, raw) for number, each in enumerate(contents) for start, raw in reference.documents(each, kind)
     ]
     starts = [(n, reference.first_invalid(contents[n], start)) for n, start, raw in of if reference.decode(raw)[1]]
     paths = files(folder, contents)
-    blocks = list(blocks_of(paths, documents=kind))
-    assert [some.first_replaced for _, some in blocks if some.first_replaced] == starts[:1]
+    blocks = list(blocks_of(paths, lambda unit: bool(mask >> unit % 16 & 1), documents=kind, shard_size=shard_size))
+    found, first, base = {}, {}, [0, *itertools.accumulate(map(len, contents))]
+    for block, some in reversed(blocks):
+        found |= {block.unit: some.first_replaced} if some.first_replaced else {}
+    for n, start, raw in reversed(of):
+        unit = (base[n] + start) // shard_size
+        if reference.decode(raw)[1] and mask >> unit % 16 & 1:
+            first[unit] = n, reference.first_invalid(contents[n], start)
+    assert found == first
     if starts:
         with refuses("not-text", "inputs", says=f"{paths[starts[0][0]]}, byte {starts[0][1]} "):
             read(paths, documents=kind, strict=True)
@@ -141,29 +157,6 @@ def test_invalid_bytes_are_found_where_python_finds_them(contents):
 
 
 # -------------------------------------------------------------------------------------------------------- JSON lines
-
-
-STRINGS = st.lists(st.text(st.characters(exclude_categories=())), max_size=6)
-ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n \n"])
-
-
-@FEW
-@given(STRINGS, st.booleans(), ENDS, st.sampled_from([1, 3, 64]), st.integers(1, 60))
-def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size):
-    """Strings come out as they are, a lone surrogate as one U+FFFD."""
-    lines = []
-    for number, each in enumerate(texts):
-        spell = json.dumps if ascii_only or not each.isprintable() else lambda s: json.dumps(s, ensure_ascii=False)
-        lines.append(f'{{"id": {number}, "body": {spell(each)}}}'.encode() + line_end)
-    starts = [0, *itertools.accumulate(len(line) for line in lines)]
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
-        plain = read(files(folder, [b"".join(lines)], ".jsonl"), text_key="body", shard_size=shard_size)
-    fixed = ["".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in each) for each in texts]
-    lone = [sum("\ud800" <= c <= "\udfff" for c in each) for each in texts]
-    units = [start // shard_size for start in starts[:-1]]
-    assert plain == [(u, t.encode(), n) for u, t, n in zip(units, fixed, lone, strict=True)]
-    packed = files(folder, [gzip.compress(b"".join(lines))], ".ndjson.gz")
-    assert read(packed, text_key="body", shard_size=shard_size) == plain
 
 
 HERE = Path(__file__).parent
@@ -234,7 +227,7 @@ def test_parquet_of_any_encoding_is_read(folder, monkeypatch, encoding):
 @pytest.mark.parametrize("content", [bytes(range(256)) * 8, bytes(4096), b"\x80" * 1024, b"ab\0" * 1000])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".txt.gz", ".csv", ".tsv.gz", ".fa", ".fna.gz"])
 def test_junk_is_refused(folder, content, ending):
-    path = packed(folder / f"junk{ending}", content)
+    path = write(folder / f"junk{ending}", gzip.compress(content) if ending.endswith(".gz") else content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
 

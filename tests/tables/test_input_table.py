@@ -220,6 +220,11 @@ INPUTS = [
     ("tsv: cp1252", {"a.tsv": "n\ttext\n1\tnaïve\n".encode("cp1252")}, "--encoding cp1252", ["naïve"]),
     ("text: cp1252", {"a.txt": b"\x8d\x8f\n"}, "--encoding cp1252", ["\ufffd\ufffd"], "2 sequences of bytes that are"),
     ("text: cp1252, strict", {"a": b"a\n\n\x81\n"}, "--encoding cp1252 --strict", Refused("not-text", "a, line 3 ")),
+    *[
+        (f"{name}: {encoding}", {name: PACK[name[-3:]](text.encode(encoding))}, f"--encoding {encoding}", ["naïve €5"])
+        for name, text in (("a.txt.gz", "naïve €5"), ("a.ndjson.gz", '\n{"text": "naïve €5"}\n'))
+        for encoding in ("cp1252", "utf-16", "gb18030", "utf-8-sig")
+    ],
     ("text: latin-1", {"a.txt": b"H\xe4user " * 200}, "", ["H\ufffduser " * 200], "; if a text file is"),
     ("text: few", {"a.txt": b"x\n" * 9999 + b"\xff"}, "", ["x\n" * 9999 + "\ufffd"], "; --strict fails instead\n"),
     *[
