@@ -50,7 +50,7 @@ class Growth(Method):
         if not any(depths):
             sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
             raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
-        check_depths(deepest, depths)
+        check_depths(deepest, depths, build_model(stream.plan.phases[stream.phase.number - 1]))
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
 
@@ -80,11 +80,21 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
         config.layer_types = list(kinds[:layers])
 
 
-def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
-    """Raise UsageError for a model that cannot grow, and for numbers of layers that it cannot have in this order."""
-    if _prefix(full) is None:
-        kind = full.config.model_type
-        sentence = f"the layers of {kind} cannot be told apart, or share weights; leave layers out of the phases"
+def check_depths(full: PreTrainedModel, depths: Sequence[int | None], first: PreTrainedModel) -> None:
+    """Raise UsageError for a model that cannot grow, and for numbers of layers that it cannot have in this order.
+
+    first: the model of the first phase, whose tensors outside the layers must have the names and shapes of the last.
+    """
+    prefix = _prefix(full)
+    outside = [
+        {(name, weight.shape) for name, weight in model.named_parameters() if not name.startswith(str(prefix))}
+        for model in (full, first)
+    ]
+    if prefix is None or outside[0] != outside[1]:
+        sentence = (
+            f"the layers of {full.config.model_type} cannot be told apart, share weights, or other weights depend on "
+            "their number; leave layers out of the phases"
+        )
         raise UsageError(sentence, "unsupported", option="layers")
     for depth in filter(None, depths):
         shorten(copy.deepcopy(full.config), depth)
