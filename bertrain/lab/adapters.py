@@ -40,8 +40,9 @@ _TASK_TYPES = {
 }
 """The head of a class → what peft calls its task; its AutoPeftModel classes need it."""
 _OF_A_DECODER = """\
-The base of this adapter is {base}, a decoder. The adapter was trained with attention to both sides, but peft loads the
-base with attention to the left only. Load the configuration of the base, set `config.is_causal = False`, and give
+The base of this adapter is {base}, a decoder. The adapter was trained with attention to both sides, but peft loads a
+base without `"is_causal": false` in its config.json with attention to the left only. Load the configuration of the
+base, set `config.is_causal = False`, and give
 `{kind}.from_pretrained(base, config=config)` to `PeftModel.from_pretrained`; or use the merged weights in the directory
 above.
 """
@@ -179,7 +180,7 @@ def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: 
     weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}
     save_file(weights, directory / ADAPTER / WEIGHTS, {"format": "pt"})
     model.peft_config[_NAME].save_pretrained(directory / ADAPTER)
-    if family_of(model).decoder:
+    if family_of(model).decoder and not getattr(model.config, "is_causal", True):
         about = _OF_A_DECODER.format(base=model.name_or_path, kind=type(model).__name__)
         (directory / ADAPTER / "README.md").write_text(about, encoding="utf-8")
 

@@ -18,7 +18,7 @@ from bertrain.lab.tasks import Task
 from bertrain.lab.transplant import growing
 from bertrain.models.encoder import PLACES
 from bertrain.models.families import family_of
-from bertrain.models.load import HARMLESS, check_length, max_length, must_download, needed_weights, refusing
+from bertrain.models.load import HARMLESS, as_encoder, check_length, max_length, must_download, needed_weights, refusing
 from bertrain.speed import has_bf16
 
 LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
@@ -88,11 +88,13 @@ def _labels(config: Any, task: Task) -> list[str]:
 
 
 def take_order(directory: str, task: Task) -> list[str]:
-    """Give a task the order of the labels that a checkpoint has. Return a line if its head is for others."""
-    known = _labels(_config(directory), task)
-    if not known or task.keeps(known):
-        return []
-    return [f"{directory} has a head for other labels, such as {known[0]}; a new head replaces it"]
+    """Give a task the order of the labels that a checkpoint has. Return lines about a new head and a decoder."""
+    known, lines = _labels(config := _config(directory), task), []
+    if known and not task.keeps(known):
+        lines = [f"{directory} has a head for other labels, such as {known[0]}; a new head replaces it"]
+    if family_of(config).decoder and as_encoder(config):
+        lines.append(f"warning: {directory} is a decoder: tokens attend to the left only; pretrain --init adapts it")
+    return lines
 
 
 def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:

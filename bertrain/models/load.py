@@ -146,7 +146,7 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
 
 
-def _make_encoder(config: PreTrainedConfig) -> bool:
+def as_encoder(config: PreTrainedConfig) -> bool:
     """Let a decoder attend to both sides, by its configuration. Return whether it was one that does not.
 
     Raises ValueError for a model that neither is nor can become an encoder that predicts masked tokens.
@@ -212,7 +212,7 @@ def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 def _from_pretrained(
     spec: str, *, nsp: bool | None, complete: bool, local_files_only: bool, option: str | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model and transformers' loading info, with the result of `_make_encoder`.
+    """Return a model and transformers' loading info, with the result of `as_encoder`.
 
     option: the one that named the model; others: see `load_model`.
     """
@@ -220,7 +220,7 @@ def _from_pretrained(
     more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True, "adapter_kwargs": options}
     with refusing(spec, option, "a masked language model that transformers can load"):
         config = AutoConfig.from_pretrained(spec, trust_remote_code=False, **options)
-        was_causal = _make_encoder(config)
+        was_causal = as_encoder(config)
         kind: Any = family_of(config).next_sentence
         has_nsp = kind and (kind.__name__ in (config.architectures or ()) if nsp is None else nsp)
         auto: Any = kind if has_nsp else auto_class(config)
@@ -313,7 +313,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             local = not must_download(name, "model", ["config.json"], instead)
             config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
             values = config.to_dict()
-        _make_encoder(config)
+        as_encoder(config)
     return config, values
 
 
