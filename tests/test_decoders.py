@@ -4,6 +4,7 @@ Losses, gradients, packed rows, windows and resuming of each family are in test_
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -139,6 +140,11 @@ def test_a_decoder_is_fine_tuned_for_what_transformers_has_a_head_for(decoder, d
 def test_a_decoder_that_was_not_adapted_is_no_encoder_in_silence(decoder, dataset, tmp_path):
     given = "--checkpoint", decoder("llama"), "--data", dataset.path, "--length", 32
     assert "was not trained to attend to both sides" in succeeds(evaluate.main, *given).stderr
+    raw = shutil.copytree(decoder("llama"), tmp_path / "raw")
+    write(raw / "tokenizer_config.json", json.dumps({"eos_token": "<|end|>", "pad_token": TOKENS[3]}))
+    given = tuning(raw, write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned", "--lora", "r=2,alpha=4")
+    assert "attend to the left only" in succeeds(finetune.main, *given).stderr
+    assert not [*(tmp_path / "tuned" / "seed-0" / "adapter").glob("README.md")]
     train(dataset.path, tmp_path / "run", init=str(decoder("llama")), save_every=1, **OPTIONS)
     merged = succeeds(merge.main, *(tmp_path / "run").glob("step-*"), "--out", tmp_path / "mean")
     assert "warning" not in merged.stderr

@@ -192,6 +192,8 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
         for name in adapters.heads_of(model):
             model.get_submodule(name).requires_grad_(True)
     tokenizer = heads.tokenizer_of(job.checkpoint)
+    if getattr(model.config, "pad_token_id", None) is None:  # heads of decoders need it
+        model.config.pad_token_id = tokenizer.pad_token_id
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     return Reader(model, tokenizer, work.task), bf16
 
