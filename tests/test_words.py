@@ -535,6 +535,7 @@ def _edited(name, **parts):
         lambda: byte_level(bytes_of(*isolated(""))),
         lambda: word_level(NUMBERS, *"1▁", normalizer=normalizers.Prepend("▁")),
         lambda: word_level(bytes_of(regex=True), "Ġb", "a"),
+        lambda: _edited("GPT-2", model={"end_of_word_suffix": "e"}),
     ],
 )
 def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):

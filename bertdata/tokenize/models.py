@@ -149,6 +149,8 @@ def _symbols(model: dict[str, Any], vocabulary: dict[str, int], merges: _Merges,
         raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
     if suffix and model.get("ignore_merges"):
         raise Unsupported("its BPE model marks the ends of words, and looks up whole words first")
+    if suffix and any(len(b) <= len(suffix) and (a + b).endswith(suffix) for a, b in merges_of(model)):
+        raise Unsupported("its BPE model marks the ends of words with what a text can spell")
     tokens = _spelled(vocabulary, suffix)
     if max(map(len, tokens), default=0) > LONGEST_TOKEN:
         raise Unsupported(f"it has a token of more than {LONGEST_TOKEN:,} bytes")
