@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ _ANY_DTYPE = r"[<|](b1|[iu][1248]|f[248]|c8)"  # of arrays of unknown names
 SPLITS = ("train", "validation", "test")
 _COLUMNS = 4  # of TABLE: the number in the name of a shard, its documents, tokens and sentences
 _DIGEST_BYTES = 32
+_ROWS_AT_ONCE = 1024
 _LARGEST = 1 << 62
 OpenTable = Callable[[str, str, int], NDArray[Any]]
 """Name, dtype and length of a table → its numbers. Raises DatasetError if the file is another one."""
@@ -60,20 +61,35 @@ class Split(Sequence[Shard]):
     read_digests: Callable[[], NDArray[np.uint8]]
 
     @classmethod
-    def from_shards(cls, shards: Iterable[Shard]) -> Split:
-        """Return the columns of some shards of a split, in the order of their numbers."""
-        by_number = sorted(((int(each.name.rpartition("-")[2]), each) for each in shards), key=itemgetter(0))
-        numbers = [(n, each.num_documents, each.num_tokens, each.num_sentences or 0) for n, each in by_number]
-        rows = [{(name, entry["dtype"]): entry for name, entry in each.arrays.items()} for _, each in by_number]
+    def from_shards(cls, shards: Sequence[Shard]) -> Split:
+        """Return the columns of some shards of a split."""
+        numbers = [
+            (int(each.name.rpartition("-")[2]), each.num_documents, each.num_tokens, each.num_sentences or 0)
+            for each in shards
+        ]
+        rows = [{(name, entry["dtype"]): entry for name, entry in each.arrays.items()} for each in shards]
         arrays = list(dict.fromkeys(array for row in rows for array in row))
         missing = {"length": -1, "sha256": "00" * _DIGEST_BYTES}
         entries = [row.get(array, missing) for row in rows for array in arrays]
         lengths = np.array([entry["length"] for entry in entries], np.int64).reshape(len(rows), -1)
         digests = np.frombuffer(bytes.fromhex("".join(entry["sha256"] for entry in entries)), np.uint8)
         digests = digests.reshape(len(rows), -1, _DIGEST_BYTES)
-        return cls(
-            by_number[0][1].name.rpartition("-")[0], np.array(numbers, np.int64), arrays, lengths, lambda: digests
-        )
+        split = shards[0].name.rpartition("-")[0]
+        return cls(split, np.array(numbers, np.int64), arrays, lengths, lambda: digests)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Split]) -> Split:
+        """Return the shards of all parts of a split, in the order of their numbers."""
+        numbers = np.concatenate([part.numbers for part in parts])
+        arrays = list(dict.fromkeys(array for part in parts for array in part.arrays))
+        lengths = np.full((len(numbers), len(arrays)), -1)
+        digests = np.zeros((*lengths.shape, _DIGEST_BYTES), np.uint8)
+        order = np.argsort(numbers[:, 0], kind="stable")
+        rows = np.split(np.argsort(order), np.cumsum([*map(len, parts)]))
+        for part, some in zip(parts, rows, strict=False):
+            place = some[:, None], [arrays.index(array) for array in part.arrays]
+            lengths[place], digests[place] = part.lengths, part.digests
+        return cls(parts[0].name, numbers[order], arrays, lengths, lambda: digests)
 
     @cached_property
     def digests(self) -> NDArray[np.uint8]:
@@ -110,7 +126,8 @@ class Split(Sequence[Shard]):
         return tuple(self._shards(index)) if isinstance(index, slice) else next(self._shards([index]))
 
     def __iter__(self) -> Iterator[Shard]:
-        return self._shards(slice(None))
+        slices = (slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(self), _ROWS_AT_ONCE))
+        return chain.from_iterable(map(self._shards, slices))
 
     def _shards(self, index: Any) -> Iterator[Shard]:
         rows = self.numbers[index].tolist(), self.lengths[index].tolist(), self.digests[index]

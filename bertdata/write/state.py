@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class FinishedUnits:
         self.numbers, self.tally = set[int](), Tally()
         self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
         self.checksums = dict[int, int]()  # of units that were made from an iterable
-        self._shards: dict[str, list[Any]] = {split: [[]] for split in SPLITS}  # columns, and at the end a list
+        self._shards = {split: list[Split]() for split in SPLITS}
         self._lock = threading.Lock()
         for record in records:
             self.add(record)
@@ -124,10 +123,10 @@ class FinishedUnits:
         """Adds a unit that is not there yet."""
         with self._lock:
             for split, shard in record.shards.items():
-                *_, last = parts = self._shards[split]
-                last.append(shard)
-                if len(last) == _ROWS_JOINED:
-                    parts[-1:] = [Split.from_shards(last), []]
+                parts = self._shards[split]
+                parts.append(Split.from_shards([shard]))
+                if len(parts) > _ROWS_JOINED:
+                    parts[:] = [Split.joined(parts)]
             self.origins |= record.origins
             self.tally.add(record.tally)
             self.numbers.add(record.unit)
@@ -136,7 +135,7 @@ class FinishedUnits:
 
     def splits(self) -> dict[str, Split]:
         """The splits that have a shard, each with its shards in the order of the units."""
-        return {split: Split.from_shards(chain(*parts)) for split, parts in self._shards.items() if any(parts)}
+        return {split: Split.joined(parts) for split, parts in self._shards.items() if parts}
 
 
 def finished_units(staging: Path) -> FinishedUnits:
