@@ -277,6 +277,7 @@ def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
     path = write(tmp_path / "a.txt", "river NN")
     refused("token", path, "malformed", option="text", text="word")
     refused("token", path, "bad-row", ", line 1", label="5")
+    refused("token", path, "bad-row", ", line 1", other="2")
     for column in ("--1", "²"):  # neither is a number
         refused("token", path, "malformed", option="text", text=column)
         refused("classification", write(tmp_path / "a.tsv", "x\t1"), "no-column", option="text", text=column)

@@ -79,7 +79,7 @@ def require_values(
     skip: an empty text is none, and "-" is no label: annotators did not agree. unlabelled: an empty label is one.
     """
     for role in roles:
-        is_label, value = role == "label" and not unlabelled, part[role]
+        is_label, value = role == "label" and not unlabelled, part.get(role)
         empty = ("", "-") if skip and is_label else ("",) if skip or is_label else ()
         if value is None or (str(value).strip() if is_label else value) in empty:
             sentence = f"{place} has no value for --{role}, or another number of columns than the first row"
