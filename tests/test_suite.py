@@ -36,6 +36,7 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
+    refused(suite.main, "clue", *arguments, kind="out-exists", option="out")
     seed = json.loads((tmp_path / "out" / "cola" / "seed-0" / "seed.json").read_text())
     assert seed["of"]["the measure"] == "mcc"
     config = json.loads((tmp_path / "out" / "cola" / "seed-0" / "config.json").read_text())

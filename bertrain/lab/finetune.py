@@ -134,10 +134,23 @@ def _run(work: Work, seed: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def alone(ranks: World, out: str) -> Iterator[None]:
-    """Make --out, and keep a second job out of it until the context ends."""
+def alone(ranks: World, out: str, suite: str | None = None) -> Iterator[None]:
+    """Make --out, and keep a second job out of it until the context ends.
+
+    suite: the name of one whose results it gets. Raises UsageError if it has those of another command.
+    """
+
+    def enter() -> None:
+        stack.enter_context(checkpoint.lock(Path(out)))
+        before = suite
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, RecursionError):
+            before = json.loads(Path(out, RESULT).read_bytes()).get("suite")
+        if before != suite:
+            sentence = f"--out {out} holds results of bertrain {f'suite {before}' if before else 'finetune'}"
+            raise UsageError(f"{sentence}; give another --out", "out-exists", option="out", given=out)
+
     with contextlib.ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(Path(out))))
+        ranks.on_first(enter)
         yield
 
 

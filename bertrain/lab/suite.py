@@ -132,7 +132,7 @@ def main(*, name: str, data: str, as_json: bool, **flags: Any) -> None:
     """
     with world(LONGEST_WAIT) as ranks:
         base = ranks.together(lambda: from_flags(Job, flags))
-        with alone(ranks, base.out):
+        with alone(ranks, base.out, name):
             files = ranks.together(lambda: find(data, name))
             start = ranks.from_first(lambda: checkpoint.resolved(base.checkpoint))  # a run has newer ones later
             base = replace(base, checkpoint=start)
