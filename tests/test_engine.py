@@ -319,12 +319,12 @@ def test_other_kinds_of_tokenizers(kind):
 def test_a_run_that_the_library_fails_on_is_named_by_its_document():
     tokenizer, marks = load(VOCABULARY), "\u302e\U0001d165"  # which NFD sorts
 
-    def fail(texts, where):
+    def fail(library, texts):
         error = FailedTextError("it fails", "tokenizer-failed")
         error.documents = (texts.index(f"bb{marks}"),)
         raise error
 
-    with mock.patch.object(tokenizer._engine, "_encode_hard", fail), refuses("tokenizer-failed", says="document 2: "):
+    with mock.patch.object(engine, "ids_by", fail), refuses("tokenizer-failed", says="document 2: "):
         by_engine(tokenizer, *joined(["a", f"a{marks} b", f"b bb{marks}", f"bb{marks}"]), sentences=False)
 
 
@@ -361,12 +361,12 @@ def test_threads_that_begin_together_give_exact_ids(monkeypatch, near, far):
 def test_what_threads_share_is_read_only():
     """A thread writes to its own table of code points, and to no array that a kernel of another thread may read."""
     tokenizer = load(VOCABULARY)
-    mine = tokenizer._engine._thread().tables
+    mine = tokenizer._engine._local.tables
     with ThreadPoolExecutor(1) as pool:
         pool.submit(by_engine, tokenizer, *joined(SCRIPTS), sentences=False).result()
-        theirs = pool.submit(lambda: tokenizer._engine._thread().tables).result()
+        theirs = pool.submit(lambda: tokenizer._engine._local.tables).result()
     assert theirs.points[ord("ж"), 0] != 0 == mine.points[ord("ж"), 0]
     shared = [array for a in mine for array in theirs if isinstance(a, np.ndarray) and np.may_share_memory(a, array)]
-    shared += tokenizer._engine._pages.values()
+    shared += tokenizer._engine.words._pages.values()
     assert len(shared) > 10
     assert not any(array.flags.writeable for array in shared)

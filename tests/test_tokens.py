@@ -180,7 +180,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is
     for error, expected in ((type("PanicException", (BaseException,), {}), TokenizerError), (KeyboardInterrupt,) * 2):
         library = mock.Mock(encode_batch_fast=mock.Mock(side_effect=error("not a char boundary")))
         monkeypatch.setattr(ours.source, "library", library)
-        monkeypatch.setattr(ours, "_encoder", mock.Mock(engine=None))
+        monkeypatch.setattr(ours, "_engine", SimpleNamespace(name=None))
         with pytest.raises(expected):
             encode(ours, ["hello"])
 

@@ -284,7 +284,7 @@ def kinds():
         if name not in made:
             tokenizer = Ours(json.dumps(KINDS[name]()))
             tokenizer.prepare()
-            assert tokenizer.engine, (name, tokenizer.engine_refusal)
+            assert tokenizer.engine, (name, tokenizer.why_slow)
             made[name] = tokenizer
         return made[name]
 
@@ -497,7 +497,7 @@ def test_ids_too_large_are_left_to_the_library(largest, refusal):
     content["model"]["vocab"]["q"] = largest
     tokenizer = Ours(json.dumps(content))
     assert_exact(tokenizer, [TEXT, "qq q"])
-    assert tokenizer.engine_refusal == refusal
+    assert tokenizer.why_slow == refusal
 
 
 def _edited(name, **parts):
@@ -542,7 +542,7 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):
     tokenizer = Ours(json.dumps(content()))
     tokenizer.prepare()
     assert tokenizer.engine is None
-    assert tokenizer.engine_refusal
+    assert tokenizer.why_slow
     theirs = tokenizer.library.encode("the river", add_special_tokens=False).ids
     if not json.loads(tokenizer.files[TOKENIZER])["model"].get("dropout"):
         assert ids_of(tokenizer, ["the river"]) == [theirs]
@@ -554,7 +554,7 @@ def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library
     monkeypatch.setattr(rules, "CLASSES", 4)
     assert_exact(tokenizer, [TEXT, "\u1e00\u4e00"])
     assert tokenizer.engine is None
-    assert tokenizer.engine_refusal == "its regular expression tells too many classes of characters apart"
+    assert tokenizer.why_slow == "its regular expression tells too many classes of characters apart"
     assert_exact(tokenizer, [TEXT])
 
 
@@ -633,9 +633,9 @@ def ends_of_words(request, kinds):
 
     Those that the kernel leaves to the automaton are taken from it.
     """
-    made = kinds(request.param)._engine
+    made = kinds(request.param)._engine.words
     rules = Rules([parse(GPT2_RULE if request.param == "GPT-2" else LLAMA3_RULE)])
-    tables, runs = made._new_tables(), engine.new_runs(engine.NEAR_LINES)
+    tables, runs = made.new_tables(), engine.new_runs(engine.NEAR_LINES)
 
     def both(text):
         sizes = np.append(0, np.cumsum([len(character.encode()) for character in text])).tolist()
@@ -645,7 +645,7 @@ def ends_of_words(request, kinds):
         while i < end:
             count, slow_stop = find_words(data, i, end, tables, runs, state)
             if count < 0:
-                made._with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
+                made.with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
                 continue
             ends += [i + place for place in runs.places[:count].tolist()]
             i = ends[-1] if count else i

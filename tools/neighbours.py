@@ -69,7 +69,7 @@ def check(name: str, content: str) -> bool:
     tokenizer = LoadedTokenizer(content)
     tokenizer.prepare()
     if not tokenizer.engine:
-        print(f"{name}: no engine, {tokenizer.engine_refusal}")
+        print(f"{name}: no engine, {tokenizer.why_slow}")
         return True
     points, found = code_points(), []
     for neighbour in NEIGHBOURS:

@@ -104,7 +104,7 @@ def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
     return {
         "kind": ", ".join(_steps(json.loads(content))),
         "engine": tokenizer.engine,
-        "engine_refusal": tokenizer.engine_refusal,
+        "engine_refusal": None if tokenizer.engine else tokenizer.why_slow,
     }
 
 

@@ -1,4 +1,4 @@
-"""What the fast ways from text to ids have in common.
+"""Pieces of text → ids, by the kernels and, for runs that fit no table, by `tokenizers`.
 
 An engine learns about a tokenizer by asking it. When a code point first occurs in a text, `tokenizers` says what it
 does with all code points of its page of 256, and the kernel uses the results. Where a result depends on neighbouring
@@ -7,7 +7,7 @@ runs.
 
 Threads. Kernels run without the GIL, so nothing that a running kernel reads may change. What all threads share is
 written once, before any thread sees it, and is marked read-only: the constant tables, and the pages in
-`Engine._pages`, which a lock guards. What changes belongs to one thread: its table of code points, its tables of runs.
+`Words._pages`, which a lock guards. What changes belongs to one thread: its table of code points, its tables of runs.
 A kernel that meets a code point without an entry returns; then its thread copies the page into its own table and calls
 the kernel again. So no result depends on the order in which a processor's stores become visible.
 
@@ -30,21 +30,21 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertdata.errors import FailedTextError, LongTextError
+from bertdata.tokenize.added import AddedTokens
+from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.begins import NUM_BITS, NUM_CARRIES
-from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
+from bertdata.tokenize.kernels.records import Output, RunTables, Text
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import read_only
-from bertdata.tokenize.rules import Rules
+from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.source import Source, is_failure
+from bertdata.tokenize.words import PAGE, WORD_BYTES, Words
 from bertdata.types import SpecialTokens
 
-PAGE = 256  # code points that the tokenizer is asked about at a time
-NUM_CODE_POINTS = 0x110000
 NEAR_LINES, FAR_LINES = 1 << 17, 1 << 16  # of 64 bytes in the tables of runs; two make a set
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
-WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 LONGEST_PIECE = 1 << 24  # bytes of text that `tokenizers` may get in one piece; it takes 100 to 220 bytes for each
 _TOGETHER = 1 << 20  # bytes of texts that it gets at a time, and of a text that several threads may give it at once
@@ -56,120 +56,115 @@ _Inserted = list[tuple[int, int, NDArray[Any]]]
 
 
 class Engine:
-    """All methods may be called from several threads at once."""
+    """Pieces of text → ids, where the kernels support a tokenizer. May be used by several threads at once."""
 
-    name: str
-    """What kind of tokenizer it takes."""
-    takes_lines: bool
-    """Whether the ids of a text are the ids of its lines, one after the other."""
-    _rules: Rules
-    why_slow: str | None = None
-    """One clause that says why usual text is hard."""
-    near_factor = 1
-    """How many times NEAR_LINES lines its table of runs has."""
+    words: Words
+    """What the kernels know about the tokenizer; there are none if it is not supported."""
+    refusal: str | None = None
+    """One clause that says why the tokenizer, or a text that it had to encode, is not supported."""
 
     def __init__(self, source: Source, special: SpecialTokens) -> None:
-        self._source, self._special, self._unk = source, forbidden_ids(special), special.unk
-        self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
-        self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
-        self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and pages there
-        self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
+        """special: its special ids are those that text may not give.
+
+        Loading kernels takes about 0.1 s;
+        compiling them takes some seconds, once on a machine.
+        """
         self._local = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
+        try:
+            self.words = Words(source, special)
+            # What the engine does not see
+            self._added = AddedTokens(source, Forms(source.outline["normalizer"]), self.words.special)
+        except (Unsupported, RecursionError) as refusal:
+            self._refuse(refusal)
+        self.encode(np.zeros(0, np.uint8), *[np.zeros(0, np.int64)] * 3)  # loads the kernels
+        source.forget()
 
-    def _new_tables(self) -> WordTables:
-        """The kernel's tables with the constant fields shared, and new entries, in which no code point is known."""
-        raise NotImplementedError
+    def _refuse(self, refusal: Exception) -> None:
+        too_deep = "its rules have too many alternatives, or too many parentheses inside others"
+        self.refusal = str(refusal) if isinstance(refusal, Unsupported) else too_deep
 
-    def _with_page(self, tables: WordTables, number: int) -> WordTables:
-        """The tables of a thread with the entries of a page of code points."""
-        raise NotImplementedError
+    @property
+    def name(self) -> str | None:
+        """What kind of tokenizer it supports; None: `tokenizers` encodes all text."""
+        return None if self.refusal else self.words.name
 
-    def _entries(self, first: int) -> NDArray[Any]:
-        """Ask the tokenizer about the page of code points that begins with `first`. Return its entries."""
-        raise NotImplementedError
-
-    def _is_stable(self, before: int, point: int) -> bool:
-        """Whether two code points side by side leave each other alone."""
-        raise NotImplementedError
-
-    def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
-        """The ids of hard runs. where: the last column of records.Output.hard."""
-        raise NotImplementedError
-
-    def _warm(self) -> None:
-        """Load the kernel from numba's cache, or compile it."""
-        nothing = np.zeros(0, np.int64)
-        self.encode(Text(np.zeros(records.PADDING, np.uint8), nothing, nothing, nothing, np.zeros(0, np.bool_)))
+    @property
+    def why_slow(self) -> str | None:
+        """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
+        return self.refusal or self.words.why_slow
 
     def encode(
+        self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        """The ids of the pieces text[starts[i] : stops[i]], their offsets, and how many special ids were replaced.
+
+        text: valid UTF-8; it is copied if fewer than PADDING bytes follow the last piece. tails: an id that is written
+        after the ids of each piece, -1 for none. None: the tokenizer is not supported, or the text gives a special id
+        and there is no unknown id to replace it. Raises LongTextError for what `tokenizers` must encode in one piece
+        and is longer than LONGEST_PIECE, and FailedTextError.
+        """
+        if self.refusal:
+            return None
+        size = int(stops.max(initial=0))
+        if text.size < size + records.PADDING:
+            text = np.concatenate([text[:size], np.zeros(records.PADDING, np.uint8)])
+        text = read_only(text.view())  # kernels are compiled for one kind of array
+        try:
+            if not self._added:
+                return self._encode(Text(text, starts, stops, tails, np.ones(tails.size, np.bool_)))
+            cuts = self._added.cut(text, starts, stops, tails)
+            sources = cuts.source_piece[cuts.left_out]
+            left_out = np.stack([np.flatnonzero(cuts.left_out), starts[sources], stops[sources]], 1)
+            encoded = self._encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
+        except (Unsupported, RecursionError) as refusal:  # only this text shows that the rules need too much
+            self._refuse(refusal)
+            return None
+        if encoded is None:
+            return None
+        ids, pieces, replaced = encoded
+        bounds = np.append(np.searchsorted(cuts.source_piece, np.arange(tails.size)), cuts.source_piece.size)
+        return ids, pieces[bounds], replaced
+
+    def _encode(
         self, text: Text, left_out: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
-        """The ids of pieces of text, their offsets int64 [num_pieces + 1], and how many special ids were replaced.
+        """Return what `encode` does, for pieces without added tokens.
 
         left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
-        data[start:stop] in their place. None if the text gives a special id, and there is no unknown id to replace it.
-        PADDING bytes follow the last piece. Raises LongTextError for what `tokenizers` must encode in one piece and is
-        longer than LONGEST_PIECE, and FailedTextError.
+        data[start:stop] in their place.
         """
-        left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
-        text = text._replace(data=read_only(text.data.view()))  # kernels are compiled for one kind of array
+        words, thread = self.words, self._local
         output = Output(
-            ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
+            ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, words.dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),
             hard=np.empty((HARD_RUNS, 4), np.int64),
             state=np.zeros(records.NUM_STATES, np.int64),
         )
-        thread = self._thread()
+        if not hasattr(thread, "tables"):
+            thread.tables, thread.runs = words.new_tables(), new_runs(words.near_factor * NEAR_LINES)
         inserted: _Inserted = []
         code = -1
         while code != records.DONE:
             code = encode_words(text, thread.tables, thread.runs, output)
             point = int(output.state[records.CODE_POINT])
             if code == records.UNKNOWN_CODE_POINT:
-                thread.tables = self._with_page(thread.tables, point // PAGE)
+                thread.tables = words.with_page(thread.tables, point // PAGE)
             elif code == records.UNKNOWN_PAIR:
                 before = int(output.state[records.BEFORE])
-                with self._probing:
-                    is_stable = self._is_stable(before, point)
-                keep_pair(before, point, is_stable, thread.runs)
+                keep_pair(before, point, words.is_stable(before, point), thread.runs)
             else:
                 hard = output.hard[: output.state[records.NUM_HARD]].copy()
                 output.state[records.NUM_HARD] = 0
                 if code == records.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
                     return None
-        if left_out.size:
+        if left_out is not None and left_out.size:
             piece, start, stop = left_out.T
             rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, records.AT_BEGIN)], axis=1)
             if not self._resolve(text, rows, thread.runs, output, inserted):
                 return None
-        if len(self._pages) > self._num_kept * 9 // 8:
-            self._keep_pages()
+        words.keep_pages()
         ids, bounds = _insert(output.ids[: output.bounds[-1]], text.starts, output.bounds, inserted)
         return ids, bounds, int(output.state[records.REPLACED])
-
-    def _thread(self) -> Any:
-        """What belongs to this thread: .tables and .runs."""
-        thread = self._local
-        if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = self._new_tables(), new_runs(self.near_factor * NEAR_LINES)
-        return thread
-
-    def _page(self, number: int) -> NDArray[Any]:
-        """Return the entries of 256 code points, which never change. The caller holds the lock."""
-        if not self._pages and (kept := self._source.read(self._kept)):
-            self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
-            self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
-            self._num_kept = len(self._pages)
-        if number not in self._pages:
-            self._pages[number] = read_only(self._entries(number * PAGE))
-        return self._pages[number]
-
-    def _keep_pages(self) -> None:
-        """Write the pages to the cache."""
-        with self._probing:
-            self._num_kept, classes = len(self._pages), [[str(m), flags] for m, flags in self._rules.class_keys]
-            values = {"numbers": np.array([*self._pages]), "entries": np.stack([*self._pages.values()])}
-            self._source.keep(self._kept, values | {"classes": classes})
 
     def _resolve(
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Inserted
@@ -194,17 +189,18 @@ class Engine:
             numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
             number_of_row = [numbers[run] for run in spelled]
             try:
-                encoded = self._encode_hard([*map(bytes.decode, numbers)], where)
+                encoded = ids_by(*self.words.for_library([*map(bytes.decode, numbers)], where))
             except FailedTextError as error:
                 error.places = (int(rows[number_of_row.index(error.documents[0]), 0]),)
                 raise
-            replaced = [int(self._special[ids].sum()) for ids in encoded]
-            if any(replaced) and self._unk is None:
+            special, unk = self.words.special, self.words.unk
+            replaced = [int(special[ids].sum()) for ids in encoded]
+            if any(replaced) and unk is None:
                 return False
             for ids in encoded:
-                ids[self._special[ids]] = self._unk or 0
+                ids[special[ids]] = unk or 0
             output.state[records.REPLACED] += sum(replaced[number] for number in number_of_row)
-            own = [encoded[number].astype(self._dtype) for number in number_of_row]
+            own = [encoded[number].astype(self.words.dtype) for number in number_of_row]
             inserted += zip(rows[:, 0].tolist(), rows[:, 2].tolist(), own, strict=True)
             if where == records.IN_MIDDLE:
                 first = np.unique(number_of_row, return_index=True)[1]  # the row in which each run occurs first
@@ -297,20 +293,6 @@ def long_text(size: int, *, documents: Sequence[int] = (), places: Sequence[int]
     error = LongTextError(sentence, "too-large", option="tokenizer", given=size)
     error.documents, error.places = tuple(documents), tuple(places)
     return error
-
-
-def padded(text: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """The text, copied if fewer than PADDING bytes follow its first `size`, as kernels read so far."""
-    if text.size >= size + records.PADDING:
-        return text
-    return np.concatenate([text[:size], np.zeros(records.PADDING, np.uint8)])
-
-
-def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
-    """bool [vocab_size], read-only: the ids that text may not give; the unknown id is stored in their place."""
-    forbidden = np.zeros(special.vocab_size, np.bool_)
-    forbidden[list(set(special.special_ids) - {special.unk})] = True
-    return read_only(forbidden)
 
 
 def new_runs(near_lines: int) -> RunTables:

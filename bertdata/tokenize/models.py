@@ -44,7 +44,8 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
     """
-    require_small_ids(vocabulary)
+    if max(vocabulary.values(), default=0) >= MOST_IDS:
+        raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
     kind = kind_of(model)
     fields: dict[str, Any] = {
         "characters": {token: n for token, n in vocabulary.items() if len(token) == 1},
@@ -64,14 +65,15 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
         raise Unsupported(f"it gives the bytes of words to a {kind} model")
     if kind == "BPE":
         return fields | _bpe(model, vocabulary, byte_level=byte_level)
+    tokens = {token.encode(): n for token, n in vocabulary.items()}
     if kind == "Unigram":
-        return fields | _unigram(model, vocabulary)
+        return fields | {"trie": trie_of(tokens)} | _unigram(model, vocabulary)
     if fields["unk"] < 0:
         raise Unsupported("its unknown token is not in the vocabulary")
     if kind == "WordLevel":
-        trie = trie_of({token.encode(): n for token, n in vocabulary.items()})
-        return fields | {"model": records.WHOLE_WORD, "trie": trie}
-    most, trie = model["max_input_chars_per_word"], wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
+        return fields | {"model": records.WHOLE_WORD, "trie": trie_of(tokens)}
+    most, prefix = model["max_input_chars_per_word"], model["continuing_subword_prefix"]
+    trie = trie_of(tokens, {t.removeprefix(prefix).encode(): n for t, n in vocabulary.items() if t.startswith(prefix)})
     return fields | {"model": records.WORD_PIECE, "max_chars": min(most, 1 << 62), "trie": trie}
 
 
@@ -79,12 +81,6 @@ def kind_of(model: dict[str, Any]) -> str:
     """What kind a model is, given as JSON; files of older versions do not say it."""
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
     return model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
-
-
-def require_small_ids(vocabulary: dict[str, int]) -> None:
-    """Raises Unsupported if an id has more bits than the tables have room for."""
-    if max(vocabulary.values(), default=0) >= MOST_IDS:
-        raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
 
 
 def merges_of(model: dict[str, Any]) -> list[list[str]]:
@@ -242,14 +238,7 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
         "unk_score": float(scores.min()) - _UNK_PENALTY,
         "unk": model["unk_id"],
         "fuse_unk": 1,
-        "trie": trie_of({token.encode(): n for token, n in vocabulary.items()}),
     }
-
-
-def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> NDArray[np.uint64]:
-    """Return the trie of a vocabulary. Tokens that begin a word are under root 0, the others under root 1."""
-    continues = {t.removeprefix(prefix).encode(): n for t, n in vocabulary.items() if t.startswith(prefix)}
-    return trie_of({token.encode(): n for token, n in vocabulary.items()}, continues)
 
 
 def trie_of(*roots: dict[bytes, int]) -> NDArray[np.uint64]:

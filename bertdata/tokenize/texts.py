@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import UsageError, require
-from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import ids_by
+from bertdata.tokenize.engine import Engine, ids_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
 from bertdata.tokenize.source import Source
@@ -55,13 +54,12 @@ class Tokenizer:
     @property
     def engine(self) -> str | None:
         """What kind of tokenizer our engine takes this one for; None: `tokenizers` itself gives the ids."""
-        engine = self._encoder.engine
-        return engine.name if engine else None
+        return self._engine.name
 
     @property
     def why_slow(self) -> str | None:
         """One clause that says why `tokenizers` encodes all text, or usual text; None: an engine encodes it."""
-        return self._encoder.why_slow
+        return self._engine.why_slow
 
     def encode_batch(
         self,
@@ -100,8 +98,8 @@ class Tokenizer:
         return self.loaded.source.allowing_special()
 
     @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self._source, replace(self.loaded.special, special_ids=()))
+    def _engine(self) -> Engine:
+        return Engine(self._source, replace(self.loaded.special, special_ids=()))
 
     def _encoded(
         self, data: NDArray[np.uint8], offsets: NDArray[np.int64], workers: int
@@ -112,7 +110,7 @@ class Tokenizer:
         def part(first: int, stop: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
             bounds = offsets[first : stop + 1]
             with naming_texts(bounds, lambda number: f"text {first + number}"):
-                encoded = self._encoder.encode(data, bounds[:-1], bounds[1:], np.full(bounds.size - 1, -1))
+                encoded = self._engine.encode(data, bounds[:-1], bounds[1:], np.full(bounds.size - 1, -1))
                 return encoded[:2] if encoded else self._by_library(data, bounds)
 
         if workers == 1:

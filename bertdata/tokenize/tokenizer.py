@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models, processors
 
 from bertdata.errors import FailedTextError, LongTextError, TextError, TokenizerError, UsageError
-from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
+from bertdata.tokenize.engine import Engine, encoded_by
 from bertdata.tokenize.forms import library_tokenizer
 from bertdata.tokenize.models import kind_of
 from bertdata.tokenize.source import Source
+from bertdata.tokenize.words import forbidden_ids
 from bertdata.types import LARGEST_VOCABULARY, SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -151,7 +151,7 @@ class LoadedTokenizer:
         self._config, self._given_names, self.notes = facts["config"], input_names, [*notes]
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
-        self._encoder: Encoder | None = None
+        self._engine: Engine | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LoadedTokenizer, (self.files[TOKENIZER].decode(), self._roles, self._given_names)
@@ -168,28 +168,19 @@ class LoadedTokenizer:
         return self.source.library
 
     @property
-    def _engine(self) -> Engine | None:
-        return self._encoder.engine if self._encoder else None
-
-    @property
     def engine(self) -> str | None:
         """After `prepare`: what kind of tokenizer the engine takes this one for, or None if there is no engine."""
         return self._engine.name if self._engine else None
 
     @property
-    def engine_refusal(self) -> str | None:
-        """After `prepare`: one clause that says why there is no engine."""
-        return self._encoder.refusal if self._encoder else None
-
-    @property
     def why_slow(self) -> str | None:
         """After `prepare`: one clause that says why `tokenizers` encodes all text, or usual text."""
-        return self._encoder.why_slow if self._encoder else None
+        return self._engine.why_slow if self._engine else None
 
     @property
     def engine_gives_lines(self) -> bool:
         """After `prepare`: whether the engine also finds where sentences begin."""
-        return bool(self._engine and self._engine.takes_lines and not self._has_lines)
+        return bool(self._engine and self._engine.name and self._engine.words.takes_lines and not self._has_lines)
 
     @property
     def missing_roles(self) -> list[str]:
@@ -242,9 +233,7 @@ class LoadedTokenizer:
         Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
         with self._preparing:
-            if self._encoder:
-                return
-            self._encoder = Encoder(self.source, self.special)
+            self._engine = self._engine or Engine(self.source, self.special)
 
     def encode(
         self,
@@ -264,15 +253,15 @@ class LoadedTokenizer:
         """
         with naming_texts(offsets, name, ", or use --on-error skip"):
             self.prepare()
-            separator, encoder = self.special.separator, self._encoder
-            if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
+            separator, engine = self.special.separator, self._engine
+            if engine and engine.name and (self.engine_gives_lines or not sentences):
                 text, bounds = np.frombuffer(data, np.uint8), offsets
                 ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
                 if sentences:
                     line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
                     bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
                     ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-                encoded = encoder.encode(text, bounds[:-1], bounds[1:] - 1, np.where(ends, separator or 0, -1))
+                encoded = engine.encode(text, bounds[:-1], bounds[1:] - 1, np.where(ends, separator or 0, -1))
                 if encoded:
                     ids, documents, replaced = encoded
                     starts = None

@@ -1,4 +1,4 @@
-"""The engine of tokenizers that cut text into words by rules: byte-level BPE, SentencePiece's BPE, Unigram, and others.
+"""What the kernels must know of a tokenizer: byte-level BPE, SentencePiece's BPE, Unigram, WordPiece or WordLevel.
 
 Every such tokenizer works in the same steps, and this file puts together what the kernel must know of each:
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,16 +24,9 @@ from numpy.typing import NDArray
 
 from bertdata.tokenize.added import ranges_of
 from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE, cutting
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, WORD_BYTES, Engine, ids_by
 from bertdata.tokenize.forms import SPACE, Forms, flat
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.records import (
-    EACH_PIECE,
-    EACH_WORD,
-    FIRST_PIECE,
-    NEVER,
-    WordTables,
-)
+from bertdata.tokenize.kernels.records import EACH_PIECE, EACH_WORD, FIRST_PIECE, NEVER, WordTables
 from bertdata.tokenize.models import byte_letters, kind_of, model_tables, read_only
 from bertdata.tokenize.rules import Rules, Unsupported
 from bertdata.tokenize.source import Source
@@ -42,34 +36,47 @@ LETTERS_OF_BYTES = byte_letters()
 _FOUND_BY_BITS = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
 _KINDS = {"é": records.IS_LETTER, "²": records.IS_NUMBER, "€": records.IS_OTHER, "\u00a0": records.IS_BLANK}
 """A character of each kind; all that a rule takes for such a character."""
+PAGE = 256  # code points that the tokenizer is asked about at a time
+NUM_CODE_POINTS = 0x110000
+WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 MOST_FORM_BYTES = 12  # that an entry holds
 _MOST_CHARS = "max_input_chars_per_word"
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
 
 
-NAMES = {
-    records.BYTE_BPE: "byte-level BPE",
-    records.CHARACTER_BPE: "BPE",
-    records.UNIGRAM: "Unigram",
-    records.WORD_PIECE: "WordPiece",
-    records.WHOLE_WORD: "WordLevel",
-}
-"""What engines are called, by their model."""
+def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
+    """bool [vocab_size], read-only: the ids that text may not give; the unknown id is stored in their place."""
+    forbidden = np.zeros(special.vocab_size, np.bool_)
+    forbidden[list(set(special.special_ids) - {special.unk})] = True
+    return read_only(forbidden)
 
 
-class Words(Engine):
-    """For tokenizers whose parts the rules, the forms and the models can say."""
+class Words:
+    """What the kernels must know of a tokenizer. All public methods may be called from several threads at once."""
+
+    name: str
+    """What kind of tokenizer it is."""
+    takes_lines: bool
+    """Whether the ids of a text are the ids of its lines, one after the other."""
+    why_slow: str | None = None
+    """One clause that says why usual text is hard."""
+    near_factor: int
+    """How many times NEAR_LINES lines the tables of runs have."""
 
     def __init__(self, source: Source, special: SpecialTokens) -> None:
         """Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        super().__init__(source, special)
+        self._source, self.special, self.unk = source, forbidden_ids(special), special.unk
+        self.dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
+        self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
+        self._kept, self._num_kept = f"pages: {special}", 0  # name in the cache, and pages there
+        self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
         self.forms = Forms(source.outline.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(source.outline.get("pre_tokenizer"), self.forms, source)
         changes_more = self.forms.has_marks or self.forms.strips or self.forms.prepended or self.forms.collapses
         model_json = source.outline["model"]
         has_characters = kind_of(model_json) in ("WordPiece", "WordLevel") and model_json.get(_MOST_CHARS, 1) > 0
-        self._forbidden = frozenset(np.flatnonzero(self._special).tolist())
+        self._forbidden = frozenset(np.flatnonzero(self.special).tolist())
         self._kind = cut.kind if has_characters and not changes_more else None
         self.forms.collapses = cut.collapses
         self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
@@ -110,9 +117,8 @@ class Words(Engine):
         has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
         is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
-        self.name = NAMES[model["model"]]
+        self.name = "byte-level BPE" if cut.byte_level else kind_of(model_json)
         self.near_factor = 2 if model["model"] == records.WORD_PIECE else 1
-        self._warm()
         if hard := [chr(c) for c in range(ord(" "), 127) if self._page(0)[c, 0] & records.HARD_FORM]:
             self.why_slow = f"its normalizer changes {''.join(hard)!r} in ways that fit no table"
 
@@ -142,8 +148,8 @@ class Words(Engine):
             prefix_when=cut.prefix_when,
             prefix_always=int(cut.prefix_always),
             collapses=int(self.forms.collapses),
-            special=self._special,
-            special_to=-1 if self._unk is None else self._unk,
+            special=self.special,
+            special_to=-1 if self.unk is None else self.unk,
         )
         if not prefix:
             return tables
@@ -247,18 +253,20 @@ class Words(Engine):
         ids = [self._characters.get(c, self._constants.unk) for c in form if self._kind(c) != "drop"]
         if len(ids) > min(len(point.encode()), 3) or not self._forbidden.isdisjoint(ids):
             return None
-        id_bits, count_place = (20, 60) if self._dtype == np.uint32 else (16, 48)
+        id_bits, count_place = (20, 60) if self.dtype == np.uint32 else (16, 48)
         value = len(ids) << count_place
         for k, token_id in enumerate(ids):
             value |= token_id << id_bits * k
         return value
 
-    def _new_tables(self) -> WordTables:
+    def new_tables(self) -> WordTables:
+        """The kernel's tables with the constant fields shared, and new entries, in which no code point is known."""
         # The kernel takes the classes of ASCII from an array of their own, so it does not ask for their entries.
         points, kinds = np.zeros((NUM_CODE_POINTS, 2), np.uint64), np.zeros(NUM_CODE_POINTS, np.uint8)
-        return self._with_page(self._constants._replace(points=points, kinds=kinds), 0)
+        return self.with_page(self._constants._replace(points=points, kinds=kinds), 0)
 
-    def _with_page(self, tables: WordTables, number: int) -> WordTables:
+    def with_page(self, tables: WordTables, number: int) -> WordTables:
+        """The tables of a thread with the entries of a page of code points."""
         with self._probing:
             page = slice(number * PAGE, (number + 1) * PAGE)
             tables.points[page] = self._page(number)
@@ -266,16 +274,38 @@ class Words(Engine):
             tables.kinds[1:128] = _ascii_kinds()
             return self._with_rules(tables)
 
-    def _is_stable(self, before: int, point: int) -> bool:
-        ignores = self.forms.collapses or self._cut.drops[0]
-        return self.forms.are_stable(chr(before), chr(point), ignore_spaces=ignores)
+    def _page(self, number: int) -> NDArray[Any]:
+        """Return the entries of 256 code points, which never change. The caller holds the lock."""
+        if not self._pages and (kept := self._source.read(self._kept)):
+            self._rules.classes([(int(matches), flags) for matches, flags in kept["classes"]])
+            self._pages |= zip(kept["numbers"].tolist(), kept["entries"], strict=True)
+            self._num_kept = len(self._pages)
+        if number not in self._pages:
+            self._pages[number] = read_only(self._entries(number * PAGE))
+        return self._pages[number]
 
-    def _encode_hard(self, texts: Sequence[str], where: int) -> list[NDArray[np.int64]]:
+    def keep_pages(self) -> None:
+        """Write the pages to the cache, if there are many new ones."""
+        if len(self._pages) <= self._num_kept * 9 // 8:
+            return
+        with self._probing:
+            self._num_kept, classes = len(self._pages), [[str(m), flags] for m, flags in self._rules.class_keys]
+            values = {"numbers": np.array([*self._pages]), "entries": np.stack([*self._pages.values()])}
+            self._source.keep(self._kept, values | {"classes": classes})
+
+    def is_stable(self, before: int, point: int) -> bool:
+        """Whether two code points side by side leave each other alone."""
+        ignores = self.forms.collapses or self._cut.drops[0]
+        with self._probing:
+            return self.forms.are_stable(chr(before), chr(point), ignore_spaces=ignores)
+
+    def for_library(self, texts: Sequence[str], where: int) -> tuple[tokenizers.Tokenizer, Sequence[str]]:
+        """The tokenizer that gives the ids of hard runs, and what it must get. where: as in records.Output.hard."""
         cut = self._cut
         is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
         if not is_word and (where == records.AT_BEGIN or not has_edges):
-            return ids_by(self._source.library, texts)
+            return self._source.library, texts
         if is_word:
             texts = [self._spelled(text) for text in texts]
         if where == records.WITH_PREFIX:
@@ -285,7 +315,7 @@ class Words(Engine):
         with self._probing:
             if kind not in self._inner:
                 self._inner[kind] = inner_tokenizer(self._source, where=kind, each_word=cut.prefix_when == EACH_WORD)
-        return ids_by(self._inner[kind], texts)
+        return self._inner[kind], texts
 
     def _may_cut(self, before: str, after: str) -> bool:
         forms = self.forms.normal(before), self.forms.normal(after)
@@ -300,6 +330,7 @@ class Words(Engine):
         return form.replace(" ", SPACE) if self._cut.marks_spaces else form
 
     def _entries(self, first: int) -> NDArray[np.uint64]:
+        """Ask the tokenizer about the page of code points that begins with `first`. Return its entries."""
         entries = np.zeros((PAGE, 2), np.uint64)
         if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
             entries[:, 0] = self._rules.classes([(_SILENT, 0)])[0] | int(records.SILENT_FORM)

@@ -138,7 +138,7 @@ class TextEncoder:
         """Why `tokenizers` encodes the text, as a clause; None: an engine does. Needs a prepared tokenizer."""
         tokenizer = self.tokenizer
         if tokenizer.engine is None:
-            return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
+            return f"there is no engine for this tokenizer, because {tokenizer.why_slow}"
         if tokenizer.why_slow:
             return tokenizer.why_slow
         if self.word_splitter:
