@@ -458,6 +458,8 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
     path = asked(tmp_path / "a.jsonl", *questions)
     examples, warnings = choices.read(str(path))
     assert (warnings, [question.label for question in examples]) == ([], [1, 0])
+    others, _ = choices.read(str(asked(tmp_path / "b.jsonl", ("a", ["b", "c"], 1.0), ("a", ["b", "c"], True))))
+    assert [question.label for question in others] == [1, 1]
     data, _ = choices.encode(tokenizer, examples, 32)
     texts = [tokenizer.decode(row["input_ids"]) for row in data.rows]
     pairs = [(question.text, choice) for question in examples for choice in question.other]
@@ -553,7 +555,7 @@ def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_toge
 
 def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, tokenizer):
     answers = task("multirc")
-    examples, _ = answers.read(str(write(tmp_path / "a.jsonl", multirc(0, 1), multirc(1, 1), multirc(0))))
+    examples, _ = answers.read(str(write(tmp_path / "a.jsonl", multirc(0, True), multirc(1, 1.0), multirc(0))))
     answers.learn(examples)
     data, _ = answers.encode(tokenizer, examples, 16)
     logits = [torch.eye(2)[label] for label in (0, 1, 1, 0, 0)]  # one of five is wrong

@@ -45,6 +45,11 @@ def same_label(label: Any) -> str:
     return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(label))
 
 
+def whole(value: Any) -> int:
+    """Return a whole number, which may stand as text, 1.0 or true. Raises ValueError for any other value."""
+    return int(same_label(int(value) if isinstance(value, bool) else value))
+
+
 def ordered(labels: Iterable[Any]) -> list[str]:
     """Return the different labels as texts: numbers by their value, then the others. 1 and 1.0 are one label."""
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.support import UsageError
 from bertrain.commands import reading
 from bertrain.lab.tables import text_of
-from bertrain.lab.tasks.base import Data, Example, Task, rows_of
+from bertrain.lab.tasks.base import Data, Example, Task, rows_of, whole
 
 QUESTION = ("question",)
 """The key of a question that stands before each choice; no column has such a name."""
@@ -45,7 +45,7 @@ class Choices(Task):
         with contextlib.suppress(ValueError, RecursionError):
             choices = json.loads(choices) if isinstance(choices, str) else choices
             if isinstance(choices, list) and len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
-                number = choices.index(answer) if answer in choices else int(str(answer))
+                number = choices.index(answer) if answer in choices else whole(answer)
         if not 0 <= number < len(choices or ()):
             sentence = f"{place}: --other must be a list of two or more texts, and --label one of them or its number "
             raise UsageError(f"{sentence}from 0, not {answer!r}; correct the row", "bad-row")

@@ -9,7 +9,7 @@ import torch
 
 from bertdata.support import UsageError
 from bertrain.lab.tables import text_of
-from bertrain.lab.tasks.base import Data, Example
+from bertrain.lab.tasks.base import Data, Example, whole
 from bertrain.lab.tasks.choices import QUESTION, Choices
 from bertrain.lab.tasks.texts import Classification
 
@@ -78,7 +78,7 @@ class Coreference(_Marked):
         firsts = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))  # of words
         try:
             words = [str(target[f"{span}_text"]) for span in ("span1", "span2")]
-            indices = [int(str(target[f"{span}_index"])) for span in ("span1", "span2")]
+            indices = [whole(target[f"{span}_index"]) for span in ("span1", "span2")]
         except (KeyError, TypeError, ValueError):
             words, indices = ["", ""], [-1, -1]
         for starts in ([firsts.get(index, -1) for index in indices], indices):
@@ -109,7 +109,7 @@ class Answers(Classification):
             for number, asked in enumerate(passage["questions"], 1):
                 for answer in asked["answers"]:
                     pair = str(passage["text"]), f"{asked['question']} {answer['text']}"
-                    examples.append(Example(*pair, int(str(answer["label"])), f"{place}, question {number}"))
+                    examples.append(Example(*pair, whole(answer["label"]), f"{place}, question {number}"))
         except (KeyError, TypeError, ValueError):
             sentence = f"{place}: passage needs text and questions, each with question and answers, and these with text"
             raise UsageError(f"{sentence} and label, as in MultiRC; correct the row", "bad-row") from None
