@@ -225,6 +225,8 @@ def main(path: str, data: str, limit: str, batch_size: int, out: str, as_json: b
     most, pyplot = _milliseconds(limit), drawing()
     choice = {name: options.pop(name) for name in ("method", "trials", "seed")}
     with world() as ranks:
+        if ranks.world_size > 1:
+            raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
         encoder, shards, directory, length = opened(path, data, options["split"], options["length"], ranks)
         if not (trained := trained_space(directory)):
             sentence = f"{directory} was not trained with --elastic, so it has no sub-networks; give a run that was"
