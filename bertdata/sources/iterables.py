@@ -33,22 +33,27 @@ def names_of(inputs: Any) -> list[str] | None:
     return [str(each) for each in named] if is_names else None
 
 
-def open_texts(texts: Any) -> Input:
-    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text."""
-    return Input(NAME, None, None, items=Items(texts, _json_lines))
+def open_texts(texts: Any, *, strict: bool) -> Input:
+    """Return an input of an iterable of texts. Reading it raises InputError for an item that is not a text.
+
+    strict: also for an item that is not valid UTF-8.
+    """
+    return Input(NAME, None, None, items=Items(texts, partial(_json_lines, strict=strict)))
 
 
-def _json_lines(texts: Iterator[tuple[int, Any]]) -> Iterator[bytes]:
+def _json_lines(texts: Iterator[tuple[int, Any]], *, strict: bool) -> Iterator[bytes]:
     """Yield lines of JSON, some at a time. Invalid bytes stay as they are, and lone surrogates are escaped."""
     lines, size = list[bytes](), 0
     for number, text in texts:
-        if isinstance(text, bytes):
-            text, errors = text.decode(errors="surrogateescape"), "surrogateescape"
-        elif isinstance(text, str):
-            errors = "backslashreplace"
-        else:
+        if not isinstance(text, str | bytes):
             raise _wrong_item(number, text, "str or bytes")
-        lines.append(json.dumps({"text": text}, ensure_ascii=False).encode(errors=errors))
+        errors = "strict" if strict else "surrogateescape" if isinstance(text, bytes) else "backslashreplace"
+        try:
+            decoded = text if isinstance(text, str) else text.decode(errors=errors)
+            lines.append(json.dumps({"text": decoded}, ensure_ascii=False).encode(errors=errors))
+        except UnicodeError:
+            sentence = f"item {number} of the iterable is not valid UTF-8; correct it, or build without strict"
+            raise InputError(sentence, "not-text", option="inputs", given=number) from None
         size += len(lines[-1])
         if size >= CHUNK:
             yield b"\n".join([*lines, b""])

@@ -137,7 +137,7 @@ def _selected(inputs: Any, form: TextFormat) -> Inputs:
     if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
         sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
-    return Inputs([open_texts(inputs)])
+    return Inputs([open_texts(inputs, strict=form.strict)])
 
 
 def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:

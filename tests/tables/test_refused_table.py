@@ -113,7 +113,7 @@ def builds():
     yield from (({"inputs": wrong}, "malformed inputs") for wrong in (5, ["t.txt", ""]))
     yield from (({"inputs": wrong}, "empty inputs") for wrong in (iter([]), "empty"))
     for wrong in (b"a\xffb", "x\ud800y"):
-        yield {"inputs": iter(["salt", wrong]), "strict": True}, "not-text inputs", "the iterable, byte "
+        yield {"inputs": iter(["salt", wrong]), "strict": True}, "not-text inputs", "item 2 of the iterable"
     for wrong, says in ((("salt", 5), " int, "), ([b"salt", None], " NoneType, "), (b"salt", " int, "), ([Path()], "")):
         yield {"inputs": iter(wrong)}, "bad-row inputs", says
     yield from (({"inputs": ["t.txt", wrong]}, "no-match inputs") for wrong in ("?", "*.bz2", "hidden"))
