@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import RandomSampler
 
-from bertdata.errors import StateError, require
+from bertdata.errors import require
 from bertdata.read.loader import Loader
 from bertdata.types import Batch, Masking
 
@@ -104,46 +104,31 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     iteration begins where the Loader stands, or where a state was taken. With several ranks each has its own Loader,
     with its rank; do not shard the dataset again.
 
-    `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
-    batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
-    torchdata's StatefulDataLoader keeps. The state of a worker is for the same number of workers and rows of a batch.
+    `state_dict(batches)` is the state of the Loader after this number of batches of the current iteration. Without a
+    number it counts the batches that this copy of the dataset made, which are all of them without workers.
     """
 
     def __init__(self, loader: Loader) -> None:
         _require_supported(loader.samples, loader.masking)
         self.loader = loader
-        self._first = self._made = self._resumed = 0  # batches: before this iteration, so far, before the next one
-        self._workers = 0  # that made them
+        self._made = 0  # batches of the current iteration
 
     def __repr__(self) -> str:
         return f"<BatchDataset: {self.loader!r}>"
 
     def __iter__(self) -> Iterator[Tensors]:
         worker = torch.utils.data.get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 0)
-        if self._resumed and workers != self._workers:
-            sentence = f"the state has num_workers={self._workers}, and this DataLoader {workers}; give the same number"
-            raise StateError(sentence, "other-stream", option="num_workers", given=workers)
-        self._first = self._made = self._resumed
-        self._resumed, self._workers = 0, workers
-        while (batch := self.loader.batch(number + max(1, workers) * self._made)) is not None:
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        self._made = 0
+        while (batch := self.loader.batch(number + workers * self._made)) is not None:
             self._made += 1
             yield tensors(batch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        state, rows = self.loader.state_dict(), self.loader.global_batch_size
-        if batches is None and self._workers:
-            return {"loader": state, "made": self._made, "workers": self._workers, "global_batch_size": rows}
-        number = self._made if batches is None else self._first + batches
-        return {"loader": state | {"position": self.loader.position_of(number)}, "made": 0, "workers": 0}
+        number = self._made if batches is None else batches
+        return self.loader.state_dict() | {"position": self.loader.position_of(number)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises StateError if the state belongs to another stream; the next iteration, if it has other workers."""
-        rows = self.loader.global_batch_size
-        if state["made"] and state["global_batch_size"] != rows:
-            before = state["global_batch_size"]
-            sentence = f"the state has batches of {before} rows, and this Loader {rows}; give the same number"
-            raise StateError(sentence, "other-stream", option="global_batch_size", given=rows)
-        self.loader.load_state_dict(state["loader"])
-        self._first = self._made = self._resumed = state["made"]
-        self._workers = state["workers"]
+        """Raises StateError if the state belongs to another stream."""
+        self.loader.load_state_dict(state)
+        self._made = 0

@@ -1,4 +1,4 @@
-"""The torch datasets, in the loops they are meant for: DataLoader, torchdata, Trainer, accelerate."""
+"""The torch datasets, in the loops they are meant for: DataLoader, Trainer, accelerate."""
 
 import json
 import pickle
@@ -9,17 +9,14 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from helpers import refuses
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
 import bertdata
 from bertdata import Loader, Masking
-from bertdata.errors import StateError
 from bertdata.torch import BatchDataset, SampleDataset, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata's own call
 ]
 
 OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
@@ -115,34 +112,6 @@ def resumed(dataset, state):
     restored = BatchDataset(loader_of(dataset))
     restored.load_state_dict(json.loads(json.dumps(state)))
     return restored
-
-
-def test_a_count_of_one_worker_is_not_taken_for_that_of_others(dataset):
-    stream = BatchDataset(loader_of(dataset))
-    next(iter(stream))
-    state = stream.state_dict()
-    assert state["workers"] == 0
-    of_two = state | {"workers": 2, "made": 1, "global_batch_size": 7}
-    with refuses("other-stream", "num_workers", given=0, error=StateError):
-        next(iter(resumed(dataset, of_two)))
-    with refuses("other-stream", "global_batch_size", given=7, error=StateError):
-        resumed(dataset, of_two | {"global_batch_size": 8})
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torchdata_keeps_the_state(dataset, workers):
-    stateful, other = (
-        StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers) for _ in range(2)
-    )
-    taken = iter(stateful)
-    for _ in range(4):
-        next(taken)
-    other.load_state_dict(stateful.state_dict())
-    taken = iter(other)
-    assert_same([next(taken)], expected_batches(dataset)[4:5])
-    third = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
-    third.load_state_dict(other.state_dict())  # before each worker has made a batch of its own
-    assert_same(list(third), expected_batches(dataset)[5:])
 
 
 def test_samples_by_number(dataset):
