@@ -125,54 +125,24 @@ def _absorbed(h, word):
     return h ^ (h >> uint64(32))
 
 
-@part()
-def _finished(data, place, stop, h, length):
-    """The hash of a document of which data[place:stop] is not absorbed yet."""
-    while place < stop:
-        left = min(stop - place, 8)
-        word = uint64(0)
-        if place + 8 <= data.size:
-            word = load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
-        else:
-            for k in range(left):
-                word |= uint64(data[place + k]) << uint64(8 * k)
-        h = _absorbed(h, word)
-        place += 8
-    return _mix(h ^ uint64(length))
-
-
 @jit()
 def hash_documents(data, offsets, gap, out):
     """Writes the hash of each document's bytes to out uint64 [N]; docs/determinism.md defines the hash.
 
-    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap]. Each step of a hash waits
-    for the one before it, so two documents are hashed at a time, i of the first half of the data and j of the second.
+    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap].
     """
-    half = 0
-    while half < out.size and offsets[half] < offsets[out.size] // 2:
-        half += 1
-    i, j = 0, half
-    h, g = SPLIT_KEY, SPLIT_KEY
-    p, p_stop = _bounds(data, offsets, gap, i) if i < half else (0, 0)
-    q, q_stop = _bounds(data, offsets, gap, j) if j < out.size else (0, 0)
-    while i < half or j < out.size:
-        if i < half and j < out.size:
-            for _ in range(min(p_stop - p, q_stop - q) >> 3):
-                h, g = _absorbed(h, load64(data, p)), _absorbed(g, load64(data, q))
-                p += 8
-                q += 8
-        if i < half and (p_stop - p < 8 or j == out.size):
-            start, _ = _bounds(data, offsets, gap, i)
-            out[i] = _finished(data, p, p_stop, h, p_stop - start)
-            i, h = i + 1, SPLIT_KEY
-            if i < half:
-                p, p_stop = _bounds(data, offsets, gap, i)
-        if j < out.size and (q_stop - q < 8 or i == half):
-            start, _ = _bounds(data, offsets, gap, j)
-            out[j] = _finished(data, q, q_stop, g, q_stop - start)
-            j, g = j + 1, SPLIT_KEY
-            if j < out.size:
-                q, q_stop = _bounds(data, offsets, gap, j)
+    for i in range(out.size):
+        place, stop = _bounds(data, offsets, gap, i)
+        h, length = SPLIT_KEY, stop - place
+        for _ in range(length >> 3):
+            h = _absorbed(h, load64(data, place))
+            place += 8
+        if place < stop:
+            word = uint64(0)
+            for k in range(stop - place):
+                word |= uint64(data[place + k]) << uint64(8 * k)
+            h = _absorbed(h, word)
+        out[i] = _mix(h ^ uint64(length))
 
 
 @jit()
