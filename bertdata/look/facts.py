@@ -240,7 +240,3 @@ def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def times(tokens: Mapping[str, int]) -> str:
     """Return tokens and how often each occurs."""
     return ", ".join(f"{token} {counted(count, 'time')}" for token, count in tokens.items())
-
-
-def as_json(about: dict[str, Any]) -> str:
-    return json.dumps(about, indent=1, ensure_ascii=False)
