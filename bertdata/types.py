@@ -98,9 +98,6 @@ class Masking:
         is_share = self.mask_fraction + self.random_fraction <= 1 + 1e-9
         require(is_share, "mask_fraction", self.mask_fraction, "shares that are at most 1 with random_fraction")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"rule": 1} | state)  # pickles of earlier versions have no rule
-
     def with_rule_of(self, stored: Mapping[str, Any]) -> Masking:
         """Return this masking with the rule of a stored one.
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import resource
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertdata
-from bertdata import Loader, Masking
+from bertdata import Loader
 from bertdata.errors import DatasetError
 from bertdata.files import Stage
 from bertdata.format import manifest, shards
@@ -264,14 +263,3 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
         units = [int(each.name.rpartition("-")[2]) for each in split]
         assert units == sorted(set(units))
         assert split.num_tokens == sum(each.num_tokens for each in split)
-
-
-def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
-    count = len(large.splits["train"])
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (count, count))
-    Loader(large, length=16)
-    with refuses("too-many-files", "shards"):  # of each shard the words too
-        Loader(large, length=16, masking=Masking(policy="whole_word"))
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (count - 1, count - 1))
-    with refuses("too-many-files", "shards"):
-        Loader(large, length=16)

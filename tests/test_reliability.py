@@ -10,7 +10,7 @@ import resource
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from training import entries, losses, train
 
 import bertdata
 from bertdata.errors import BertdataError, DatasetError
-from bertdata.format import arrays, manifest, records
+from bertdata.format import manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.options import TextFormat
@@ -295,12 +295,6 @@ def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(
 
 
 # -------------------------------------------------------------------------------------------------------- odd machines
-
-
-def test_a_file_system_that_cannot_map_files_is_one_error(dataset, monkeypatch):
-    monkeypatch.setattr(arrays.mmap, "mmap", Mock(side_effect=OSError(errno.ENODEV, "No such device")))
-    with refuses("unsupported"):
-        bertdata.open(dataset.path)
 
 
 def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab):

@@ -105,23 +105,18 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
                 raise damaged(path, f"it has {size:,} bytes and should have {expected:,}")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
                 raise damaged(path, f"it does not begin with the header of {length} numbers of {dtype}")
-            try:
-                pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except OSError as error:
-                if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
-                    raise
-                sentence = f"{path} cannot be mapped into memory on this file system; copy the dataset to another one"
-                raise DatasetError(sentence, "unsupported", given=path) from None
+            pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None
     except OSError as error:
-        if error.errno != errno.EMFILE:
+        if error.errno not in (errno.EMFILE, errno.ENOMEM):  # ENOMEM: there are too many maps
             raise unreadable(path, error) from None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return open_array(path, dtype, length)
-        sentence = f"{path} cannot be opened: {error.strerror}; raise ulimit -n, or build with a larger --shard-size"
+        advice = "raise ulimit -n and vm.max_map_count, or build with a larger --shard-size"
+        sentence = f"{path} cannot be opened: {error.strerror}; {advice}"
         raise DatasetError(sentence, "too-many-files", given=hard) from None
     return np.frombuffer(pages, dtype, offset=HEADER_BYTES)
 

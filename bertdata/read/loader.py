@@ -31,7 +31,7 @@ from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix, Weight, only, require_alike, whole
 from bertdata.read.pairs import Pairs
 from bertdata.read.pieces import Pieces
-from bertdata.read.stream import Rows, Samples, Wanted, require_room, rows_of
+from bertdata.read.stream import Rows, Samples, Wanted, rows_of
 from bertdata.read.windows import Windows
 from bertdata.read.words import tables
 from bertdata.types import Batch, Masking
@@ -110,7 +110,13 @@ class Loader:
         self.variants = None if variants is None else require_positive("variants", variants, most=(1 << 32) - 1)
         starts = starts if isinstance(starts, Iterable) else (starts,)
         self.starts = tuple(require_integer("starts", start) for start in starts)
-        self._require_possible()
+        require(0 <= self.seed < 1 << 64, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+        require_positive("global_batch_size", self.global_batch_size, most=MOST_ROWS)
+        require(0 <= self.rank < self.world_size, "rank", self.rank, f"0 to {self.world_size - 1}, below world_size")
+        require_known("shuffle", self.shuffle, SHUFFLES)
+        require_known("samples", self.samples, SAMPLE_KINDS)
+        either = "a Masking, such as Masking(policy='span'), or None"
+        require(isinstance(masking, Masking | None), "masking", masking, either, "malformed")
         pairs = _pairs_of(shards)
         require(len(pairs) == 1 or variants is None, "variants", variants, "None for a mix", "conflict")
         has_starts = len(self.starts) == len(pairs) > 1 and min(self.starts) >= 0
@@ -125,7 +131,6 @@ class Loader:
         options = dict[str, Any](split=split, length=self.length, seed=self.seed, words=words)
         options |= {"block": self._block, "variants": self.variants, "short_seq_prob": self.short_seq_prob}
         self.sources = tuple(_KINDS[samples](dataset, samples, **options) for dataset in datasets)
-        require_room(self.sources)
         self._sizes = np.array([source.num_samples for source in self.sources])
         self.num_samples = int(self._sizes.sum())
         self._mix = Mix(self.weights, seed=self.seed, starts=self.starts) if len(pairs) > 1 else None
@@ -137,16 +142,6 @@ class Loader:
         dataset = self.sources[0].dataset
         options = tables(dataset, self.masking)
         return Masker(self.masking, dataset.special_tokens, length=self.length, seed=self.seed, **options)
-
-    def _require_possible(self) -> None:
-        """Raises UsageError for values that no dataset can be read with."""
-        require(0 <= self.seed < 1 << 64, "seed", self.seed, "an integer from 0 to 2**64 - 1")
-        require_positive("global_batch_size", self.global_batch_size, most=MOST_ROWS)
-        require(0 <= self.rank < self.world_size, "rank", self.rank, f"0 to {self.world_size - 1}, below world_size")
-        require_known("shuffle", self.shuffle, SHUFFLES)
-        require_known("samples", self.samples, SAMPLE_KINDS)
-        expected = "a Masking, such as Masking(policy='span'), or None"
-        require(isinstance(self.masking, Masking | None), "masking", self.masking, expected, "malformed")
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("num_samples", "sources", "weights")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import mmap
 import os
-import resource
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +20,6 @@ from bertdata.read.kernels.masks import NOT_STORED
 
 MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, then takes a second
 _DOCUMENTS_AT_ONCE = 1 << 16
-_OTHER_MAPS = 4096  # of libraries and of other splits
 Columns = dict[str, NDArray[np.int64]]
 """The members of Batch that only one kind of samples has, by name."""
 
@@ -117,8 +113,6 @@ class Samples:
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
         half_of_memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         self._is_random = block is None and int(self.starts[-1]) * self.zero.itemsize > half_of_memory
-        self.num_files = 0 if dataset.opens_at_once else count * (1 + has_words)
-        """How many files reading opens by and by."""
         if dataset.opens_at_once:
             self._open(range(count))
 
@@ -222,21 +216,6 @@ class Samples:
                 first -= first % mmap.PAGESIZE
                 pages.madvise(mmap.MADV_WILLNEED, first, last - first)
                 start = stop_here
-
-
-def require_room(streams: Sequence[Samples]) -> None:
-    """Raise DatasetError if the system does not let a process open and map all files of streams."""
-    num_arrays, path = sum(stream.num_files for stream in streams), streams[0].dataset.path
-    if not num_arrays:
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = num_arrays if most == resource.RLIM_INFINITY else most
-    with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
-        most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
-    if num_arrays > most:
-        advice = "raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size"
-        sentence = f"{path} has {num_arrays:,} files to open, and this system allows {most:,}; {advice}"
-        raise DatasetError(sentence, "too-many-files", option="shards", given=path)
 
 
 def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] | None = None) -> Rows:

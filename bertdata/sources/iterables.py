@@ -93,9 +93,6 @@ def _ids_of(item: Any, number: int) -> NDArray[Any]:
         raise _wrong_item(number, item, "a list or an array of ids") from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise _wrong_item(number, item, "a list or an array of ids")
-    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
-        sentence = f"item {number} of the iterable has the id {ids.max()}; give the --tokenizer that made the ids"
-        raise InputError(sentence, "id-outside-vocabulary", option="tokenizer", given=int(ids.max()))
     # An empty list has no dtype of integers, and int64 with uint64 would become float64.
     return ids.astype(np.uint8 if not ids.size else np.int64 if ids.dtype == np.uint64 else ids.dtype, copy=False)
 

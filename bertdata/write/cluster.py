@@ -121,12 +121,9 @@ def _result(reference: Any) -> list[UnitRecord]:
         return list(ray.get(reference))
     except RayError as error:
         problem: BaseException = getattr(error, "cause", None) or error
-        text = str(error)  # of a task also where it ran: (pid=7, ip=192.0.2.2)
     if isinstance(problem, BertdataError | OSError | MemoryError):
         raise problem
     sentence = f"a task failed on the cluster ({_reason(problem)}); run the command again to continue"
-    if lack := re.search(r"ip=([^,)]+).*(No module named '[^']+')", text, re.DOTALL):
-        sentence = f"node {lack[1]}: {lack[2]}; install it on all nodes, or put it into PYTHONPATH before ray start"
     raise BuildError(sentence, "cluster-failed", option="ray")
 
 

@@ -46,8 +46,6 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
     lost = {why: counts[name] for name, why in names.items() if counts.get(name)}
     reasons = " and ".join(f"{why}: {number:,}" for why, number in lost.items()) or "the inputs have no text"
     sentence = f"there is no document to build from ({reasons}); give inputs with text in them"
-    if counts.get("removed_documents"):
-        return InputError(sentence, "bad-function", option="map", given=counts["removed_documents"])
     return InputError(sentence, "empty", option="inputs", given=sum(lost.values()))
 
 

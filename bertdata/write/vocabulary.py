@@ -168,10 +168,7 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
         sample_bytes, bytes_read = sample_bytes + some.num_bytes, block.bytes_read
         progress(bytes_read or sample_bytes, sum(on_disk))
     if not any(texts):
-        if form.maps and sample_bytes == 0:
-            sentence = "there is no text to train a vocabulary on: --map left out all documents; give one that does not"
-            raise InputError(sentence, "bad-function", option="map", given=form.maps)
-        sentence = "there is no text to train a vocabulary on: all lines are blank; give a file with text in it"
+        sentence = "there is no text to train a vocabulary on: all is blank or left out; give a file with text in it"
         raise InputError(sentence, "empty", option="inputs")
     if is_all_text or form.max_documents is not None or any(file.is_stream for file in files):
         return texts

@@ -93,12 +93,12 @@ def builds():
         yield {"words": spec}, "bad-function words"
     yield {"words": "builtins:len"}, "function-failed words"
     yield from (({"inputs": "no_ids.jsonl", "out": out}, "empty inputs") for out in ("out", "there"))
-    yield {"inputs": "no_ids.jsonl", "map": ["test_refused_table:nothing"]}, "bad-function map"
+    yield {"inputs": "no_ids.jsonl", "map": ["test_refused_table:nothing"]}, "empty inputs"
     yield {"inputs": "no_ids.jsonl", "tokenizer": None}, "empty inputs"
-    yield {"inputs": "no_ids.jsonl", "tokenizer": None, "map": ["test_refused_table:nothing"]}, "bad-function map"
+    yield {"inputs": "no_ids.jsonl", "tokenizer": None, "map": ["test_refused_table:nothing"]}, "empty inputs"
     yield {"tokenizer": None, "vocab_size": 3}, "out-of-range vocab_size"
     for tokenizer in ({}, {"tokenizer": None}):
-        yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "bad-function map"
+        yield {"map": [f"{PREPARE}:cjk(0.5)"]} | tokenizer, "empty inputs"
     for stream in ("pipe", "-", iter(TEXTS)):
         yield {"part": (0, 3), "inputs": stream}, "conflict part"
         yield {"dedup": True, "inputs": stream}, "conflict dedup"
