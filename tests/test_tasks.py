@@ -391,7 +391,8 @@ def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(500, ["[CLS]", "[PAD]"]), pad_token="[PAD]")
     answers = task("qa")
     examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", text, answer))))
-    data, _ = answers.encode(tokenizer, examples, 32)
+    data, warnings = answers.encode(tokenizer, examples, 32)
+    assert bool(warnings) == (in_first == in_last == "[CLS]")
     rows = [row["input_ids"][a : b + 1] for row, (a, b) in zip(data.rows, data.labels.tolist(), strict=True)]
     assert [tokenizer.decode(rows[0]), tokenizer.decode(rows[-1])] == [in_first, in_last]
 

@@ -89,7 +89,12 @@ class Spans(Task):
         for row, (number, spans) in enumerate(zip(numbers, offsets, strict=True)):
             inside = np.array([part == 1 for part in encoded.sequence_ids(row)])
             windows.append(Window(number, np.where(inside[:, None], np.array(spans), 0)))
-        return Data(rows_of(encoded), torch.tensor(_labels(windows, examples)), (examples, windows)), []
+        labels = _labels(windows, examples)
+        learned = {window.question for window, label in zip(windows, labels, strict=True) if label != (0, 0)}
+        lost = [question.place for number, question in enumerate(examples) if question.label and number not in learned]
+        said = f"no row holds the whole answer; answers that are not learned: {len(lost):,}"
+        warnings = [f"warning: {place}: {said}" for place in lost[:1]]
+        return Data(rows_of(encoded), torch.tensor(labels), (examples, windows)), warnings
 
     def logits(self, output: Any) -> torch.Tensor:
         return torch.stack([output.start_logits, output.end_logits], -1).float()  # [B, T, 2]
