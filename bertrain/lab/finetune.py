@@ -172,7 +172,8 @@ def train_seed(work: Work, seed: int, out: Path) -> dict[str, Any]:
     scores = {name: best[name] for name in sets}
     run = {"seed": seed, "best_epoch": best["epoch"], **scores, "curve": curve}
     facts = {"seed": seed, "epoch": best["epoch"], "rows": len(data.rows)}
-    facts |= {name.replace("_", " "): value for name, value in job.settings.items() if value not in (None, False)}
+    given = {name: value for name, value in job.settings.items() if value is not None and value is not False}
+    facts |= {name.replace("_", " "): value for name, value in given.items()}
     measures = {f"{split} {name}": f"{value:.4f}" for split, part in scores.items() for name, value in part.items()}
     files[card.CARD] = card.content(
         out.name,
