@@ -204,6 +204,7 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     ):
         refused(teacher.main, *arguments, *more, kind=kind, option=option)
         assert not any((tmp_path / "logits").glob("*"))
+    refused(teacher.main, *arguments, *few, "--out", dataset.path, kind="out-exists", option="out")
     for name, value, said in (
         ("teacher.LIMIT_BYTES", 1000, "bytes"),
         ("teacher.shutil.disk_usage", lambda path: SimpleNamespace(free=500), "500"),

@@ -255,6 +255,9 @@ def main(*, yes: bool, **flags: Any) -> None:
 
         def lock() -> None:
             out = Path(options.out)
+            if (out / "manifest.json").exists():
+                sentence = f"--out {out} holds a dataset; give another directory"
+                raise UsageError(sentence, "out-exists", option="out", given=str(out))
             stack.enter_context(checkpoint.lock(out))
             stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
 
