@@ -676,10 +676,12 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
         refusal = helpers.refused(finetune.main, *common, *more, kind="other-settings", option="out")
         assert all(str(value) in refusal.sentence for value in [first, *values])
     assert all(path.read_bytes() == content for path, content in files.items())
-    kept = json.loads((first / "seed.json").read_text())
+    kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
     del kept["of"]["the order of labels"]  # as in 0.1.0
     (first / "seed.json").write_text(json.dumps(kept))
     seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
+    (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
+    helpers.refused(finetune.main, *common, kind="other-settings", option="out")
     (first / "seed.json").write_text("{}")  # not complete
     tuned(*common)
     assert trained == [0, 1, 0]

@@ -153,19 +153,23 @@ def finished(directory: Path) -> dict[str, Any] | None:
 
 
 def _kept(directory: Path) -> dict[str, Any]:
-    """Return the content of seed.json; {} if it is damaged or missing. Raises OSError if it cannot be read now."""
+    """Return the content of seed.json, and its labels; {} if it is damaged or missing. May raise OSError."""
     try:
         kept = json.loads((directory / SEED).read_bytes())
-        return {name: dict(kept[name]) for name in ("of", "run")}
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        config = json.loads((directory / "config.json").read_bytes())
+        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # as transformers leaves these out
+        labels = ", ".join(map(str, names.values()))
+        return {name: dict(kept[name]) for name in ("of", "run")} | {_LABELS: labels}
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
     """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `made_of`."""
     for directory in sorted(out.glob("seed-*")):
-        before = _kept(directory).get("of", wanted)
-        before = {_LABELS: wanted[_LABELS]} | before if _LABELS in wanted else before  # 0.1.0 did not write them
+        kept = _kept(directory)
+        before = kept.get("of", wanted)  # without labels in 0.1.0, which had other orders of them
+        before = {_LABELS: kept.get(_LABELS)} | before if _LABELS in wanted else before
         differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
         if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
