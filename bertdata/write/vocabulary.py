@@ -68,14 +68,19 @@ class TokenizerChoice:
 
 def _with_roles(tokenizer: LoadedTokenizer, given: str) -> LoadedTokenizer:
     """Return a tokenizer with roles of ROW_ROLES for its own tokens. given: "mask=TOKEN,cls=TOKEN"."""
-    roles = {role: token for role, _, token in (part.partition("=") for part in given.split(","))}
-    vocabulary = tokenizer.source.vocabulary(with_added=True)
-    expected = f"one of {', '.join(ROW_ROLES)}, = and a token of the tokenizer, more of them after commas"
-    for role, token in roles.items():
-        require(role in ROW_ROLES and token in vocabulary, "roles", f"{role}={token}", expected, "unknown")
+    pairs = [(role, token) for role, _, token in (part.partition("=") for part in given.split(","))]
+    roles, vocabulary = dict(pairs), tokenizer.source.vocabulary(with_added=True)
+    expected = f"one of {', '.join(ROW_ROLES)}, = and a token of the tokenizer, more after commas, each role once"
+    for role, token in pairs:
+        is_known = role in ROW_ROLES and token in vocabulary and roles[role] == token
+        require(is_known, "roles", f"{role}={token}", expected, "unknown")
     changed = tokenizer.with_roles(roles)
     special = changed.special
-    if "pad" in roles and special.pad in (special.eos, special.sep, special.mask):
+    is_apart = special.mask is None or special.mask not in (special.cls, special.sep, special.pad)
+    require(is_apart, "roles", given, "a token to mask that is not that of cls, sep or pad", "conflict")
+    if words := [token for token in roles.values() if vocabulary[token] not in tokenizer.source.added]:
+        changed.notes.append(f"warning: text may have {', '.join(words)}, which --roles makes special; give others")
+    if "pad" in roles and special.pad in (special.eos, special.sep):
         changed.notes.append(
             f"warning: the padding token {roles['pad']} has another role, too; transformers does not train the vector "
             "of a padding token, and may take it for padding at the end of a text; give another token to pad"
