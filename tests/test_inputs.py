@@ -374,9 +374,10 @@ def test_parts_give_the_bytes_of_an_undivided_build(tmp_path, corpus, vocab, str
 
 
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
-    options, said = SMALL | {"vocab_size": 120}, []
+    options, said, seen = SMALL | {"vocab_size": 120}, [], []
     build(corpus, tmp_path / "straight", **options)
-    build_parts(corpus, tmp_path / "out", 2, say=said.append, **options)
+    build_parts(corpus, tmp_path / "out", 2, say=said.append, progress=lambda *at: seen.append(at), **options)
+    assert seen[-2][0] >= seen[-1][1] - 1
     assert sum("training" in line for line in said) == 1
     finish(tmp_path / "out")
     assert published(tmp_path / "out") == published(tmp_path / "straight")

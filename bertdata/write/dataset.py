@@ -174,7 +174,7 @@ class _Build:
         require(count <= MOST_UNITS, "shard_size", form.shard_size, size)
         number, step = part or (0, 1)
         parts = units_of.parts(None if part else machines.threads)[number::step]
-        total = sum(file.size or 0 for file in files)
+        total = round(sum(each.size for each in parts))
         passes = 2 * total if form.dedup else total
 
         def progress(done: int) -> None:
