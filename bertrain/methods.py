@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from bertrain.objectives import Learner, Objective
     from bertrain.plan import Phase
 
-    BuildModel = Callable[[Phase | None], PreTrainedModel]
-    Tensors = Mapping[str, torch.Tensor]
-
+BuildModel = Callable[["Phase | None"], "PreTrainedModel"]
+Tensors = Mapping[str, "torch.Tensor"]
 Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
 """A function of the learners and the optimizers before and after, which copies what was learned into those after.
 

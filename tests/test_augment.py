@@ -220,14 +220,14 @@ def interrupted(checkpoint, tmp_path, monkeypatch):
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(70)))
     command = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out", tmp_path / "b.tsv"]
     with monkeypatch.context() as patched:
-        patched.setattr(augment._Work, "write", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(augment._Rows, "write", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert invoke(augment.main, *command).exit_code == 130
     assert len(list((tmp_path / "b.tsv.parts").glob("*.npy"))) == 3
     return command
 
 
 def test_a_second_job_changes_nothing_of_the_first(interrupted, tmp_path, monkeypatch):
-    parts, write_out = tmp_path / "b.tsv.parts", augment._Work.write
+    parts, write_out = tmp_path / "b.tsv.parts", augment._Rows.write
 
     def written(work):
         before = {path: path.read_bytes() for path in parts.iterdir()}
@@ -235,7 +235,7 @@ def test_a_second_job_changes_nothing_of_the_first(interrupted, tmp_path, monkey
         assert {path: path.read_bytes() for path in parts.iterdir()} == before
         write_out(work)
 
-    monkeypatch.setattr(augment._Work, "write", written)
+    monkeypatch.setattr(augment._Rows, "write", written)
     succeeds(augment.main, *interrupted)
     assert (tmp_path / "b.tsv").exists()
     refused(augment.main, *interrupted, "--candidates", 3, kind="out-exists", option="out")
@@ -247,7 +247,7 @@ def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_pa
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))
     common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
     augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
-    said, _ = on_ranks(2, "bertrain.lab.augment", [*common, tmp_path / "two.tsv"])
+    said, _ = on_ranks(2, "bertrain", ["augment", *common, tmp_path / "two.tsv"])
     assert said.count("100 rows and") == 1
     assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
 

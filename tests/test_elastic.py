@@ -7,7 +7,6 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import helpers
 import numpy as np
@@ -133,8 +132,7 @@ def test_each_tensor_is_the_slice_that_the_rule_says_and_the_logits_inside_are_t
 def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset, kind, isolate):
     model, chosen = complete(configs, kind), SMALLER[kind][:2]
     _, piece = four_rows(dataset, 40, samples="packed" if isolate else "windows")
-    space = Space("layers=3", model.config)
-    made = Elastic(learner(model, isolate=isolate), space=space, number=2, seed=0)
+    made = Elastic(learner(model, isolate=isolate), "layers=3")
     made.use(chosen)
     loss = made(**piece)["mlm"]
     loss.sum.backward()
@@ -289,18 +287,17 @@ def made_up(sizes):
     return latency, 5 - parts[0] - 1.5 * math.sqrt(parts[1]) - 0.5 * parts[3] + 0.05 * parts[2]
 
 
-def searched(space, method, seed, **more):
+def searched(space, method, seed, trials=12, limit=9.0):
     asked = []
 
     def loss(sizes):
         asked.append(sizes)
         return made_up(sizes)[1]
 
-    options = {"method": method, "seed": seed, "trials": 12, "limit": 9.0} | more
-    known = SimpleNamespace(latency=lambda sizes: made_up(sizes)[0], loss=loss)
-    found = search.search(space, known, **options)
+    options = search.SearchOptions(method=method, seed=seed, trials=trials)
+    found = search.search(space, lambda sizes: made_up(sizes)[0], loss, options, limit)
     assert list(found) == asked
-    assert all(made_up(sizes)[0] <= options["limit"] for sizes in found)
+    assert all(made_up(sizes)[0] <= limit for sizes in found)
     return found
 
 

@@ -275,11 +275,11 @@ def test_the_forms_of_tags_are_measured_as_seqeval_does(gold, mine, expected):
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
     refused("token", tmp_path / "none.txt", "not-found")
     path = write(tmp_path / "a.txt", "river NN")
-    refused("token", path, "malformed", option="text", text="word")
+    refused("token", path, "not-of-format", text="word")
     refused("token", path, "bad-row", ", line 1", label="5")
     refused("token", path, "bad-row", ", line 1", other="2")
     for column in ("--1", "²"):  # neither is a number
-        refused("token", path, "malformed", option="text", text=column)
+        refused("token", path, "not-of-format", text=column)
         refused("classification", write(tmp_path / "a.tsv", "x\t1"), "no-column", option="text", text=column)
 
 
@@ -550,7 +550,7 @@ def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_toge
     ):
         columns = {"text": "text", "label": "label", "skip": True} | columns
         read, (warning,) = task(name, **columns).read(str(write(tmp_path / f"{name}.jsonl", *rows)))
-        assert "2 rows were left out" in warning
+        assert "2 rows left out" in warning
         assert len(read) == 1
 
 
@@ -604,10 +604,10 @@ BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
     ),
     ("qa", "json", "empty", "", '{"data": []}'),
     ("qa", "json", "not-of-format", "", "{}", '{"data": "abc"}'),
-    ("qa", "json", "not-of-format", ", article 1", '{"data": [{"title": "x"}]}'),
-    ("qa", "json", "not-of-format", ", question 'q7'", squad_of(5), squad_of(context=None)),
+    ("qa", "json", "not-of-format", "", '{"data": [{"title": "x"}]}'),
+    ("qa", "json", "bad-row", ", question 'q7'", squad_of(5), squad_of(context=None)),
     ("qa", "json", "bad-row", ", question 'q7'", squad_of(question=None)),
-    ("qa", "json", "not-of-format", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
+    ("qa", "json", "bad-row", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
     ("qa", "json", "bad-row", ", question 'q7'", squad_of().replace('"answers"', '"answer"'), squad_of(answers=None)),
     ("qa", "json", "bad-row", ", line 10", squad_of().replace('"a"', '"\\ud83d"')),
     ("qa", "json", "not-of-format", ", line 1", squad_of()[:-20]),
@@ -691,11 +691,11 @@ def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
     job = Job(checkpoint=checkpoint.resolved(str(bert_run)), out=str(tmp_path))
     kind, copy = task("classification"), shutil.copytree(job.checkpoint, tmp_path / "copy")
     names = ("org/a", "org/b", job.checkpoint, str(copy))
-    by_name = [seeds.made_of(replace(job, teacher=name), kind) for name in names]
+    by_name = [seeds.settings_key(replace(job, teacher=name), kind) for name in names]
     assert by_name[0] != by_name[1]
     assert by_name[2] == by_name[3]
     (copy / "vocab.txt").write_text("x")
-    assert seeds.made_of(replace(job, teacher=str(copy)), kind) != by_name[2]
+    assert seeds.settings_key(replace(job, teacher=str(copy)), kind) != by_name[2]
 
 
 def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
@@ -708,7 +708,7 @@ def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
     common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
     alone = tuned(*common, "--out", tmp_path / "one")
-    out, _ = on_ranks(2, "bertrain.lab.finetune", [*common, "--json", "--out", tmp_path / "two"])
+    out, _ = on_ranks(2, "bertrain", ["finetune", *common, "--json", "--out", tmp_path / "two"])
     assert json.loads(out) == alone
     for seed in range(3):
         one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
@@ -719,7 +719,7 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 @pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
 def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
     common = arguments(bert_run, tmp_path, "--seeds", 2, *wrong)
-    _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
+    _, err = on_ranks(2, "bertrain", ["finetune", *common], code=2)
     assert err.count("Error: ") == 1, err
 
 

@@ -173,7 +173,7 @@ def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     out = tmp_path / "logits"
-    shown, _ = on_ranks(3, "bertrain.lab.distillation.teacher", ask(dataset, big, out, "--variants", VARIANTS))
+    shown, _ = on_ranks(3, "bertrain", ["teacher", *ask(dataset, big, out, "--variants", VARIANTS)])
     assert shown.count(str(out)) == 2  # each line is printed by one rank
     assert contents(out) == contents(caches["few"])
 
@@ -183,12 +183,12 @@ def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, 
     train(dataset.path, tmp_path / "other", steps=1, **QUIET)
     known = [fingerprint(load_model(checkpoint.find(run))) for run in (big, tmp_path / "other")]
     for change, values in (
-        (["--seed", 1], "seed was 0 and is 1"),
-        (["--length", 24], "length was 32 and is 24"),
-        (["--mlm-probability", 0.2], "probability was 0.15 and is 0.2"),
-        (["--top-k", 8], "top_k was 64 and is 8"),
-        (["--variants", 3], "variants was 2 and is 3"),
-        (["--model", tmp_path / "other"], f"sha256 was {known[0]!r} and is {known[1]!r}"),
+        (["--seed", 1], "seed 0 → 1"),
+        (["--length", 24], "length 32 → 24"),
+        (["--mlm-probability", 0.2], "probability 0.15 → 0.2"),
+        (["--top-k", 8], "top_k 64 → 8"),
+        (["--variants", 3], "variants 2 → 3"),
+        (["--model", tmp_path / "other"], f"sha256 {known[0]} → {known[1]}"),
     ):
         given = ask(dataset, big, caches["few"], "--variants", VARIANTS, *change)
         refused(teacher.main, *given, kind="other-settings", option="out", says=values)
@@ -300,12 +300,12 @@ def test_a_cache_without_a_rule_of_masks_is_of_rule_1(dataset, big, caches, tmp_
 def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path):
     known = {"steps": 2, "teacher_cache": caches["few"], "kind": "other-stream", "option": "teacher_cache"}
     for change, named in (
-        ({"data_seed": 1}, "seed was 0 and is 1"),
-        ({"length": 24}, "length was 32 and is 24"),
-        ({"mlm_probability": 0.2}, "probability was 0.15 and is 0.2"),
-        ({"masking": "whole_word"}, "policy was 'exact' and is 'whole_word'"),
-        ({"shuffle": "blocks"}, "shuffle was 'full' and is 'blocks'"),
-        ({"isolate_documents": True}, "samples was 'windows' and is 'packed'"),
+        ({"data_seed": 1}, "seed 0 → 1"),
+        ({"length": 24}, "length 32 → 24"),
+        ({"mlm_probability": 0.2}, "probability 0.15 → 0.2"),
+        ({"masking": "whole_word"}, "policy exact → whole_word"),
+        ({"shuffle": "blocks"}, "shuffle full → blocks"),
+        ({"isolate_documents": True}, "samples windows → packed"),
     ):
         refused_run(dataset.path, tmp_path / "run", **known, **change, says=named)
     assert not (tmp_path / "run" / "log.jsonl").exists()
@@ -315,7 +315,7 @@ def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, ca
     build([corpus], tmp_path / "same", tokenizer=vocab)
     build([corpus], tmp_path / "other", vocab_size=60)
     known = {"kind": "other-stream", "option": "teacher_cache"}
-    for name, named in (("same", "dataset_id was"), ("other", "tokenizer was")):
+    for name, named in (("same", "dataset_id "), ("other", "tokenizer ")):
         refused_run(tmp_path / name, tmp_path / "run", teacher_cache=caches["few"], model=TINY, **known, says=named)
     given = ["--data", tmp_path / "same", "--out", tmp_path / "run", "--length", 32, "--teacher-cache", caches["few"]]
     assert bertdata.open(tmp_path / "same").dataset_id in invoke(doctor.main, *given).output

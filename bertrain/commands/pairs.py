@@ -50,7 +50,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     for number, line in enumerate(reading.text(path, "pairs").split("\n"), 1):
         if not line.strip():
             continue
-        row = reading.parsed(line, path, number, advice="give one JSON object in each line")
+        row = reading.parsed(line, path, number, advice="give one JSON object in each line", halves=True)
         row = row if isinstance(row, dict) else {}
         sentences = next(([row[good], row[bad]] for good, bad in SENTENCES if good in row and bad in row), [])
         if not sentences or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):

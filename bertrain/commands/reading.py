@@ -42,11 +42,17 @@ def decoded(content: bytes, path: object) -> str:
         raise UsageError(f"{path}, line {number} is not UTF-8 text; save the file as UTF-8", "not-text") from None
 
 
-def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct it", **options: Any) -> Any:
+def parsed(
+    content: str, path: object, first: int = 1, *, advice: str = "correct it", halves: bool = False, **options: Any
+) -> Any:
     """Parse JSON. first: the line of the file at its start. options: of json.loads.
+
+    halves: whether half a character is allowed.
 
     Raises UsageError, which names the line if it is known, and ends in the advice, for invalid JSON.
     """
+    if not halves:
+        refuse_halves(content, path, first)
     line = first if "\n" not in content.rstrip() else None
     try:
         return json.loads(content, **options)

@@ -2,7 +2,7 @@
 
 METHODS = {
     "adapters": ("bertrain.lab.options:AdapterOptions", "bertrain.lab.adapters:Adapters"),
-    "distillation": ("bertrain.lab.options:DistillationOptions", "bertrain.lab.distillation.method:Distillation"),
+    "distillation": ("bertrain.lab.options:DistillationOptions", "bertrain.lab.distillation.objective:Distillation"),
     "elastic": ("bertrain.lab.options:ElasticOptions", "bertrain.lab.elastic.training:SubNetworks"),
     "growth": ("bertrain.lab.options:GrowthOptions", "bertrain.lab.growth:Growth"),
     "replaced": ("bertrain.lab.options:ReplacedOptions", "bertrain.lab.replaced:ReplacedTokens"),

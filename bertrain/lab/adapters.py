@@ -9,6 +9,7 @@ directory of peft's own. docs/methods.md has the rules.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from bertdata.support import DatasetError, UsageError, install
 from bertrain.config import Config
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.options import AdapterOptions, Lora, parse_lora
-from bertrain.methods import Method
+from bertrain.methods import Method, Tensors
 from bertrain.models.families import add_names_of_4, family_of, layers_of
 from bertrain.objectives import Learner
 
@@ -55,10 +56,20 @@ class Adapters(Method):
     frozen_by = "lora"
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
-        return {"lora": self.options.lora, "init": base_of(learner.model)}
+        trained = {name for name, weight in learner.model.named_parameters() if weight.requires_grad}
+        base = f"weights of SHA-256 {fingerprint(learner.model, without=trained)[:16]} below the adapter"
+        return {"lora": self.options.lora, "init": base}
 
     def base_model(self, config: Config, resume: Path | None) -> str | None:
-        return start_of(resume, config.init) if resume else None
+        """Raises DatasetError for a damaged adapter."""
+        path = (resume or Path()) / ADAPTER / CONFIG
+        if not resume or not path.exists():
+            return config.init if resume else None
+        try:
+            known = json.loads(path.read_bytes())["base_model_name_or_path"]
+            return known if Path(known).is_dir() else config.init
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise _damaged(path) from None
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         add(model, parse_lora(self.options.lora), seed=config.seed)
@@ -66,25 +77,21 @@ class Adapters(Method):
             read(model, resume)
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
-        return sizes(learner.model)
+        parameters = [*learner.model.parameters()]
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        return {"trained parameters": trained, "frozen parameters": sum(map(torch.numel, parameters)) - trained}
 
-    def export(
-        self,
-        model: PreTrainedModel,
-        weights: Mapping[str, torch.Tensor],
-        beside: Mapping[str, torch.Tensor],
-        directory: Path,
-    ) -> Mapping[str, torch.Tensor]:
+    def export(self, model: PreTrainedModel, weights: Tensors, beside: Tensors, directory: Path) -> Tensors:
         write(model, weights, directory)
         return plain(model, weights)
 
 
-def _peft() -> Any:
+def _needed(package: str, advice: str) -> Any:
+    """Import a package that --lora needs."""
     try:
-        import peft
+        return importlib.import_module(package)
     except ImportError:
-        raise UsageError(f"--lora needs peft; {install('lora')}", "not-installed", option="lora") from None
-    return peft
+        raise UsageError(f"--lora needs {package}; {advice}", "not-installed", option="lora") from None
 
 
 def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] = ()) -> None:
@@ -93,7 +100,7 @@ def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] =
     whole: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
     is missing, or nothing fits.
     """
-    peft = _peft()
+    peft = _needed("peft", install("lora"))
     names = _targets(model, lora.target, whole)
     if lora.four_bits:
         _quantize(model, names)
@@ -136,7 +143,7 @@ def heads_of(model: PreTrainedModel) -> list[str]:
     return [name for name, part in parts.items() if any(True for _ in part.parameters())]
 
 
-def plain(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def plain(model: PreTrainedModel, state: Tensors) -> dict[str, torch.Tensor]:
     """Turn the state dict of a model with an adapter into that of one without: W + (alpha / r) · B A stands for W.
 
     Costs r operations for each element of W. Where W has 4 bits, it is what they stand for.
@@ -162,20 +169,22 @@ def plain(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str
     return merged
 
 
-def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+def save(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
     """Write a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
     """
     add_names_of_4(model.config)
-    model.save_pretrained(directory, state_dict=plain(model, state) if has_adapter(model) else dict(state))
-    if has_adapter(model):
+    if is_adapted := hasattr(model, "peft_config"):
         write(model, state, directory)
+    model.save_pretrained(directory, state_dict=plain(model, state) if is_adapted else dict(state))
 
 
-def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+def write(model: PreTrainedModel, state: Tensors, directory: Path) -> None:
     """Write the adapter of a model, with the weights of a state dict, into directory/adapter."""
-    own = _peft().get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
+    from peft import get_peft_model_state_dict
+
+    own = get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
     (directory / ADAPTER).mkdir(exist_ok=True)
     weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}
     save_file(weights, directory / ADAPTER / WEIGHTS, {"format": "pt"})
@@ -190,23 +199,13 @@ def read(model: PreTrainedModel, directory: Path) -> None:
 
     Raises DatasetError if they cannot be read, or are of other sizes.
     """
+    from peft import set_peft_model_state_dict
+
     path = directory / ADAPTER / WEIGHTS
     try:
         weights = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(path).items()}
-        _peft().set_peft_model_state_dict(model, weights)
+        set_peft_model_state_dict(model, weights)
     except (SafetensorError, RuntimeError):
-        raise _damaged(path) from None
-
-
-def start_of(directory: Path, given: str) -> str:
-    """Return the weights that the adapter of a checkpoint was put on, if it has one and they exist; else `given`."""
-    path = directory / ADAPTER / CONFIG
-    try:
-        known = json.loads(path.read_bytes())["base_model_name_or_path"]
-        return known if Path(known).is_dir() else given
-    except FileNotFoundError:
-        return given
-    except (ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path) from None
 
 
@@ -215,39 +214,12 @@ def _damaged(path: Path) -> DatasetError:
     return DatasetError(sentence, "damaged", given=str(path))
 
 
-def has_adapter(model: PreTrainedModel) -> bool:
-    return hasattr(model, "peft_config")
-
-
-def base_of(model: PreTrainedModel) -> str:
-    """Return a name for the frozen weights below an adapter, by their digest."""
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    return f"weights of SHA-256 {fingerprint(model, without=trained)[:16]} below the adapter"
-
-
-def sizes(model: PreTrainedModel) -> dict[str, int]:
-    """Return how many parameters of a model with an adapter are trained, and how many are frozen."""
-    numbers = {True: 0, False: 0}
-    for parameter in model.parameters():
-        numbers[parameter.requires_grad] += parameter.numel()
-    return {"trained parameters": numbers[True], "frozen parameters": numbers[False]}
-
-
 # ------------------------------------------------------------------------------------------------------------ 4 bits
-
-
-def _bitsandbytes() -> Any:
-    try:
-        import bitsandbytes
-    except ImportError:
-        sentence = "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out"
-        raise UsageError(sentence, "not-installed", option="lora") from None
-    return bitsandbytes
 
 
 def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
     """Linear maps keep their weights as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023), and multiply as before."""
-    layers = _bitsandbytes().nn
+    layers = _needed("bitsandbytes", "pip install bitsandbytes, or leave bits=4 out").nn
     for name in names:
         parent, _, last = name.rpartition(".")
         old: Any = model.get_submodule(name)
@@ -265,4 +237,4 @@ def _dequantized(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     stored: Any = module.weight
     if type(stored).__name__ != "Params4bit":
         return weight
-    return _bitsandbytes().functional.dequantize_4bit(stored.data, stored.quant_state)
+    return importlib.import_module("bitsandbytes").functional.dequantize_4bit(stored.data, stored.quant_state)

@@ -14,7 +14,6 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -104,10 +103,9 @@ def read_vectors(path: str) -> tuple[list[str], torch.Tensor]:
             word, *values = text.rsplit(" ", len(rows[0]) if rows else -1)
             if (number == 1 and len(values) == 1) or not WORD.fullmatch(word):
                 continue
-            try:
+            row = np.array([], np.float32)
+            with contextlib.suppress(ValueError):
                 row = np.array(values, np.float32)
-            except ValueError:
-                row = np.array([], np.float32)
             if not row.size or not np.isfinite(row).all() or (rows and row.shape != rows[0].shape):
                 expected = f"{len(rows[0])} numbers" if rows else "numbers"
                 sentence = f"--vectors {path}, line {number}: there must be {expected} after {word!r}; correct the line"
@@ -270,7 +268,7 @@ def replaced(text: str, proposals: np.ndarray, words: list[str], share: float, d
     return "".join([*parts, text[end:]])
 
 
-class _Work:
+class _Rows:
     """The rows, the texts in them, and what is known of these so far, in a directory beside --out."""
 
     def __init__(self, ranks: World, directory: str, options: Augmentation) -> None:
@@ -282,10 +280,11 @@ class _Work:
         if self.out.suffix.lower() != suffix.lower():
             sentence = f"--out {self.out} must end in {suffix}, as it has the format of --train"
             raise UsageError(sentence, "malformed", option="out", given=options.out)
+        checkpoint.require_new(options.out)
         self.directory = self.out.with_name(self.out.name + ".parts")
         self.table = tables.read(options.train, kind.roles)
         for part, place in self.table.parts():
-            tables.require_values(part, kind.roles, place, unlabelled=kind.unlabelled)
+            kind.require_values(part, place)
         self.columns = [name for role, name in self.table.columns.items() if role != "label"]
         self.numbers: dict[str, int] = {}
         for _, row in self.table.rows:
@@ -301,15 +300,12 @@ class _Work:
 
     def clear(self) -> None:
         """Remove parts of other options, files or weights from the directory for parts, whose lock is held."""
-        if os.path.lexists(self.out):
-            shutil.rmtree(self.directory)
-            sentence = f"--out {self.out} exists; give a new file, or remove the old one"
-            raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        made_of, digest = self.directory / "of", self.proposer.digest.hexdigest().encode()
-        if not made_of.exists() or made_of.read_bytes() != digest:
+        checkpoint.require_new(str(self.out))
+        known, digest = self.directory / "of", self.proposer.digest.hexdigest().encode()
+        if not known.exists() or known.read_bytes() != digest:
             for path in self.directory.glob("*.npy"):
                 path.unlink()
-            write_file(made_of, digest)
+            write_file(known, digest)
 
     def propose(self, ranks: World) -> None:
         """Make the parts that are missing; ranks share them out."""
@@ -364,12 +360,8 @@ def main(**flags: Any) -> None:
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         options = ranks.together(lambda: from_flags(Augmentation, flags))
         directory = ranks.from_first(lambda: checkpoint.resolved(options.checkpoint))
-        work = ranks.together(lambda: _Work(ranks, directory, options))
-        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(work.directory)))
-        ranks.on_first(work.clear)
-        ranks.together(lambda: work.propose(ranks))
-        ranks.on_first(work.write)
-
-
-if __name__ == "__main__":
-    main()
+        rows = ranks.together(lambda: _Rows(ranks, directory, options))
+        ranks.on_first(lambda: stack.enter_context(checkpoint.lock(rows.directory)))
+        ranks.on_first(rows.clear)
+        ranks.together(lambda: rows.propose(ranks))
+        ranks.on_first(rows.write)

@@ -17,7 +17,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ from bertrain.cli import flags_of
 from bertrain.config import pick
 from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import Reader
-from bertrain.lab.options import from_flags, parse_lora
+from bertrain.lab.options import JSON, from_flags, parse_lora
 from bertrain.lab.seeds import Job
-from bertrain.lab.tasks import TASKS, Data, Example, Task
+from bertrain.lab.tasks import TASKS, Columns, Data, Example, Task
 from bertrain.models.encoder import choose_attention
 from bertrain.models.load import max_length
 from bertrain.ranks import LONGEST_WAIT, World, world
@@ -45,24 +45,19 @@ from bertrain.state import TrainingError
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
 RESULT = "result.json"
-SPREAD: dict[str, Callable[[list[float]], float]] = {
-    "median": statistics.median,
-    "min": min,
-    "max": max,
-}  # of a measure over seeds
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as one JSON object on the last line.")
+SPREAD: dict[str, Any] = {"median": statistics.median, "min": min, "max": max}  # of a measure over seeds
 Curve = list[dict[str, Any]]  # a point for each epoch
 
 
 @dataclass(frozen=True)
-class Work:
+class Inputs:
     """What a rank has read, and all its seeds share."""
 
     job: Job  # whose checkpoint and length are known
     task: Task  # which has learned its labels
     examples: dict[str, list[Example]]  # "train", "dev", and perhaps "test"
     warnings: list[str]
-    made_of: dict[str, Any]
+    settings_key: dict[str, Any]
     ranks: World
 
     @functools.cached_property
@@ -79,12 +74,13 @@ class Work:
         return self.task.taught(torch.cat([logits.cpu() for logits in batches]))
 
 
-def read(ranks: World, job: Job) -> Work:
+def read(ranks: World, job: Job) -> Inputs:
     """Read all that a job names. Raises UsageError for what does not fit, and if a seed there is of another job."""
     start = ranks.from_first(lambda: checkpoint.resolved(job.checkpoint))
 
-    def read_files() -> Work:
-        task = pick(TASKS, job.task, "--task", "docs/finetuning.md")(job.columns)
+    def read_files() -> Inputs:
+        columns = Columns(job.text, job.other, job.label, job.separator, job.skip)
+        task = pick(TASKS, job.task, "--task", "docs/finetuning.md")(columns)
         if job.teacher and not task.taught:
             sentence = f"--teacher gives no labels for --task {job.task}; leave it out"
             raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)
@@ -93,9 +89,9 @@ def read(ranks: World, job: Job) -> Work:
         task.learn(found["train"][0])
         warnings = [*(line for _, lines in found.values() for line in lines), *heads.take_order(start, task)]
         task.main = job.measure or task.main
-        made_of = seeds.made_of(known, task)
-        seeds.refuse_others(Path(job.out), made_of)
-        return Work(known, task, {split: part for split, (part, _) in found.items()}, warnings, made_of, ranks)
+        settings_key = seeds.settings_key(known, task)
+        seeds.refuse_others(Path(job.out), settings_key)
+        return Inputs(known, task, {split: part for split, (part, _) in found.items()}, warnings, settings_key, ranks)
 
     return ranks.together(read_files)
 
@@ -105,15 +101,15 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
 
     The caller is `alone` in the directory of the job. Raises UsageError if a seed there is of another one.
     """
-    work = read(ranks, job)
-    for warning in work.warnings if ranks.rank == 0 else ():
+    inputs = read(ranks, job)
+    for warning in inputs.warnings if ranks.rank == 0 else ():
         click.echo(warning, err=True)
     runs: list[dict[str, Any]] = []
     for first in range(0, job.seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all
         mine = range(first, job.seeds)[ranks.rank : ranks.rank + 1]
-        done = ranks.gather(ranks.together(lambda mine=mine: [_run(work, seed) for seed in mine]))  # type: ignore[misc]
+        done = ranks.gather(ranks.together(lambda mine=mine: [_run(inputs, seed) for seed in mine]))  # type: ignore[misc]
         runs += [each for part in done for each in part]
-    result = {"checkpoint": work.job.checkpoint, "task": job.task, "seeds": job.seeds, **work.job.settings}
+    result = {"checkpoint": inputs.job.checkpoint, "task": job.task, "seeds": job.seeds, **inputs.job.settings}
     result |= {"teacher": job.teacher} if job.teacher else {}
     for split in job.held_out:
         for metric in runs[0][split]:
@@ -124,11 +120,13 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
     return result
 
 
-def _run(work: Work, seed: int) -> dict[str, Any]:
+def _run(inputs: Inputs, seed: int) -> dict[str, Any]:
     """What a seed gave, which is trained now if it is not finished. Prints its measures."""
-    directory = Path(work.job.out, f"seed-{seed}")
-    run = seeds.finished(directory) or train_seed(work, seed, directory)
-    measures = (f"{split} {metric} {value:.4f}" for split in work.job.held_out for metric, value in run[split].items())
+    directory = Path(inputs.job.out, f"seed-{seed}")
+    run = seeds.finished(directory) or train_seed(inputs, seed, directory)
+    measures = (
+        f"{split} {metric} {value:.4f}" for split in inputs.job.held_out for metric, value in run[split].items()
+    )
     click.echo(f"seed {seed}: best after epoch {run['best_epoch']}: {', '.join(measures)}", err=True)
     return run
 
@@ -154,21 +152,21 @@ def alone(ranks: World, out: str, suite: str | None = None) -> Iterator[None]:
         yield
 
 
-def train_seed(work: Work, seed: int, out: Path) -> dict[str, Any]:
+def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
     """Train one seed, and write its model to `out`. Return the curve, the best epoch, and its measures by split."""
-    job, taught = work.job, work.taught  # the teacher first, as it may draw
+    job, taught = inputs.job, inputs.taught  # the teacher first, as it may draw
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
-    reader, bf16 = _start(work, seed)
+    reader, bf16 = _start(inputs, seed)
     files = heads.tokenizer_files(job.checkpoint, reader.tokenizer)
     sets: dict[str, Data] = {}
-    for name, part in work.examples.items():
-        sets[name], warnings = work.task.encode(reader.tokenizer, part, job.length or 0)
+    for name, part in inputs.examples.items():
+        sets[name], warnings = inputs.task.encode(reader.tokenizer, part, job.length or 0)
         for warning in warnings if seed == 0 else ():
             click.echo(warning, err=True)
     data = sets.pop("train")
     data = data if taught is None else data._replace(labels=taught)
-    curve, weights = _trained(work, reader, data, sets, seed=seed, bf16=bf16)
-    best = _best(curve, work.task)
+    curve, weights = _trained(inputs, reader, data, sets, seed=seed, bf16=bf16)
+    best = _best(curve, inputs.task)
     scores = {name: best[name] for name in sets}
     run = {"seed": seed, "best_epoch": best["epoch"], **scores, "curve": curve}
     facts = {"seed": seed, "epoch": best["epoch"], "rows": len(data.rows)}
@@ -180,10 +178,10 @@ def train_seed(work: Work, seed: int, out: Path) -> dict[str, Any]:
         f"A model that bertrain fine-tuned from `{Path(job.checkpoint).name}`. Its measures are those of the epoch "
         "that was best on dev; so dev is no held-out text.",
         config=reader.model.config,
-        head=work.task.head.__name__,
+        head=inputs.task.head.__name__,
         parts={"Training": facts, "Measures": measures},
     )
-    files[seeds.SEED] = json.dumps({"of": work.made_of, "run": run}, indent=1).encode()
+    files[seeds.SEED] = json.dumps({"of": inputs.settings_key, "run": run}, indent=1).encode()
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
     with naming(out), checkpoint.publish(out) as temporary:
@@ -193,10 +191,10 @@ def train_seed(work: Work, seed: int, out: Path) -> dict[str, Any]:
     return run
 
 
-def _start(work: Work, seed: int) -> tuple[Reader, bool]:
+def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
     """The model of a seed before training, on its device, and whether its matrix products are in bfloat16."""
-    job, device = work.job, work.ranks.device
-    model = heads.load(job.checkpoint, work.task, from_scratch=job.from_scratch, dropout=job.dropout)
+    job, device = inputs.job, inputs.ranks.device
+    model = heads.load(job.checkpoint, inputs.task, from_scratch=job.from_scratch, dropout=job.dropout)
     bf16 = heads.is_bf16(model, job.precision, device)
     choose_attention(model, "auto", precision="bf16" if bf16 else "fp32", device=device, length=job.length or 0)
     if job.lora:
@@ -209,14 +207,14 @@ def _start(work: Work, seed: int) -> tuple[Reader, bool]:
     if getattr(model.config, "pad_token_id", None) is None:  # heads of decoders need it
         model.config.pad_token_id = tokenizer.pad_token_id
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
-    return Reader(model, tokenizer, work.task), bf16
+    return Reader(model, tokenizer, inputs.task), bf16
 
 
 def _trained(
-    work: Work, reader: Reader, data: Data, held_out: dict[str, Data], *, seed: int, bf16: bool
+    inputs: Inputs, reader: Reader, data: Data, held_out: dict[str, Data], *, seed: int, bf16: bool
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Train a model. Return its curve, and the weights after the best epoch, on the CPU."""
-    job, task, model, device = work.job, work.task, reader.model, work.ranks.device
+    job, task, model, device = inputs.job, inputs.task, reader.model, inputs.ranks.device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     steps = job.epochs * -(-len(data.rows) // job.batch_size)
@@ -228,7 +226,7 @@ def _trained(
         total = torch.zeros((), dtype=torch.float64, device=device)  # no step waits for a number of the GPU
         draw, shown = np.random.default_rng(bertdata.key(seed, "order", epoch - 1)), f"seed {seed}, epoch {epoch}"
         batches = _batches(data.rows, job.batch_size, draw)
-        for chosen in tqdm(batches, desc=shown, unit="step", leave=False, disable=work.ranks.rank > 0 or None):
+        for chosen in tqdm(batches, desc=shown, unit="step", leave=False, disable=inputs.ranks.rank > 0 or None):
             with autocast:
                 logits = reader.logits([data.rows[i] for i in chosen])
             loss = task.loss(logits, data.labels[chosen].to(device, non_blocking=True))
@@ -243,9 +241,7 @@ def _trained(
         with autocast:
             scores = {name: _score(reader, part) for name, part in held_out.items()}
         if not math.isfinite(train_loss) or not all(scores.values()):
-            sentence = (
-                f"seed {seed}: the loss ({train_loss}) or a prediction is not finite in epoch {epoch}; lower --lr"
-            )
+            sentence = f"seed {seed}, epoch {epoch}: the loss ({train_loss}) or a prediction is not finite; lower --lr"
             raise TrainingError(f"{sentence} {job.lr} and run again", "not-finite", option="lr", given=job.lr)
         curve.append({"epoch": epoch, "train_loss": train_loss, **scores})
         if (best := _best(curve, task)) is curve[-1]:
@@ -312,7 +308,3 @@ def main(*, as_json: bool, **flags: Any) -> None:
     elif ranks.rank == 0:
         spreads = {name: spread for name, spread in result.items() if isinstance(spread, dict)}
         show(f"{job.checkpoint}, {job.task}", job.seeds, spreads, f"models and {RESULT} are in {job.out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,8 @@ So weights and moments always come from one tensor (as in Shen et al., 2022), an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertdata.support import UsageError
 from bertrain.data import Stream
 from bertrain.lab.options import GrowthOptions
-from bertrain.methods import Carry, Method
+from bertrain.methods import BuildModel, Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
 from bertrain.plan import Phase
@@ -33,20 +34,16 @@ class Growth(Method):
     """The model of a phase has its first layers alone, and gets more with a later phase."""
 
     options_type = GrowthOptions
-
-    def __init__(self, options: GrowthOptions) -> None:
-        super().__init__(options)
-        self._all_layers = 0  # of the complete model
+    _all_layers = 0  # of the complete model
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        if layers := phase.options.method_options(GrowthOptions).layers:
+        if layers := _layers(phase):
             shorten(config, layers)
 
-    def check_run(
-        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
-    ) -> Sequence[str]:
+    def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
+        """Raises UsageError for a model that cannot grow, and for numbers of layers that fall."""
         deepest = build_model(None)
-        depths = [phase.options.method_options(GrowthOptions).layers for phase in stream.plan.phases]
+        depths = [_layers(phase) for phase in stream.plan.phases]
         if not any(depths):
             sentence = f"--grow-by {self.options.grow_by} needs a [[phase]] with layers; give that too, or leave it out"
             raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
@@ -55,14 +52,13 @@ class Growth(Method):
         return [name for name, _ in deepest.named_parameters()]
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        numbers = {phase.options.method_options(GrowthOptions).layers or self._all_layers for phase in (before, after)}
-        return self._carry if len(numbers) > 1 else None
+        numbers = {_layers(phase) or self._all_layers for phase in (before, after)}
+        return partial(carry, stack=self.options.grow_by == "stack") if len(numbers) > 1 else None
 
-    def _carry(
-        self, before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer
-    ) -> Mapping[str, Any]:
-        carry(before, after, old, new, stack=self.options.grow_by == "stack")
-        return {"layers": [len(layers_of(learner.model)) for learner in (before, after)]}
+
+def _layers(phase: Phase) -> int | None:
+    """Return the number of layers that a phase states."""
+    return phase.options.method_options(GrowthOptions).layers
 
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
@@ -101,18 +97,18 @@ def check_depths(full: PreTrainedModel, depths: Sequence[int | None], first: Pre
     number = len(layers_of(full))
     numbers = [depth or number for depth in depths]
     if numbers != sorted(numbers) or numbers[-1] != number:
-        sentence = (
-            f"the phases have {', '.join(map(str, numbers))} layers, and --model has {number}; give numbers that do "
-            "not fall, and none in the last phase"
-        )
+        sentence = f"the phases have {numbers} layers, and --model {number}; give numbers that rise, and none last"
         raise UsageError(sentence, "out-of-range", option="layers", given=numbers)
 
 
 @torch.no_grad()
 def carry(
     before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
-) -> None:
-    """Give a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
+) -> Mapping[str, Any]:
+    """Give a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file.
+
+    Return the numbers of layers before and after.
+    """
     sources = dict(before.named_parameters())
     prefix, number = str(_prefix(before.model)), len(layers_of(before.model))
     for name, parameter in after.named_parameters():
@@ -120,29 +116,20 @@ def carry(
         source = sources.get(origin) if origin else None
         if source is None:
             continue
-        if parameter.shape != source.shape:
-            sentence = (
-                f"--model has changed since the run began: {name} was {list(source.shape)} and is now "
-                f"{list(parameter.shape)}; put the file back as it was"
-            )
-            raise UsageError(sentence, "other-settings", option="model")
         parameter.copy_(source)
         if moments := old.state.get(source):
-            new.state[parameter] = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in moments.items()
-            }
+            new.state[parameter] = copy.deepcopy(moments)
     buffers = dict(before.named_buffers())
     for name, buffer in after.named_buffers():
         if not name.startswith("objectives."):
             continue  # those of objectives are such as a queue of earlier rows
         if name not in buffers or buffers[name].shape != buffer.shape:
-            was = list(buffers[name].shape) if name in buffers else "not there"
             sentence = (
-                f"the buffer {name} cannot be kept as the model grows: it was {was} and is {list(buffer.shape)} in the "
-                "larger model; make it independent of the number of layers, or leave layers out of the phases"
+                f"the buffer {name} cannot be kept as the model grows; give it one shape for any number of layers"
             )
-            raise UsageError(sentence, "bad-entry", option="layers")
+            raise UsageError(f"{sentence}, or leave layers out of the phases", "bad-entry", option="layers")
         buffer.copy_(buffers[name])
+    return {"layers": [len(layers_of(learner.model)) for learner in (before, after)]}
 
 
 def _prefix(model: PreTrainedModel) -> str | None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from bertdata.support import UsageError
+import click
+
 from bertrain.options import ABOVE_0, COUNT, TEXT, WEIGHT, Check, Either, Kind, Needs, Options, choice, option
 
 T = TypeVar("T", bound=Options)
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as one JSON object on the last line.")
 OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
 """Options of a student's run on which its rows and their masks depend, besides its data and seed."""
 
@@ -24,6 +26,12 @@ def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
     return options
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the names whose values differ, with both values; "" without any."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in names)
+
+
 class Lora(NamedTuple):
     """The parts of --lora."""
 
@@ -34,21 +42,18 @@ class Lora(NamedTuple):
 
 
 def parse_lora(given: str) -> Lora:
-    """Return the parts of r=8,alpha=16,bits=4,target=query|value. Raises UsageError for anything else."""
+    """Return the parts of r=8,alpha=16,bits=4,target=query|value. Raises ValueError or re.error for anything else."""
     match = re.fullmatch(r"r=(0*[1-9]\d*),alpha=(0*[1-9]\d*)(,bits=4)?(?:,target=(.+))?", str(given))
-    try:
-        if match and re.compile(match[4] or ""):
-            return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
-    except re.error:
-        pass
-    sentence = (
-        f"--lora is {given}; give r=8,alpha=16, with integers above 0, and after them bits=4 or target=query|value, a "
-        "regular expression, if you need them, in this order"
-    )
-    raise UsageError(sentence, "malformed", option="lora", given=given)
+    if not match:
+        raise ValueError
+    re.compile(match[4] or "")
+    return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
 
 
-LORA = Kind("", lambda given: parse_lora(given) and given)
+LORA = Kind(
+    "r=8,alpha=16, with integers above 0, and after them bits=4 or target=query|value, a regular expression, if needed",
+    lambda given: parse_lora(given) and given,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Module, Parameter
 from torch.nn import functional as F
-from transformers import ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import ElectraConfig, ElectraForPreTraining, PreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
 import bertdata
 from bertdata import IGNORE_INDEX, Batch
 from bertdata.support import UsageError
 from bertrain.lab.options import ReplacedOptions
-from bertrain.methods import LearnerSetting, Method
+from bertrain.methods import LearnerSetting, Method, Tensors
 from bertrain.models.encoder import Encoder, MicroBatch, recompute_activations, set_rotary_bases
 from bertrain.models.families import add_names_of_4, family_of
 from bertrain.models.load import check_runs, max_length, model_identity, new_model, tokenizer_files
@@ -31,20 +31,6 @@ from bertrain.plan import Phase, longest
 
 NAME = "discriminator"  # of the objective, of its tensors in beside.pt, and of its directory
 PLACES_OF_A_ROW = 1 << 32  # more than there are, so that each place of each sample has a number of its own
-
-
-class Head(Module):
-    """Say of each token whether it was replaced; the names of its parameters are those of ElectraForPreTraining."""
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.dense, self.dense_prediction = Linear(width, width), Linear(width, 1)
-        self._activate = ACT2FN[getattr(config, "hidden_act", "gelu")]
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, T, H] → logits [B, T]: above 0 where a token was replaced."""
-        return self.dense_prediction(self._activate(self.dense(hidden))).squeeze(-1)
 
 
 class Difference(Module):
@@ -65,7 +51,8 @@ class Replaced(Objective):
     def __init__(self, generator: PreTrainedModel, discriminator: PreTrainedModel, setting: LearnerSetting) -> None:
         super().__init__(generator, setting.config)
         self.encoder = Encoder(discriminator, isolate=setting.config.isolate_documents)
-        self.head = Head(discriminator.config)
+        width, activation = discriminator.config.hidden_size, getattr(discriminator.config, "hidden_act", "gelu")
+        self.head = ElectraDiscriminatorPredictions(ElectraConfig(hidden_size=width, hidden_act=activation))
         self.vocab_size = setting.shards.special_tokens.vocab_size
         self.key = 0
         """Of the step: what the draws of its tokens follow from."""
@@ -139,8 +126,7 @@ class ReplacedTokens(Method):
         self._bases: tuple[float | None, float | None] = None, None  # that a phase has set
         is_electra = self._config.model_type == "electra"
         self._kind = ElectraForPreTraining if is_electra else type(discriminator)
-        length = max_length(self._config)
-        self._files = tokenizer_files(setting.shards.tokenizer_file, discriminator, length)
+        self._files = tokenizer_files(setting.shards.tokenizer_file, discriminator, max_length(self._config))
 
     def _built(self, setting: LearnerSetting) -> PreTrainedModel:
         """Return the encoder of the discriminator, with random weights."""
@@ -183,13 +169,7 @@ class ReplacedTokens(Method):
     def identity(self, learner: Learner) -> Mapping[str, str]:
         return {NAME: model_identity(self.options.discriminator), "share-embeddings": self.options.share_embeddings}
 
-    def export(
-        self,
-        model: PreTrainedModel,
-        weights: Mapping[str, torch.Tensor],
-        beside: Mapping[str, torch.Tensor],
-        directory: Path,
-    ) -> Mapping[str, torch.Tensor]:
+    def export(self, model: PreTrainedModel, weights: Tensors, beside: Tensors, directory: Path) -> Tensors:
         """Write the discriminator: an ElectraForPreTraining, or the encoder of any other family."""
         encoder, head = f"objectives.{NAME}.encoder.model.", f"objectives.{NAME}.head."
         state = {name.removeprefix(encoder): each for name, each in beside.items() if name.startswith(encoder)}

@@ -17,8 +17,8 @@ import click
 from bertdata.support import UsageError, fsync_directory
 from bertrain import checkpoint
 from bertrain.config import DIRECTORY
-from bertrain.lab.options import LORA
-from bertrain.lab.tasks import Columns, Task
+from bertrain.lab.options import LORA, differences
+from bertrain.lab.tasks import Task
 from bertrain.options import ABOVE_0, BELOW_1, COUNT, FLAG, TEXT, Check, Either, Options, choice, flag, option
 
 SEED = "seed.json"
@@ -93,11 +93,6 @@ class Job(Options):
     )
 
     @property
-    def columns(self) -> Columns:
-        """Return what stands where in the files."""
-        return Columns(self.text, self.other, self.label, self.separator, self.skip)
-
-    @property
     def files(self) -> dict[str, str]:
         """Return the paths of the files by "train", "dev", and perhaps "test"."""
         return {split: path for split in ("train", "dev", "test") if (path := getattr(self, split))}
@@ -113,7 +108,7 @@ class Job(Options):
         return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["group"] == TRAINING}
 
 
-def made_of(job: Job, task: Task) -> dict[str, Any]:
+def settings_key(job: Job, task: Task) -> dict[str, Any]:
     """Return all that decides what a seed becomes, by its name in messages. Of a file, its digest."""
     names = "checkpoint", "task", *job.settings, "text", "other", "label", "separator"
     named: dict[str, Any] = {flag(name): getattr(job, name) for name in names}
@@ -165,15 +160,14 @@ def _kept(directory: Path) -> dict[str, Any]:
 
 
 def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
-    """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `made_of`."""
+    """Raise UsageError, which names what differs, if a seed was trained differently. wanted: as `settings_key`."""
     for directory in sorted(out.glob("seed-*")):
         kept = _kept(directory)
         before = kept.get("of", wanted)  # without labels in 0.1.0, which had other orders of them
         before = {_LABELS: kept.get(_LABELS)} | before if _LABELS in wanted else before
-        differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
-        if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
-            differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
-        if differ:
-            words = ", ".join(f"{name} {before.get(name)} → {wanted.get(name)}" for name in differ)
-            sentence = f"{directory} was trained differently (old → new): {words}; give the same, or another --out"
+        name, content = "--checkpoint", f"{_CONTENT}--checkpoint"
+        if Path(wanted[name]).is_dir() and before.get(content) == wanted.get(content):
+            before = before | {name: wanted[name]}  # the same one by another path
+        if differing := differences(before, wanted):
+            sentence = f"{directory} was trained differently (old → new): {differing}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(out))

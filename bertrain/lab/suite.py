@@ -20,8 +20,8 @@ from bertdata.support import OneSentence, UsageError, write_file
 from bertrain import checkpoint
 from bertrain.cli import flags_of
 from bertrain.lab import seeds
-from bertrain.lab.finetune import JSON, RESULT, alone, read, show, tune
-from bertrain.lab.options import from_flags
+from bertrain.lab.finetune import RESULT, alone, read, show, tune
+from bertrain.lab.options import JSON, from_flags
 from bertrain.lab.seeds import Job
 from bertrain.ranks import LONGEST_WAIT, world
 
@@ -152,7 +152,3 @@ def main(*, name: str, data: str, as_json: bool, **flags: Any) -> None:
         absent = f"no files in {data}: {', '.join(missing)}; " if missing else ""
         line = f"{absent}models and {RESULT} of each task are in {base.out}"
         show(f"{start}, {name}", base.seeds, _spreads(name, results), line)
-
-
-if __name__ == "__main__":
-    main()

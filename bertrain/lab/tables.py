@@ -51,13 +51,12 @@ def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
         names, rows = _rows(file, roles, only)
     except UsageError:
         raise
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist; check the name", "not-found", given=path) from None
     except (ValueError, csv.Error, OSError) as error:  # of csv, pyarrow, or the system
         if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
             reading.decoded(file.read_bytes(), path)  # which names the line
         sentence = f"{path} cannot be read: {error}; correct it, or give another file"
-        raise UsageError(sentence, "not-of-format", given=path) from None
+        kind = "not-found" if isinstance(error, FileNotFoundError) else "not-of-format"
+        raise UsageError(sentence, kind, given=path) from None
     if not rows:
         raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
     columns: dict[str, Any] = {}
@@ -69,21 +68,6 @@ def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
             raise UsageError(sentence, kind, option=role, given=wanted)
         columns[role] = column
     return Table(file, names, columns, rows)
-
-
-def require_values(
-    part: dict[Any, Any], roles: dict[str, str], place: str, *, skip: bool = False, unlabelled: bool = False
-) -> None:
-    """Raise UsageError, naming the place, for a row without a value for a role.
-
-    skip: an empty text is none, and "-" is no label: annotators did not agree. unlabelled: an empty label is one.
-    """
-    for role in roles:
-        is_label, value = role == "label" and not unlabelled, part.get(role)
-        empty = ("", "-") if skip and is_label else ("",) if skip or is_label else ()
-        if value is None or (str(value).strip() if is_label else value) in empty:
-            sentence = f"{place} has no value for --{role}, or another number of columns than the first row"
-            raise UsageError(f"{sentence}; correct or remove it", "bad-row")
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
@@ -173,7 +157,6 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
     row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=_object)
     if not isinstance(row, dict):
         raise UsageError(f"{file}, line {number} is not a JSON object; {advice}", "bad-row")
-    reading.refuse_halves(line, file, number)
     return row
 
 

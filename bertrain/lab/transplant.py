@@ -12,12 +12,13 @@ weights do not change. docs/models.md says what that gives.
 from __future__ import annotations
 
 import copy
+from operator import methodcaller
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
 from bertrain import card, checkpoint
@@ -84,7 +85,7 @@ def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
     return ids
 
 
-def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed: int) -> PreTrainedModel:
+def transplanted(directory: Path, new: LoadedTokenizer, origins: Pieces, *, seed: int) -> PreTrainedModel:
     """The model of a checkpoint with the vocabulary of a tokenizer. Rows at random are those of a new model.
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
@@ -93,9 +94,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
     has_nsp = isinstance(old, family_of(old).next_sentence or ())
     length = max_length(old.config)
 
-    def resize(config: PreTrainedConfig) -> None:
-        config.vocab_size = new.special.vocab_size
-
+    resize = methodcaller("update", {"vocab_size": new.special.vocab_size})
     model, _ = new_model(str(directory), new.special, length=length, seed=seed, nsp=has_nsp, configure=resize)
     of_vocabulary, of_positions = growing(old, "vocab_size"), set[str]()
     if family_of(old).positions_after_padding:
@@ -103,11 +102,14 @@ def transplanted(directory: Path, new: LoadedTokenizer, made_of: Pieces, *, seed
     weights = model.state_dict()
     for name, tensor in old.state_dict().items():
         if name in of_vocabulary:
-            for number, ids in enumerate(made_of.of_id):
+            for number, ids in enumerate(origins.of_id):
                 if ids:
                     weights[name][number] = tensor[ids].mean(0)
         elif name in of_positions:
-            _move_positions(tensor, first_position(old.config), weights[name], first_position(model.config))
+            # The rows of positions begin after the padding id, and the row of padding is before them.
+            first, first_old = first_position(model.config) - 1, first_position(old.config) - 1
+            number = min(len(tensor) - first_old, len(weights[name]) - first)
+            weights[name][first : first + number] = tensor[first_old : first_old + number]
         else:
             weights[name].copy_(tensor)
     return model
@@ -120,15 +122,6 @@ def growing(model: PreTrainedModel, size: str) -> set[str]:
     with torch.device("meta"):
         larger = type(model)(config).state_dict()
     return {name for name, tensor in model.state_dict().items() if tensor.ndim and len(larger[name]) > len(tensor)}
-
-
-def _move_positions(old: torch.Tensor, old_first: int, new: torch.Tensor, new_first: int) -> None:
-    """Copies the rows of positions [P, ...] where they begin after the padding id, and the row of padding before them.
-
-    old_first, new_first: the positions of the first token of a row.
-    """
-    length = min(len(old) - old_first, len(new) - new_first) + 1
-    new[new_first - 1 : new_first - 1 + length] = old[old_first - 1 : old_first - 1 + length]
 
 
 @click.command(
@@ -147,9 +140,9 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     target = checkpoint.require_new(out)
     directory = checkpoint.find(Path(path))
     new = load_tokenizer(spec)
-    made_of = pieces(load_tokenizer(str(directory)), new)
-    model = transplanted(directory, new, made_of, seed=seed)
-    counts = f"{made_of.copied:,} tokens copied, {made_of.means:,} means of tokens, {made_of.random:,} at random"
+    origins = pieces(load_tokenizer(str(directory)), new)
+    model = transplanted(directory, new, origins, seed=seed)
+    counts = f"{origins.copied:,} tokens copied, {origins.means:,} means of tokens, {origins.random:,} at random"
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
     files = tokenizer_files(new.files.__getitem__, model, max_length(model.config))
     files |= {card.CARD: card.content(target.name, about, config=model.config)}

@@ -101,7 +101,7 @@ def resumed(path, given):
 
 def searched(path, given):
     (path.parent / "trials.jsonl").write_text("{}\n")
-    search.Measurements(path.parent, {"length": 32}, *[None] * 3)
+    search.Measurements(path.parent, {"length": 32})
 
 
 def opened(path, given=None):

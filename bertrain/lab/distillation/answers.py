@@ -35,6 +35,7 @@ from bertdata.support import (
     sealed_record,
     write_record,
 )
+from bertrain.lab.options import differences
 
 CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
@@ -100,8 +101,8 @@ def begin(directory: Path, header: dict[str, Any]) -> list[int]:
 
     Raises UsageError, which names both values, if the directory has units or a cache of a different header.
     """
-    if (old := begun(directory)) and (differing := _differing(old, header)):
-        sentence = f"{directory} holds another cache: {differing}; give the same options, or another --out"
+    if (old := begun(directory)) and (differing := differences(_flat(old), _flat(header))):
+        sentence = f"{directory} holds another cache (old → new): {differing}; give the same options, or another --out"
         raise UsageError(sentence, "other-settings", option="out", given=directory)
     if (directory / CACHE).exists():
         (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
@@ -199,10 +200,9 @@ class TeacherCache:
         cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
         now = {"tokenizer": tokenizer} | loader.state_dict()
         del now["position"]
-        if differing := _differing(cached, now):
+        if differing := differences(_flat(cached), _flat(now)):
             sentence = (
-                f"the masked samples of the teacher cache {self.path} are not those of this run: {differing}; give the "
-                "run the dataset and the options of the cache"
+                f"{self.path} has other masked samples (cache → run): {differing}; give the same data and options"
             )
             raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
 
@@ -273,31 +273,21 @@ def verify(directory: Path) -> Iterator[str]:
     """Read every byte of a cache. Yield each fault, as a sentence. Raises DatasetError for a damaged cache.json."""
     units = tqdm(read_header(directory)["units"], unit="unit", leave=False, disable=None)
     for number, unit in enumerate(units):
-        name, crc32_of = unit_name(number), dict[str, Any]()
-        path = directory / f"{name}.json"
+        path, crc32_of = directory / f"{unit_name(number)}.json", dict[str, Any]()
         try:
             record = read_record(path)
-            crc32_of = {array: record["arrays"][array]["crc32"] for array in Answers._fields}
+            crc32_of = {array: entry["crc32"] for array, entry in record["arrays"].items()}
             if unit != _without_crc32(record):
                 yield f"{path} and {CACHE} disagree"
-        except DatasetError as error:
-            yield str(error)
-        except (KeyError, TypeError):
-            yield f"{path} is damaged: it is not the record of this unit"
+        except (DatasetError, LookupError, TypeError, AttributeError) as error:
+            yield str(error) if isinstance(error, DatasetError) else f"{path} is damaged: it is not that of this unit"
         for array, entry in unit["arrays"].items():
-            yield from array_faults(array_path(directory, name, array), entry, crc32_of.get(array))
+            yield from array_faults(array_path(directory, path.stem, array), entry, crc32_of.get(array))
 
 
 def _are_logs(values: NDArray[np.float16]) -> bool:
     """Return whether all are finite and at most 0. It compares bits, because comparing float16 is slow."""
     return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return the members in which two headers differ, with both values."""
-    one, two = _flat(old), _flat(new)
-    names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
-    return "; ".join(f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in names)
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,22 +16,32 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from bertdata import IGNORE_INDEX, Batch, key
+from bertdata import IGNORE_INDEX, Batch, Loader, key
 from bertdata.support import UsageError
+from bertrain import checkpoint
 from bertrain.config import Config
+from bertrain.data import Stream
 from bertrain.lab.distillation import taps
+from bertrain.lab.distillation.answers import TaughtLoader, read_header
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
+from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.options import DistillationOptions
+from bertrain.methods import BuildModel, LearnerSetting, Method
 from bertrain.models.encoder import Encoder, MicroBatch
-from bertrain.objectives import LossSum, Objective, Outputs, num_targets
+from bertrain.models.families import family_of
+from bertrain.models.load import check_fits, check_length, load_model
+from bertrain.objectives import Learner, LossSum, Objective, Outputs, num_targets
+from bertrain.plan import longest
+from bertrain.trainer import autocast_of
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
 PROJECTIONS = ("teacher_queries", "teacher_keys", "teacher_values")
@@ -46,33 +56,34 @@ class Distil(Objective):
     def __init__(
         self,
         model: PreTrainedModel,
-        config: Config,
+        setting: LearnerSetting,
         options: DistillationOptions,
-        *,
-        vocab_size: int,
         teacher: PreTrainedModel | None = None,
     ) -> None:
-        """vocab_size: tokens of the text; the student's vocabulary may be padded. teacher: None for a cache."""
+        """teacher: None for a cache."""
+        config = setting.config
         super().__init__(model, config)
         self.method, self.weight, self.temperature = options.kind, options.alpha, options.temperature
-        self.isolate, self.vocab_size = config.isolate_documents, vocab_size
+        self.isolate = config.isolate_documents
+        self.vocab_size = setting.shards.special_tokens.vocab_size  # the student's vocabulary may be padded
         self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
         self.compares_attention, self.num_heads = False, getattr(model.config, "num_attention_heads", 0)
         self.uses_logits = self.method == "logits"
         self.teacher: Teacher | None = None
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
-        if teacher is None or self.method == "logits":
-            return
-        for tapped in (model, teacher):
-            taps.check(tapped, hidden=self.method == "hidden")
-        student_config, teacher_config = model.config, teacher.config
-        self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, options)
-        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=self.method == "hidden")
-        if self.method == "hidden":
+        if teacher and self.method != "logits":
+            for tapped in (model, teacher):
+                taps.check(tapped, hidden=self.method == "hidden")
+            student_config, teacher_config = model.config, teacher.config
+            self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, options)
+            self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=self.method == "hidden")
+        if teacher and self.method == "hidden":
             both = self._taps.has_attention and taps.has_attention(teacher)
             self.compares_attention = both and self.num_heads == teacher_config.num_attention_heads
             torch.manual_seed(key(config.seed, "distil") >> 1)
             self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
+        if teacher:
+            self.teacher = Teacher(teacher, self, setting)
 
     def for_submodel(self, model: PreTrainedModel) -> Distil:
         """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
@@ -119,7 +130,8 @@ class Distil(Objective):
         for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):
             teacher = piece[name]
             heads = relation_heads(student.shape[-1], teacher.shape[-1])
-            log_q, log_p = (_log_relations(x, heads, seen) for x in (student, teacher))
+            scores = (_scores(x, x, heads).masked_fill(~seen, _HIDDEN_SCORE) for x in (student, teacher))
+            log_q, log_p = (score.log_softmax(-1) for score in scores)  # [B, heads, T, T]
             kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
             losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
         return losses
@@ -150,32 +162,24 @@ class Teacher:
     teacher_scores [layers, B, heads, T, T].
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        student: Distil,
-        device: torch.device,
-        precision: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        """precision: the autocast that the teacher runs in."""
-        self._encoder = Encoder(model, isolate=student.isolate).to(device).eval().requires_grad_(False)
-        self._precision, self._vocab_size, self._method = precision, student.vocab_size, student.method
-        self._layers = [layer for _, layer in student.layer_pairs]
-        self._compares_attention = student.compares_attention
+    def __init__(self, model: PreTrainedModel, student: Distil, setting: LearnerSetting) -> None:
+        self._encoder = Encoder(model, isolate=student.isolate).to(setting.device).eval().requires_grad_(False)
+        self._autocast = autocast_of(setting.device, setting.precision if family_of(model).half else "fp32")
+        self._student, self._layers = student, [layer for _, layer in student.layer_pairs]
         if student.method != "logits":
             self._taps = Taps(model, self._layers, hidden=student.method == "hidden")
 
     def answers(self, piece: MicroBatch) -> MicroBatch:
-        with self._precision():
-            if self._method == "logits":
+        with self._autocast():
+            if self._student.method == "logits":
                 logits = self._encoder.logits(**piece)
-                return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
+                return {"teacher_logprobs": logits[..., : self._student.vocab_size].float().log_softmax(-1)}
             self._encoder.encode(**piece)
-            if self._method == "relations":
+            if self._student.method == "relations":
                 tensors = dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
             else:
                 tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
-            if self._compares_attention:
+            if self._student.compares_attention:
                 layers, heads = self._layers, self._encoder.model.config.num_attention_heads
                 both = [self._taps.projections(layer)[:2] for layer in layers if layer != EMBEDDINGS]
                 tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in both])
@@ -221,18 +225,13 @@ def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Te
 
 
 def relation_heads(student_width: int, teacher_width: int) -> int:
-    """How many relation heads two widths are cut into.
+    """Return how many relation heads two widths are cut into.
 
     As many as divide both widths and leave 16 dimensions of the student's to each; for coprime widths one.
     """
     common = math.gcd(student_width, teacher_width)
     most = max(1, student_width // SMALLEST_RELATION_HEAD)
     return max(heads for heads in range(1, min(common, most) + 1) if common % heads == 0)
-
-
-def _log_relations(states: torch.Tensor, heads: int, seen: torch.Tensor) -> torch.Tensor:
-    """[B, T, H] → the log of how much each place is related to each other place: [B, heads, T, T]."""
-    return _scores(states, states, heads).masked_fill(~seen, _HIDDEN_SCORE).log_softmax(-1)
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
@@ -258,3 +257,45 @@ def _layer_pairs(student_layers: int, teacher_layers: int, options: Distillation
         (EMBEDDINGS, EMBEDDINGS),
         *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),
     ]
+
+
+class Distillation(Method):
+    """Train a student on a teacher's predictions as well as on the text."""
+
+    options_type = DistillationOptions
+    _directory: Path | None = None  # of the teacher, for all phases, as a run under way writes newer ones
+
+    def can_compile(self, config: Config) -> bool:
+        return self.options.kind == "logits" or not config.gradient_checkpointing
+
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        return {"teacher": self._teacher}
+
+    def loader(self, make: Callable[..., Loader]) -> Callable[..., Loader]:
+        return partial(TaughtLoader, teacher_cache=self.options.teacher_cache) if self.options.teacher_cache else make
+
+    def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
+        """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
+        if not self.options.teacher_cache:
+            return ()
+        loader, num_samples = stream.loader, stream.plan.samples()
+        if loader.variants is not None:
+            num_samples = min(num_samples, loader.variants * loader.num_samples)
+        loader.read(np.array([num_samples - 1]))
+        return ()
+
+    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
+        """Add the objective. Raises UsageError for a teacher that does not fit."""
+        config, options = setting.config, self.options
+        for name in config.objective.split("+"):
+            objectives[name].weight *= 1 - options.alpha
+        if options.teacher_cache:
+            teacher, sha256 = None, read_header(Path(options.teacher_cache))["teacher"]["sha256"]
+        else:
+            directory = self._directory = self._directory or checkpoint.find(Path(options.teacher), "teacher")
+            teacher = load_model(directory)
+            check_fits(directory, setting.shards, teacher)
+            check_length(longest(config), teacher.config, directory)
+            sha256 = fingerprint(teacher)
+        self._teacher = f"{options.kind} of teacher {sha256[:16]}"
+        objectives["distil"] = Distil(model, setting, options, teacher)

@@ -88,17 +88,17 @@ class Taps:
             raise UsageError(sentence, "unsupported", option="distil_layers")
         for number in layers:
             if number == EMBEDDINGS:
-                all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)
+                all_layers[0].register_forward_hook(_keep_in(self.hidden, number), with_kwargs=True)
                 continue
             layer = all_layers[number]
             if hidden:
-                layer.register_forward_hook(_keep_in(self.hidden, number))
+                layer.register_forward_hook(_keep_in(self.hidden, number), with_kwargs=True)
             if self.has_attention:
                 modules = projections_of(layer)
                 self._is_fused = len(modules) == 1
                 for part, module in enumerate(modules):
                     self._projected[number, part] = None
-                    module.register_forward_hook(_keep_in(self._projected, (number, part)))
+                    module.register_forward_hook(_keep_in(self._projected, (number, part)), with_kwargs=True)
 
     def forget(self) -> None:
         """Lets go of the tensors, which else stay in memory and are outputs, with a gradient, of a compiled graph."""
@@ -114,22 +114,11 @@ class Taps:
         return [self._projected[layer, part] for part in range(3)]
 
 
-def _is_recomputed() -> bool:
-    """Whether a backward pass computes a layer again, after `forget`: what is kept then stays until the next step."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # noqa: SLF001
-
-
 def _keep_in(store: dict[Any, torch.Tensor], name: Any) -> Callable[..., None]:
-    def keep(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if not _is_recomputed():
-            store[name] = output[0] if isinstance(output, tuple) else output
-
-    return keep
-
-
-def _keep_input_in(store: dict[int, torch.Tensor]) -> Callable[..., None]:
-    def keep(module: torch.nn.Module, inputs: Any, named_inputs: dict[str, Any]) -> None:
-        if not _is_recomputed():
-            store[EMBEDDINGS] = inputs[0] if inputs else named_inputs["hidden_states"]
+    def keep(module: torch.nn.Module, inputs: Any, named_inputs: dict[str, Any], output: Any) -> None:
+        # A backward pass may compute a layer again, after `forget`: what is kept then stays until the next step.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # noqa: SLF001
+            kept = output if name != EMBEDDINGS else inputs or named_inputs["hidden_states"]
+            store[name] = kept[0] if isinstance(kept, tuple) else kept
 
     return keep

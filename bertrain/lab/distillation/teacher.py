@@ -31,15 +31,15 @@ from bertrain.config import DIRECTORY, Config
 from bertrain.data import build_loader, micro_batches
 from bertrain.lab.distillation import answers
 from bertrain.lab.fingerprint import fingerprint
+from bertrain.lab.heads import is_bf16
 from bertrain.lab.options import OF_ROWS, from_flags
 from bertrain.models.encoder import Encoder
-from bertrain.models.families import family_of
 from bertrain.models.load import check_fits, check_length, load_model
 from bertrain.options import COUNT, COUNT_OR_0, TEXT, WEIGHT, Check, Options, choice, option
 from bertrain.plan import masking_of
 from bertrain.ranks import LONGEST_WAIT, World, world
 from bertrain.recipes import file_of
-from bertrain.speed import has_bf16
+from bertrain.trainer import autocast_of
 
 LIMIT_BYTES = 10 * 10**9  # more needs --yes
 MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable; else units are larger
@@ -130,14 +130,13 @@ class _Work:
         samples = min(most or sys.maxsize, variants * self.loader.num_samples if variants else sys.maxsize)
         stream, device = self.loader.state_dict(), self.ranks.device
         del stream["position"]
-        on_gpu = device.type == "cuda"
         return {
             "format": answers.FORMAT,
             "format_version": FORMAT_VERSION,
             "teacher": {
                 "sha256": fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
-                "precision": "bf16" if on_gpu and has_bf16(device) and family_of(weights).half else "fp32",
+                "precision": "bf16" if is_bf16(weights, "auto", device) else "fp32",
             },
             "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
             "stream": stream,
@@ -179,8 +178,7 @@ class _Work:
         batch = self.loader.read(positions)
         piece = next(micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
         used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
-        bf16 = self.header["teacher"]["precision"] == "bf16"
-        with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
+        with autocast_of(self.ranks.device, self.header["teacher"]["precision"])():
             logits = self.encoder.logits(**piece)
         logprobs = logits[..., : self.vocab_size].float().log_softmax(-1)
         top, ids = logprobs.topk(self.header["top_k"], dim=-1)
@@ -203,23 +201,6 @@ class _Work:
             "tail_mass": float((tails.double().exp() * used).sum()),
         }
         return kept, counts
-
-
-def answer(ranks: World, options: Asked, *, yes: bool) -> None:
-    """Make the missing units, the j-th on rank j mod W, and publish the cache."""
-    # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
-    directory = ranks.from_first(lambda: checkpoint.find(Path(options.model)))
-    work = ranks.together(lambda: _Work(ranks, options, directory))
-    missing = ranks.from_first(lambda: answers.begin(work.out, work.header))  # so all ranks share the same units
-    ranks.on_first(lambda: work.plan(missing, yes=yes) if missing else None)
-    with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
-        for number in range(0, len(missing), ranks.world_size):
-            mine = missing[number + ranks.rank : number + ranks.rank + 1]
-            ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
-            bar.update(len(missing[number : number + ranks.world_size]))
-    ranks.on_first(lambda: None if (work.out / answers.CACHE).exists() else answers.publish(work.out, work.header))
-    if ranks.rank == 0:
-        click.echo(f"done: {work.out}")
 
 
 def _verify(context: click.Context, option: click.Parameter, path: str | None) -> None:
@@ -252,18 +233,27 @@ def main(*, yes: bool, **flags: Any) -> None:
     """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
     with world(LONGEST_WAIT) as ranks, contextlib.ExitStack() as stack:
         options = ranks.together(lambda: from_flags(Asked, flags))
+        out = Path(options.out)
 
         def lock() -> None:
-            out = Path(options.out)
             if (out / "manifest.json").exists():
                 sentence = f"--out {out} holds a dataset; give another directory"
                 raise UsageError(sentence, "out-exists", option="out", given=str(out))
             stack.enter_context(checkpoint.lock(out))
-            stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
 
         ranks.on_first(lock)
-        answer(ranks, options, yes=yes)
-
-
-if __name__ == "__main__":
-    main()
+        if ranks.rank == 0:
+            stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
+        # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
+        directory = ranks.from_first(lambda: checkpoint.find(Path(options.model)))
+        work = ranks.together(lambda: _Work(ranks, options, directory))
+        missing = ranks.from_first(lambda: answers.begin(out, work.header))  # so all ranks share the same units
+        ranks.on_first(lambda: work.plan(missing, yes=yes) if missing else None)
+        with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
+            for number in range(0, len(missing), ranks.world_size):
+                mine = missing[number + ranks.rank : number + ranks.rank + 1]
+                ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
+                bar.update(len(missing[number : number + ranks.world_size]))
+        ranks.on_first(lambda: None if (out / answers.CACHE).exists() else answers.publish(out, work.header))
+    if ranks.rank == 0:
+        click.echo(f"done: {out}")

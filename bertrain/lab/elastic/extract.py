@@ -55,6 +55,4 @@ def main(path: str, out: str, **given: int | None) -> None:
     if not trained or sizes not in elastic.Space(trained, config):
         was = f"--elastic {trained}" if trained else "no --elastic"
         click.echo(f"warning: {directory} was trained with {was}, so it has not trained this sub-network", err=True)
-    click.echo(
-        f"{out}: {sizes}, {small.num_parameters():,} parameters; bertrain pretrain --init {out} trains it further"
-    )
+    click.echo(f"{out}: {sizes}, {small.num_parameters():,} parameters; --init {out} trains it further")

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,18 @@ from tqdm import tqdm
 import bertdata
 from bertdata.support import DatasetError, OneSentence, UsageError, naming, write_file
 from bertrain import checkpoint
+from bertrain.cli import flags_of
 from bertrain.commands.evaluate import opened
 from bertrain.commands.plot import drawing
+from bertrain.config import DIRECTORY
 from bertrain.evaluate import evaluate
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import trained_space
 from bertrain.lab.fingerprint import fingerprint
+from bertrain.lab.options import JSON, differences, from_flags
 from bertrain.models.encoder import Encoder
-from bertrain.options import Output, flag
+from bertrain.options import COUNT, COUNT_OR_0, TEXT, Check, Kind, Options, choice, flag, option
 from bertrain.ranks import World, world
 
 FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25, of many more
@@ -45,9 +48,45 @@ CHILDREN = 100  # in a row without a new trial are enough
 DRAWS = 1000  # in a row without a new trial end a search
 WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
 SHOWN = 10  # trials that are printed
-ONE = click.IntRange(min=1)
 METHODS = ("evolution", "random")
+Measure = Callable[[Sizes], float]
 TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
+
+
+def _milliseconds(given: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
+    if not match or float(match[1]) <= 0:
+        raise ValueError
+    return float(match[1]) * (1e3 if match[2] == "s" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(Options):
+    """What is searched, and by what it is judged."""
+
+    checkpoint: str = option("", TEXT, required=True)
+    """A run that was trained with --elastic."""
+    data: str = option("", TEXT, required=True)
+    """Directory of shards."""
+    latency: float | None = option(None, Kind("a time above 0, such as 5ms or 0.2s", _milliseconds), required=True)
+    """Longest latency of a sub-network, such as 5ms or 0.2s."""
+    trials: int = option(60, COUNT)
+    """Number of sub-networks to evaluate."""
+    method: str = option("evolution", choice(*METHODS))
+    """evolution: children of the best sub-network so far, and random ones. random: only random ones."""
+    seed: int = option(0, COUNT_OR_0)
+    """Random seed of the choice of sub-networks."""
+    batch_size: int = option(1, COUNT)
+    """Rows of the forward pass whose latency is measured."""
+    length: int | None = option(None, COUNT)
+    """Row length in tokens. Default: the length of the run."""
+    split: str = option("validation", TEXT)
+    """Split to evaluate on."""
+    max_samples: int = option(512, COUNT)
+    """Number of samples to evaluate on."""
+    out: str = option("", DIRECTORY, required=True)
+    """Directory for trials.jsonl and search.png."""
+    rules = (Check("length", lambda c: c.length is None or c.length > 2, "at least 3"),)
 
 
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
@@ -69,29 +108,28 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
             return Sizes(*child)
 
 
-def search(
-    space: Space, known: Measurements, *, method: str, trials: int, seed: int, limit: float
-) -> dict[Sizes, float]:
+def search(space: Space, latency: Measure, loss: Measure, options: SearchOptions, limit: float) -> dict[Sizes, float]:
     """Return the sub-networks that were tried, in their order, with their losses.
 
-    Sub-networks are sampled until `trials` have a latency of at most `limit` ms; only of these the loss is measured.
+    Sub-networks are sampled until --trials have a latency of at most `limit` ms; only of these the loss is measured.
     All samples of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is,
     with probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
     children give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come
     back where 1,000 samples in a row give no new one.
     """
     losses: dict[Sizes, float] = {}
+    trials, seed = options.trials, options.seed
     number, last = 0, 0  # of the next sample, and of that which gave the last trial
     with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
         while len(losses) < trials and number - last < DRAWS:
-            evolves = method == "evolution" and len(losses) >= FIRST and number - last < CHILDREN
+            evolves = options.method == "evolution" and len(losses) >= FIRST and number - last < CHILDREN
             if evolves:
                 evolves = np.random.default_rng(bertdata.key(seed, "explore", len(losses))).random() >= EXPLORE
             best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
             sizes = candidate(space, number, seed=seed, best=best)
             number += 1
-            if sizes not in losses and known.latency(sizes) <= limit:
-                losses[sizes], last = known.loss(sizes), number
+            if sizes not in losses and latency(sizes) <= limit:
+                losses[sizes], last = loss(sizes), number
                 bar.update()
     return losses
 
@@ -116,67 +154,37 @@ def cost(encoder: Encoder, *, rows: int, length: int) -> dict[str, Any]:
 class Measurements:
     """Numbers of sub-networks. Each is measured once, and kept in trials.jsonl.
 
-    settings: what the numbers depend on. make: a sub-network. cost: its "parameters" and "latency_ms". judge: its
-    "loss" and "accuracy". Raises UsageError if the numbers in the directory were measured with other settings.
+    settings: what the numbers depend on. Raises UsageError if those in the directory were measured with other ones.
     """
 
-    def __init__(
-        self,
-        out: Path,
-        settings: Mapping[str, Any],
-        make: Callable[[Sizes], Encoder],
-        cost: Callable[[Encoder], Mapping[str, Any]],
-        judge: Callable[[Encoder], Mapping[str, Any]],
-    ) -> None:
-        self._path, self._make, self._cost, self._judge = out / TRIALS, make, cost, judge
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        self._path = out / TRIALS
         self.entries: dict[Sizes, dict[str, Any]] = {}
         if self._path.exists():
-            _require_same(out, settings)
+            try:
+                before = dict(json.loads((out / SETTINGS).read_bytes()))
+            except (FileNotFoundError, ValueError, TypeError, RecursionError):
+                sentence = f"{out / SETTINGS} is missing or damaged, so {TRIALS} says nothing; give another --out"
+                raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
+            if listed := differences(before, settings):
+                sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
+                raise UsageError(sentence, "other-settings", option="out", given=str(out))
             for line in self._path.read_text(errors="replace").splitlines():
                 # a line may be cut off as the process died, or damaged as the power failed
-                with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
                     entry = json.loads(line)
-                    sizes = Sizes(*(entry[name] for name in Sizes._fields))
-                    measured = ("parameters", "latency_ms", *(("loss", "accuracy") if "loss" in entry else ()))
-                    if all(type(number) in (int, float) for number in (*sizes, *map(entry.get, measured))):
-                        self.entries[sizes] = entry
+                    self.entries[Sizes(*(entry[name] for name in Sizes._fields))] = entry
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
         write_file(self._path, "".join(json.dumps(entry) + "\n" for entry in self.entries.values()).encode())
 
-    def latency(self, sizes: Sizes) -> float:
-        return self._measured(sizes, "latency_ms", self._cost)
-
-    def loss(self, sizes: Sizes) -> float:
-        return self._measured(sizes, "loss", self._judge)
-
-    def _measured(self, sizes: Sizes, name: str, measure: Callable[[Encoder], Mapping[str, Any]]) -> float:
+    def get(self, sizes: Sizes, name: str, measure: Callable[[], Mapping[str, Any]]) -> float:
+        """Return a number of a sub-network. measure: gives it and others, by name."""
         known = self.entries.get(sizes, sizes._asdict())
         if name not in known:
-            known = self.entries[sizes] = {**known, **measure(self._make(sizes))}
+            known = self.entries[sizes] = {**known, **measure()}
             with naming(self._path), open(self._path, "a") as file:
                 file.write(json.dumps(known) + "\n")
         return float(known[name])
-
-
-def _require_same(out: Path, settings: Mapping[str, Any]) -> None:
-    try:
-        before = dict(json.loads((out / SETTINGS).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
-        sentence = f"{out / SETTINGS} is missing or damaged, so nobody knows what {TRIALS} holds; give another --out"
-        raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
-    if names := [name for name in {**settings, **before} if before.get(name) != settings.get(name)]:
-        listed = ", ".join(f"{name} {before.get(name)} → {settings.get(name)}" for name in names)
-        sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
-        raise UsageError(sentence, "other-settings", option="out", given=str(out))
-
-
-def _milliseconds(given: str) -> float:
-    """Return --latency in ms. Raises UsageError for an invalid time."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
-    if not match or float(match[1]) <= 0:
-        sentence = f"--latency {given} is not a time above 0; write it like 5ms or 0.2s"
-        raise UsageError(sentence, "malformed", option="latency", given=given)
-    return float(match[1]) * (1e3 if match[2] == "s" else 1)
 
 
 def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) -> None:
@@ -197,71 +205,62 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
 
 @click.command(
     cls=OneSentence,
+    params=[*flags_of(SearchOptions), JSON],
     epilog="\b\nExample:\n  bertrain search --checkpoint run/ --data shards/ --latency 5ms --out search/",
 )
-@click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic.")
-@click.option("--data", required=True, help="Directory of shards.")
-@click.option("--latency", "limit", required=True, help="Longest latency of a sub-network, such as 5ms or 0.2s.")
-@click.option("--trials", default=60, type=ONE, help="Number of sub-networks to evaluate.")
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="evolution",
-    help="evolution: children of the best sub-network so far, and random ones. random: only random ones.",
-)
-@click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed of the choice of sub-networks.")
-@click.option("--batch-size", default=1, type=ONE, help="Rows of the forward pass whose latency is measured.")
-@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: the length of the run.")
-@click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option("--max-samples", default=512, type=ONE, help="Number of samples to evaluate on.")
-@click.option("--out", required=True, type=Output(), help="Directory for trials.jsonl and search.png.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
-def main(path: str, data: str, limit: str, batch_size: int, out: str, as_json: bool, **options: Any) -> None:
+def main(*, as_json: bool, **flags: Any) -> None:
     """Find the sub-network of an elastic run with the lowest validation loss within a latency limit.
 
     The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
     work on the machine makes it longer.
     """
-    most, pyplot = _milliseconds(limit), drawing()
-    choice = {name: options.pop(name) for name in ("method", "trials", "seed")}
+    options, pyplot = from_flags(SearchOptions, flags), drawing()
+    limit, out, rows = float(options.latency or 0), Path(options.out), options.batch_size
     with world() as ranks:
         if ranks.world_size > 1:
             raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
-        encoder, shards, directory, length = opened(path, data, options["split"], options["length"], ranks)
+        path, data, split = options.checkpoint, options.data, options.split
+        encoder, shards, directory, length = opened(path, data, split, options.length, ranks)
         if not (trained := trained_space(directory)):
             sentence = f"{directory} was not trained with --elastic, so it has no sub-networks; give a run that was"
             raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
-        space, samples = Space(trained, encoder.model.config), options | {"length": length}
+        space = Space(trained, encoder.model.config)
+        samples: dict[str, Any] = {"split": split, "max_samples": options.max_samples, "length": length}
         settings = {
             "weights": fingerprint(encoder.model),
             "dataset_id": shards.dataset_id,
             "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             **samples,
-            "batch_size": batch_size,
+            "batch_size": rows,
         }
         complete = encoder.model.cpu().eval()
 
         def make(sizes: Sizes) -> Encoder:
             return Encoder(elastic.cut(complete, sizes), isolate=encoder.isolate).to(ranks.device).eval()
 
-        with checkpoint.lock(Path(out)):
-            judge = partial(_judge, shards=shards, ranks=ranks, **samples)
-            known = Measurements(Path(out), settings, make, partial(cost, rows=batch_size, length=length), judge)
-            smallest = known.latency(space[0])
-            result = search(space, known, limit=most, **choice)
+        def latency(sizes: Sizes) -> float:
+            return known.get(sizes, "latency_ms", lambda: cost(make(sizes), rows=rows, length=length))
+
+        def loss(sizes: Sizes) -> float:
+            return known.get(sizes, "loss", lambda: _judge(make(sizes), shards=shards, ranks=ranks, **samples))
+
+        with checkpoint.lock(out):
+            known = Measurements(out, settings)
+            smallest = latency(space[0])
+            result = search(space, latency, loss, options, limit)
             if not result:
-                sentence = f"no sub-network was as fast as {limit}; the smallest has {smallest:.3g} ms: give more"
+                sentence = f"no sub-network was as fast as {limit:g} ms; the smallest has {smallest:.3g} ms: give more"
                 raise UsageError(sentence, "out-of-range", option="latency", given=limit)
             entries = [known.entries[sizes] for sizes in result]
             best = sorted(entries, key=lambda entry: entry["loss"])
-            _draw(pyplot, Path(out, PICTURE), best, most)
-    facts = {"checkpoint": str(directory), "method": choice["method"], "seed": choice["seed"], "limit_ms": most}
-    facts |= {"threads": torch.get_num_threads(), "space": len(space), "rows": batch_size, "length": length}
+            _draw(pyplot, out / PICTURE, best, limit)
+    facts = {"checkpoint": str(directory), "method": options.method, "seed": options.seed, "limit_ms": limit}
+    facts |= {"threads": torch.get_num_threads(), "space": len(space), "rows": rows, "length": length}
     if as_json:
         click.echo(json.dumps(facts | {"best": best[0], "trials": entries}))
     else:
-        _say(facts, best, out)
+        _say(facts, best, options.out)
 
 
 def _judge(small: Encoder, *, shards: bertdata.Dataset, ranks: World, split: str, **samples: Any) -> dict[str, Any]:

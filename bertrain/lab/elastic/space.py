@@ -84,17 +84,13 @@ class Space:
         ranges = _ranges(text)
         self.values = [ranges.get(name, range(size, size + 1)) for name, size in full._asdict().items()]
         """The numbers of each of the four sizes, ascending."""
-        if wrong := [
-            name for name, size, values in zip(full._fields, full, self.values, strict=True) if values[-1] != size
-        ]:
-            sentence = f"--elastic {text}: {wrong[0]} must end with the model's {getattr(full, wrong[0])}; write it so"
+        if tuple(values[-1] for values in self.values) != full:
+            sentence = f"--elastic {text}: each size must end with that of the model, {full}; write it so"
             raise UsageError(sentence, "out-of-range", option="elastic", given=text)
         self._layers, widths, heads, self._inner = self.values
         self._pairs = [(width, number) for width in widths for number in heads if _heads_fit(config, width, number)]
         if missing := set(widths) - {width for width, _ in self._pairs}:
-            sentence = (
-                f"--elastic {text}: width {min(missing)} goes with none of the heads, as {RULE}; name other heads"
-            )
+            sentence = f"--elastic {text}: width {min(missing)} fits none of the heads, as {RULE}; name others"
             raise UsageError(sentence, "conflict", option="elastic", given=text)
 
     def __len__(self) -> int:

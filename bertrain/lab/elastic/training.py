@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.func import functional_call
-from transformers import PreTrainedModel
 
 from bertdata.support import UsageError
 from bertrain import state
@@ -17,7 +16,7 @@ from bertrain.data import Stream
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.options import ElasticOptions
-from bertrain.methods import LearnerSetting, Method
+from bertrain.methods import BuildModel, LearnerSetting, Method
 from bertrain.objectives import Learner, LossSum
 from bertrain.plan import Phase
 
@@ -31,21 +30,27 @@ class SubNetworks(Method):
         return {"elastic": self.options.elastic}
 
     def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
-        space, seed = Space(self.options.elastic, learner.model.config), setting.config.seed
-        self._learner = Elastic(learner, space=space, number=self.options.sub_networks, seed=seed)
+        self._learner, self._seed = Elastic(learner, self.options.elastic), setting.config.seed
+        self.begin_step(0)
         return self._learner
 
-    def check_run(
-        self, stream: Stream, learner: Learner, build_model: Callable[[Phase | None], PreTrainedModel]
-    ) -> Sequence[str]:
-        self._learner.check_trained(stream.config.lr_scale)
+    def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
+        """Raises UsageError if --lr-scale freezes all of the sub-networks with the fewest layers."""
+        small = elastic.skeleton(learner.model, self._learner.space[0])
+        own = {f"model.{name}" for name, _ in small.named_parameters()}
+        trained = [name for name, parameter in learner.named_parameters() if parameter.requires_grad]
+        if not any(name in own or name.startswith("objectives.") for name in trained):
+            scales = stream.config.lr_scale
+            sentence = f"--lr-scale {' '.join(scales)} freezes all of the sub-networks with the fewest layers"
+            raise UsageError(f"{sentence}; leave some to train", "nothing-to-train", option="lr_scale", given=scales)
         return ()
 
     def can_compile(self, config: Config) -> bool:
         return False
 
-    def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
-        self._learner.begin_step(step)
+    def begin_step(self, step: int, phase: Phase | None = None, learner: Learner | None = None) -> None:
+        chosen = range(self.options.sub_networks)
+        self._learner.use([self._learner.space.pick(self._seed, step, index) for index in chosen])
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
         return {"number": len(self._learner.space), "in_a_step": self.options.sub_networks}
@@ -64,24 +69,18 @@ class Elastic(Learner):
     backward pass. No part of a sub-network is a part of this module: its tensors are slices of the model's.
     """
 
-    def __init__(self, learner: Learner, *, space: Space, number: int, seed: int) -> None:
-        """number: K. seed: of the choice of sub-networks."""
+    def __init__(self, learner: Learner, space: str) -> None:
+        """space: its text, as --elastic has it."""
         super().__init__(learner.model, learner.objectives, isolate=learner.isolate)
-        self.space, self._number, self._seed = space, number, seed
+        self.space = Space(space, learner.model.config)
         self.leaves_unused = True
-        self.begin_step(0)
-
-    def begin_step(self, step: int) -> None:
-        self.use([self.space.pick(self._seed, step, index) for index in range(self._number)])
 
     def use(self, chosen: Sequence[Sizes]) -> None:
         """Choose the sub-networks of the next passes."""
-        self._parts = [self._part(sizes) for sizes in chosen]  # a plain list, so they are no modules of this one
-
-    def _part(self, sizes: Sizes) -> Learner:
-        small = elastic.skeleton(self.model, sizes)
-        own = {name: objective.for_submodel(small) for name, objective in self.objectives.items()}
-        return Learner(small, own, isolate=self.isolate)
+        self._parts = []  # a plain list, so they are no modules of this one
+        for small in (elastic.skeleton(self.model, sizes) for sizes in chosen):
+            own = {name: objective.for_submodel(small) for name, objective in self.objectives.items()}
+            self._parts.append(Learner(small, own, isolate=self.isolate))
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
         of_parts = []
@@ -90,18 +89,6 @@ class Elastic(Learner):
             tensors = {f"model.{name}": tensor for name, tensor in slices.items()}
             of_parts.append(functional_call(part, tensors, kwargs=piece))
         return {name: _mean([losses[name] for losses in of_parts]) for name in self.objectives}
-
-    def check_trained(self, scales: Sequence[str]) -> None:
-        """Raise UsageError if --lr-scale freezes all of the sub-networks with the fewest layers."""
-        small = elastic.skeleton(self.model, self.space[0])
-        own = {f"model.{name}" for name, _ in small.named_parameters()}
-        trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-        if not any(name in own or name.startswith("objectives.") for name in trained):
-            sentence = (
-                f"--lr-scale {' '.join(scales)} freezes all parameters of the sub-networks with the fewest layers; "
-                "leave some to train"
-            )
-            raise UsageError(sentence, "nothing-to-train", option="lr_scale", given=list(scales))
 
 
 def _mean(losses: list[LossSum]) -> LossSum:

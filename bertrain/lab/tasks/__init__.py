@@ -1,6 +1,6 @@
 """What a checkpoint is fine-tuned for: classes, numbers, tags, answers, choices. --task names them."""
 
-from bertrain.lab.tasks import choices, spans, superglue, texts, words
+from bertrain.lab.tasks import choices, spans, texts, words
 from bertrain.lab.tasks.base import Columns, Data, Example, Task
 
 TASKS: dict[str, type[Task]] = {
@@ -11,10 +11,10 @@ TASKS: dict[str, type[Task]] = {
     "qa": spans.Spans,
     "pairs": texts.Pairs,
     "choice": choices.Choices,
-    "coreference": superglue.Coreference,
-    "copa": superglue.Causes,
-    "multirc": superglue.Answers,
-    "wic": superglue.Senses,
+    "coreference": choices.Coreference,
+    "copa": choices.Causes,
+    "multirc": choices.Answers,
+    "wic": choices.Senses,
 }
 """Tasks by the name that --task gives them."""
 

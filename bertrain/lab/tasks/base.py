@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import torch
 
-from bertdata.support import UsageError
+from bertdata.support import UsageError, counted
 from bertrain.lab import tables
+
+MISFIT = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""The errors of reading what does not have the form that it is read by."""
 
 
 class Columns(NamedTuple):
@@ -79,8 +83,9 @@ class Task:
     num_labels = 1  # without names
     problem_type: str | None = None  # as transformers calls a kind of labels of texts
     unlabelled = False  # whether an empty label is one
-    fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
+    expected = ""  # what must stand in a file, for errors
     needs_all_columns = False  # whether `examples` reads columns that have no role
+    fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
     """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
@@ -103,7 +108,7 @@ class Task:
         return tables.read(path, self.roles, only=not self.needs_all_columns).parts()
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        """Return the examples of a part of a file. Raises UsageError, naming the place, for what does not fit."""
+        """Return the examples of a part of a file. Raises UsageError or a MISFIT for what does not fit."""
         raise NotImplementedError
 
     def read(self, path: str) -> tuple[list[Example], list[str]]:
@@ -113,19 +118,44 @@ class Task:
         """
         error = UsageError(f"{path} holds no examples; give a file that has some", "empty", given=path)
         examples, num_left, skip = list[Example](), 0, self.columns.skip
-        for part, place in self.parts(path):
+        with self._naming(path, "not-of-format"):
+            parts = [*self.parts(path)]
+        for part, place in parts:
             try:
-                tables.require_values(part, self.roles, place, skip=skip, unlabelled=self.unlabelled)
-                examples += self.examples(part, place)
+                with self._naming(place, "bad-row"):
+                    self.require_values(part, place)
+                    examples += self.examples(part, place)
             except UsageError as fault:
                 if not skip:
                     raise
                 num_left, error = num_left + 1, fault
         if not examples:
             raise error
-        rows = "row was" if num_left == 1 else "rows were"
-        left = f"warning: {path}: {num_left:,} {rows} left out, without a text or a label, or damaged"
+        left = f"warning: {path}: {counted(num_left, 'row')} left out, without a text or a label, or damaged"
         return examples, [left] * bool(num_left)
+
+    def require_values(self, part: Any, place: str) -> None:
+        """Raise UsageError, naming the place, for a part without a value for a role.
+
+        Columns.skip: an empty text is none, and "-" is no label: annotators did not agree.
+        """
+        for role in self.roles:
+            is_label, skip, value = role == "label" and not self.unlabelled, self.columns.skip, part.get(role)
+            empty = ("", "-") if skip and is_label else ("",) if skip or is_label else ()
+            if value is None or (str(value).strip() if is_label else value) in empty:
+                sentence = f"{place} has no value for --{role}, or another number of columns than the first row"
+                raise UsageError(f"{sentence}; correct or remove it", "bad-row")
+
+    @contextlib.contextmanager
+    def _naming(self, place: str, kind: str) -> Iterator[None]:
+        """Raise UsageError of a kind, naming the place, for a MISFIT in the context."""
+        try:
+            yield
+        except MISFIT as error:
+            if isinstance(error, UsageError):
+                raise
+            sentence = f"{place} does not fit --task: {self.expected}; correct it, or give other columns"
+            raise UsageError(sentence, kind) from None
 
     def learn(self, train: list[Example]) -> None:
         """Take the names of the labels from the examples to train on."""

@@ -1,4 +1,6 @@
-"""The right one of several choices: rows of JSON lines or Parquet, and files of C3 (Sun et al., 2020).
+"""The right one of several choices, and other tasks of SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020).
+
+Files of choices are rows of JSON lines or Parquet, and files of C3 (Sun et al., 2020); those of suites are JSON lines.
 
 Each choice becomes a row of its own, a text and the choice, with a score: whether it is the right one. The choice with
 the highest score is the answer. So questions may have any number of choices, and every model that classifies fits.
@@ -6,8 +8,8 @@ the highest score is the answer. So questions may have any number of choices, an
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
-from bertdata.support import UsageError
 from bertrain.commands import reading
 from bertrain.lab.tables import text_of
 from bertrain.lab.tasks.base import Data, Example, Task, rows_of, whole
+from bertrain.lab.tasks.texts import Classification
 
 QUESTION = ("question",)
 """The key of a question that stands before each choice; no column has such a name."""
@@ -30,6 +32,10 @@ class Choices(Task):
 
     head, main = AutoModelForSequenceClassification, "accuracy"
     problem_type = "multi_label_classification"  # each score is a probability of its own
+    expected = (
+        "--other must be a list of two or more texts, and --label one of them or its number from 0; a file of C3 is a "
+        "list of texts, each a list of lines and one of questions with question, choice and answer"
+    )
 
     def files(self, path: str) -> list[str]:
         """Of C3, the name of the dialogues (d-train.json) stands for the other texts (m-train.json), too."""
@@ -41,14 +47,11 @@ class Choices(Task):
         return (part for file in self.files(path) for part in _of_c3(file)) if _is_list(path) else super().parts(path)
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        choices, answer, number = part.get("other"), part["label"], -1
-        with contextlib.suppress(ValueError, RecursionError):
-            choices = json.loads(choices) if isinstance(choices, str) else choices
-            if isinstance(choices, list) and len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
-                number = choices.index(answer) if answer in choices else whole(answer)
-        if not 0 <= number < len(choices or ()):
-            sentence = f"{place}: --other must be a list of two or more texts, and --label one of them or its number "
-            raise UsageError(f"{sentence}from 0, not {answer!r}; correct the row", "bad-row")
+        choices, answer = part["other"], part["label"]
+        choices = json.loads(choices) if isinstance(choices, str) else choices
+        if not isinstance(choices, list) or len(choices) < 2 or {*map(type, choices)} != {str}:
+            raise ValueError
+        number = choices.index(answer) if answer in choices else range(len(choices)).index(whole(answer))
         asked = [f"{part.get(QUESTION, '')} {choice}".strip() for choice in choices]
         return [Example(text_of(part["text"]), asked, number, place)]
 
@@ -80,15 +83,113 @@ def _is_list(path: str) -> bool:
 
 def _of_c3(path: str) -> Iterator[tuple[Any, str]]:
     """Yield the questions of a file of C3, a list of [lines of the text, questions, name]."""
-    text, count = reading.text(path), 0
-    texts = reading.parsed(text, path)
-    reading.refuse_halves(text, path)
-    try:
-        for lines, asked, *_ in texts:
-            for entry in asked:
-                count += 1
-                part = {QUESTION: entry["question"].strip(), "other": entry["choice"], "label": entry["answer"]}
-                yield {"text": "\n".join([] + lines), **part}, f"{path}, question {count:,}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        sentence = f"{path} is not a file of C3 after {count:,} questions; give a list of texts, each a list of lines"
-        raise UsageError(f"{sentence} and one of questions with question, choice and answer", "not-of-format") from None
+    texts = reading.parsed(reading.text(path), path)
+    for number, (lines, entry) in enumerate(((lines, entry) for lines, asked, *_ in texts for entry in asked), 1):
+        part = {QUESTION: entry["question"].strip(), "other": entry["choice"], "label": entry["answer"]}
+        yield {"text": "\n".join([] + lines), **part}, f"{path}, question {number:,}"
+
+
+# --------------------------------------------------------------------------------------------------- suites
+
+_ASKED = {"cause": "What was the cause?", "effect": "What happened then?"}
+
+
+class Causes(Choices):
+    """Which of two sentences is the cause, or the effect, of a text: files of COPA (Roemmele et al., 2011)."""
+
+    fixed = {"text": "premise", "other": "question", "label": "label"}
+    needs_all_columns = True
+    expected = "question must be cause or effect, choice1 and choice2 texts, and label 0 or 1, as in COPA"
+
+    def examples(self, part: Any, place: str) -> list[Example]:
+        choices = [part["choice1"], part["choice2"]]
+        return super().examples(part | {QUESTION: _ASKED[part["question"]], "other": choices}, place)
+
+
+class _Marked(Classification):
+    """Classes of texts with marks around some words. A copy with other words would have these elsewhere."""
+
+    taught = None  # type: ignore[assignment]
+
+    def marked(self, text: str, spans: list[tuple[int, int, str]]) -> str:
+        """Return a text with two marks around each span, (begin, end, marks)."""
+        ends = [end for begin, last, marks in spans for end in ((begin, 1, marks[0]), (last, 0, marks[1]))]
+        for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
+            text = text[:where] + mark + text[where:]
+        return text
+
+
+class Senses(_Marked):
+    """Whether a word means the same in two sentences: files of WiC (Pilehvar and Camacho-Collados, 2019).
+
+    The model reads both sentences with [marks] around the word.
+    """
+
+    fixed = {"text": "sentence1", "other": "sentence2", "label": "label"}
+    needs_all_columns = True
+    expected = "start1 and end1 must be the first character of a word of sentence1 and the one behind it, as in WiC"
+
+    def examples(self, part: Any, place: str) -> list[Example]:
+        marked = []
+        for side in "12":
+            text, begin, end = str(part[f"sentence{side}"]), part[f"start{side}"], part[f"end{side}"]
+            if not 0 <= begin < end <= len(text):
+                raise ValueError
+            marked.append(self.marked(text, [(begin, end, "[]")]))
+        return [Example(marked[0], marked[1], part["label"], place)]
+
+
+class Coreference(_Marked):
+    """Whether a pronoun means a noun of its text: files of CLUEWSC (Xu et al., 2020), and of SuperGLUE's WSC.
+
+    The column `target` says where both are: span1_text at span1_index is the noun, span2_… the pronoun. CLUEWSC counts
+    characters, and SuperGLUE words between spaces. The model reads the text with _marks_ around the noun and [marks]
+    around the pronoun.
+    """
+
+    fixed = {"other": "target"}
+    expected = "target needs span1_text at span1_index of the text, and span2_text at span2_index, as in CLUEWSC"
+
+    def examples(self, part: Any, place: str) -> list[Example]:
+        text, target = text_of(part["text"]), part["other"]
+        firsts = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))  # of words
+        words = [str(target[f"{span}_text"]) for span in ("span1", "span2")]
+        indices = [whole(target[f"{span}_index"]) for span in ("span1", "span2")]
+        for starts in ([firsts.get(index, -1) for index in indices], indices):
+            spans = [(begin, begin + len(word)) for begin, word in zip(starts, words, strict=True)]
+            found = [text[begin:end].lower() if begin >= 0 else "" for begin, end in spans]  # WSC has other capitals
+            if all(words) and found == [word.lower() for word in words]:
+                marks = [(*span, mark) for span, mark in zip(spans, ("__", "[]"), strict=True)]
+                return [Example(self.marked(text, marks), None, part["label"], place)]
+        raise ValueError
+
+
+class Answers(Classification):
+    """Which of several answers to a question about a text are right, any number of them: files of MultiRC.
+
+    (Khashabi et al., 2018.) A row is the text, and a question with one answer. exact_match: the share of questions
+    whose answers are all judged rightly.
+    """
+
+    main = "f1"
+    fixed = {"text": "passage", "label": "idx"}
+    taught = None  # type: ignore[assignment]  # a row of the file is many examples
+    expected = "passage needs text and questions, each with question and answers, and these with text and label"
+
+    def examples(self, part: Any, place: str) -> list[Example]:
+        passage, examples = part["text"], []
+        for number, asked in enumerate(passage["questions"], 1):
+            for answer in asked["answers"]:
+                pair = str(passage["text"]), f"{asked['question']} {answer['text']}"
+                examples.append(Example(*pair, whole(answer["label"]), f"{place}, question {number}"))
+        return examples
+
+    def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:
+        data, warnings = super().encode(tokenizer, examples, length)
+        return data._replace(gold=(data.labels, [example.place for example in examples])), warnings
+
+    def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
+        labels, questions = gold  # int64 [N], and what each belongs to
+        is_right = torch.stack(answers).argmax(-1) == labels
+        missed = {question for question, right in zip(questions, is_right.tolist(), strict=True) if not right}
+        return super().score(answers, labels) | {"exact_match": 1 - len(missed) / len({*questions})}

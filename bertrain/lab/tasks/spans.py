@@ -40,35 +40,25 @@ class Spans(Task):
 
     head, main = AutoModelForQuestionAnswering, "f1"
     num_labels = 2  # a start and an end
+    expected = "JSON must have data, paragraphs, context, qas, question, answers, answer_start and text, as in SQuAD"
     may_be_none = False  # whether a question may have no answer
 
     def parts(self, path: str) -> Iterator[tuple[Any, str]]:
-        text, place = reading.text(path), path
-        content = reading.parsed(text, path)
-        reading.refuse_halves(text, path)
-        try:
-            for number, article in enumerate(content["data"], 1):
-                place = f"{path}, article {number:,}"
-                for paragraph in article["paragraphs"]:
-                    for entry in paragraph["qas"]:
-                        answers = [] if entry.get("is_impossible") else entry.get("answers")
-                        part = {"text": entry["question"], "other": paragraph["context"], "label": answers}
-                        yield part, f"{path}, question {entry.get('id', part['text'])!r}"
-        except (KeyError, TypeError, AttributeError):
-            raise _not_squad(place) from None
+        for article in reading.parsed(reading.text(path), path)["data"]:
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    answers = [] if entry.get("is_impossible") else entry.get("answers")
+                    part = {"text": entry["question"], "other": paragraph["context"], "label": answers}
+                    yield part, f"{path}, question {entry.get('id', part['text'])!r}"
 
     def examples(self, part: Any, place: str) -> list[Example]:
         context = part["other"]
-        try:
-            answers = [(answer["answer_start"], answer["text"]) for answer in part["label"]]
-            wrong = [each for each in answers if each[0] < 0 or not each[1] or not context.startswith(each[1], each[0])]
-            question = Example(part["text"].strip(), context + "", answers, place)
-        except (KeyError, TypeError, AttributeError):
-            raise _not_squad(place) from None
-        for begin, text in wrong:
-            sentence = f"{place}: the answer {text!r} is not at character {begin} of the text"
-            raise UsageError(f"{sentence}; correct its answer_start, or remove the question", "bad-row")
-        return [question]
+        answers = [(answer["answer_start"], answer["text"]) for answer in part["label"]]
+        for begin, text in answers:
+            if begin < 0 or not text or not context.startswith(text, begin):
+                sentence = f"{place}: the answer {text!r} is not at character {begin} of the text"
+                raise UsageError(f"{sentence}; correct its answer_start, or remove the question", "bad-row")
+        return [Example(part["text"].strip(), context + "", answers, place)]
 
     def learn(self, train: list[Example]) -> None:
         self.may_be_none = any(not question.label for question in train)
@@ -134,13 +124,6 @@ def best_span(scores: np.ndarray, spans: np.ndarray) -> tuple[float, int, int]:
         return -np.inf, 0, 0
     row, column = np.unravel_index(sums.argmax(), sums.shape)
     return float(sums[row, column]), int(starts[row]), int(ends[column])
-
-
-def _not_squad(place: str) -> UsageError:
-    sentence = (
-        f"{place} is not as in a file of SQuAD; give JSON with data, paragraphs, context, qas, question, answers, "
-    )
-    return UsageError(f"{sentence}answer_start and text", "not-of-format")
 
 
 def _labels(windows: list[Window], questions: list[Example]) -> list[tuple[int, int]]:

@@ -101,19 +101,16 @@ class Multilabel(_Texts):
     """Any number of labels, also none. A label is predicted where its probability is above one half."""
 
     main, problem_type, unlabelled = "micro_f1", "multi_label_classification", True
+    expected = 'several labels must have separators between them, or be a JSON list such as ["a", "b"]'
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        return super().examples(part | {"label": self._split(part["label"], place)}, place)
+        return super().examples(part | {"label": self._split(part["label"])}, place)
 
-    def _split(self, cell: Any, place: str) -> list[str]:
+    def _split(self, cell: Any) -> list[str]:
         """Return the labels of one cell: a list, a JSON list, or names with separators between them."""
         if isinstance(cell, str) and not cell.lstrip().startswith("["):
             return [label.strip() for label in cell.split(self.columns.separator) if label.strip()]
-        try:
-            labels = json.loads(cell) if isinstance(cell, str) else cell
-        except (ValueError, RecursionError):
-            sentence = f'{place}: the labels {cell[:80]!r} are no JSON list; write them like ["a", "b"]'
-            raise UsageError(sentence, "bad-row") from None
+        labels = json.loads(cell) if isinstance(cell, str) else cell
         return [str(label) for label in (labels if isinstance(labels, list) else [labels])]
 
     def learn(self, train: list[Example]) -> None:

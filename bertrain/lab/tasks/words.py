@@ -18,7 +18,6 @@ from transformers import AutoModelForTokenClassification
 from bertdata import IGNORE_INDEX
 from bertdata.support import UsageError, counted
 from bertrain.commands import reading
-from bertrain.lab import tables
 from bertrain.lab.tasks import metrics
 from bertrain.lab.tasks.base import Data, Example, Task, ordered, rows_of
 
@@ -42,6 +41,9 @@ class Words(Task):
     """
 
     head = AutoModelForTokenClassification
+    expected = (
+        "--text and --label must be a list of words and one of as many tags, none empty; or the numbers of columns"
+    )
 
     def parts(self, path: str) -> Iterable[tuple[Any, str]]:
         is_table = re.search(r"\.(jsonl|json|parquet)(\.(gz|gzip|bgz|bz2|xz|zst|zstd))?$", path.lower())
@@ -51,8 +53,7 @@ class Words(Task):
         words, tags = part["text"], part["label"]
         are_lists = isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
         if not are_lists or not all(words) or any(tag in (None, "") for tag in tags):
-            sentence = f"{place}: --text and --label must be a list of words and one of as many tags, none empty"
-            raise UsageError(f"{sentence}; correct the row, or name other columns", "bad-row")
+            raise ValueError
         return [Example([str(word) for word in words], None, [str(tag) for tag in tags], place)]
 
     def learn(self, train: list[Example]) -> None:
@@ -154,11 +155,7 @@ def _lines(path: str, text: str, label: str) -> Iterator[tuple[Any, str]]:
 
     Files named .conllu have comments, ranges of words and empty words, which are left out.
     """
-    for option, column in (("text", text), ("label", label)):
-        if not tables.is_number(column):
-            sentence = f"--{option} {column}: the columns of {path} have no names; give the number, from 0"
-            raise UsageError(sentence, "malformed", option=option, given=column)
-    is_universal = ".conllu" in Path(path).name.lower()
+    numbers, is_universal = [int(text), int(label)], ".conllu" in Path(path).name.lower()
     part, place = {"text": list[str](), "label": list[str]()}, ""
     for number, line in enumerate([*re.split("\r{,2}\n|\r", reading.text(path)), ""], 1):
         cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
@@ -170,7 +167,7 @@ def _lines(path: str, text: str, label: str) -> Iterator[tuple[Any, str]]:
                 yield part, place
             part, place = {"text": [], "label": []}, ""
             continue
-        word, tag = (cells[int(c)] if -len(cells) <= int(c) < len(cells) else "" for c in (text, label))
+        word, tag = (cells[column] if -len(cells) <= column < len(cells) else "" for column in numbers)
         if not word or not tag or len(cells) < 2:
             sentence = f"{path}, line {number} has {len(cells)} columns, so no word for --text {text} or no tag for "
             raise UsageError(f"{sentence}--label {label}; give each line a word, its columns and its tag", "bad-row")
