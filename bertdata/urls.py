@@ -68,11 +68,14 @@ def require_sound(url: str) -> None:
         sentence = "a URL has no valid server or port; give one such as s3://bucket/file.txt"
         raise UsageError(sentence, "bad-url") from None
     shown, scheme = without_secrets(url), scheme_of(url)
+    if not parts.netloc:
+        sentence = f"{shown} names no server or bucket; give a URL such as s3://bucket/file.txt"
+        raise UsageError(sentence, "bad-url", given=shown)
     if scheme in ("s3", "gs", "az") and ("@" in parts.netloc or "=" in parts.query):
         sentence = f"{shown} was given with a login or a query; leave it out, and {LOGIN[scheme]}"
         raise UsageError(sentence, "bad-url", given=shown)
     path = url.partition("://")[2].partition("/")[2].rstrip("/")
     has_wrong_part = scheme != "http" and path and any(part in ("", ".", "..") for part in path.split("/"))
-    if not parts.netloc or has_wrong_part or any(each.isspace() or each in "<>{}|^`" for each in host):
-        sentence = f"{shown} has no server, an empty part, a dot for a part, or a space in its server; check the URL"
+    if has_wrong_part or any(each.isspace() or each in "<>{}|^`" for each in host):
+        sentence = f"{shown} has an empty part, a dot for a part, or a space in its server; check the URL"
         raise UsageError(sentence, "bad-url", given=shown)

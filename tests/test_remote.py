@@ -3,12 +3,14 @@
 import contextlib
 import gzip
 import io
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from unittest.mock import Mock, patch
+from urllib.parse import quote, unquote
 
 import pytest
 from helpers import Handler, build, refused, refuses, serving, use_server, without_origins
@@ -61,6 +63,42 @@ def test_a_directory_and_a_pattern_stand_for_objects(bucket, tmp_path, vocab):
         report = build(url, tmp_path / "out", tokenizer=vocab, say=said.append, overwrite=True)
         assert report.dataset.num_documents == number * len(ROWS)
     assert any("in/notes.pdf" in line for line in said)
+
+
+class OddKeys(Handler):
+    """A bucket of objects with the text "stone", which answers no question about a single one of them."""
+
+    keys = ["/a.txt", "a.txt", "d/a.txt", "d/a.txt/", "d//b.txt", "d/c\n[1]%#?.txt", "d/../e.txt"]
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        is_signed = "X-Amz-Signature" in query or "Authorization" in self.headers
+        assert is_signed == (os.environ["AWS_SKIP_SIGNATURE"] == "false")
+        if "list-type" in query:
+            fields = "<Size>5</Size><ETag>1</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            keys = self.keys[3:] if "continuation-token=1" in query else self.keys[:3]
+            listed = "".join(f"<Contents><Key>{quote(key)}</Key>{fields}</Contents>" for key in keys)
+            listed += "<NextContinuationToken>1</NextContinuationToken>" * (keys == self.keys[:3])
+            listed = f"<ListBucketResult><EncodingType>url</EncodingType>{listed}</ListBucketResult>"
+            self.answer(200, listed.encode())
+        else:
+            assert unquote(path).removeprefix("/bucket/") in self.keys
+            self.answer(206, b"stone", Content_Range="bytes 0-4/5", ETag='"1"')
+
+    def do_HEAD(self):
+        self.answer(404)
+
+
+@pytest.mark.parametrize("is_open", ["false", "Yes"])
+def test_keys_that_obstore_refuses_are_read_or_named(tmp_path, vocab, monkeypatch, is_open):
+    said = []
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", is_open)
+    with serving(OddKeys) as address:
+        use_server(monkeypatch, f"http://{address}")
+        dataset = build("s3://bucket/", tmp_path / "out", tokenizer=vocab, validation=0, say=said.append).dataset
+        assert stores.file_at("s3://bucket//a.txt").size == 5
+    assert dataset.num_documents == 6
+    assert any("left out 1 file" in line and "s3://bucket/d/../e.txt" in line for line in said)
 
 
 @settings(max_examples=settings().max_examples // 2)

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+from xml.etree import ElementTree
 
 from bertdata.errors import BertdataError, RemoteError, install
 from bertdata.urls import LOGIN, scheme_of, without_secrets
@@ -79,7 +80,7 @@ def in_background(work: Callable[[], _Result]) -> Future[_Result]:
 
 def expected() -> tuple[type[Exception], ...]:
     """Return what the libraries that were imported raise when a request fails."""
-    kinds: list[type[Exception]] = [OSError, http.client.HTTPException]
+    kinds: list[type[Exception]] = [OSError, http.client.HTTPException, ElementTree.ParseError]
     if "obstore" in sys.modules:
         from obstore.exceptions import BaseError
 

@@ -4,30 +4,82 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote_plus, urlencode
+from urllib.request import urlopen
+from xml.etree import ElementTree
 
 from bertdata.errors import RemoteError
-from bertdata.remote import access
-from bertdata.remote.access import RemoteFile, as_remote_error, expected, library, patiently
+from bertdata.remote import access, web
+from bertdata.remote.access import RemoteFile, as_remote_error, expected, library, missing_error, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
+_VALID = timedelta(hours=1)  # for how long a signed URL is used
+_REFUSED = re.compile(r"^/|//|/$|[\0-\x1f\x7f]")  # keys for which obstore makes no request, or asks for another key
 
 
 def file_at(url: str) -> RemoteFile:
     """The object of a URL, with its size. Raises RemoteError if it is not there or may not be read."""
-    store = store_of(url)  # here, as Ctrl-C does not end an import in a thread
-    return _described(url, patiently(url, lambda: _obstore().head(store, _key(url))))
+    store, key = store_of(url), _key(url)
+    if _is_odd(url):
+        if key not in (found := files_below(url, key)):
+            raise missing_error(url)
+        return found[key]
+    try:
+        return _described(url, patiently(url, lambda: _obstore().head(store, key)))
+    except RemoteError as error:
+        if error.kind == "not-found":
+            _require_bucket(url)
+        raise
 
 
 def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
     """The files of a bucket whose key begins so, by key. url: any of the bucket."""
     root, store = _root(url), store_of(url)
-    listed = patiently(url, lambda: [meta for page in _obstore().list(store, prefix or None) for meta in page])
+    if root.startswith("s3:"):  # obstore strips slashes from both ends of a key
+        listed = list(_listed_by_urllib(root, prefix))
+    else:
+        listed = patiently(url, lambda: [meta for page in _obstore().list(store, prefix or None) for meta in page])
     again = partial(files_below, url, prefix)
     return {meta["path"]: _described(f"{root}/{meta['path']}", meta, again) for meta in listed if meta["size"]}
+
+
+def _listed_by_urllib(root: str, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield what obstore says of the objects of an S3 bucket, with keys as they are."""
+    query: dict[str, Any] = {"list-type": 2, "encoding-type": "url", "prefix": prefix}
+    while True:
+        page = _page(root, query)
+        decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+        for each in page.iterfind("{*}Contents"):
+            key, size = decoded(each.findtext("{*}Key", "")), int(each.findtext("{*}Size", "0"))
+            yield {"path": key, "size": size, "e_tag": each.findtext("{*}ETag")}
+        query["continuation-token"] = page.findtext("{*}NextContinuationToken")
+        if not query["continuation-token"]:
+            return
+
+
+def _page(root: str, query: dict[str, Any]) -> ElementTree.Element:
+    rest = f"?{urlencode(query, quote_via=quote)}&"
+    return patiently(root, lambda: ElementTree.XML(urlopen(_signed(root, rest), timeout=access.TIMEOUT_S).read()))
+
+
+def _signed(root: str, rest: str) -> str:
+    """Return the URL of a request to an S3 bucket that obstore would not make, signed by it.
+
+    rest: a path and a query that ends in ? or &. obstore signs it as a part of the address of its server, to which it
+    appends "/x" and its own query: this relies on how it joins URLs.
+    """
+    is_open = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "on", "yes", "y")
+    keys = {"access_key_id": "-", "secret_access_key": "-", "skip_signature": "false"} if is_open else {}
+    address = _obstore().sign(store_at(root, **keys), "GET", "x", _VALID).partition("/x?")[0]
+    there = {"endpoint": f"{address}{rest}x=", "virtual_hosted_style_request": "true", **keys}
+    signed: str = _obstore().sign(store_at(root, **there), "GET", "x", _VALID)
+    return signed.partition("&X-Amz-")[0] if is_open else signed
 
 
 def write(url: str, content: Path | bytes) -> None:
@@ -36,14 +88,26 @@ def write(url: str, content: Path | bytes) -> None:
 
 
 def _ask(url: str, version: str, start: int, stop: int) -> bytes:
+    key = _key(url)
+    if _is_odd(url):
+        return web.part_of(_signed(_root(url), f"/{quote(key)}?"), url, start, stop, version=f'"{version}"')
     same = {"if_match": f'"{version}"'} if not version.startswith(("W/", "time ")) else {}
-    return bytes(_obstore().get(store_of(url), _key(url), options={"range": (start, stop), **same}).bytes())
+    return bytes(_obstore().get(store_of(url), key, options={"range": (start, stop), **same}).bytes())
 
 
 def _described(url: str, meta: Any, listing: Any = None) -> RemoteFile:
     tag = meta["e_tag"]  # a list has it without quotes at some stores
     version = tag.strip('"') if tag else f"time {int(meta['last_modified'].timestamp())}"
     return RemoteFile(url, meta["size"], version, partial(_ask, url, version), partial(file_at, url), listing)
+
+
+def _require_bucket(url: str) -> None:
+    """Raises RemoteError if there is no such bucket, which the answer to a request for an object does not say."""
+    try:
+        patiently(url, lambda: next(iter(_obstore().list(store_of(url), "-", chunk_size=1)), None))
+    except RemoteError as error:
+        if error.kind == "bad-url":
+            raise
 
 
 def _obstore() -> Any:
@@ -65,6 +129,11 @@ def _root(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
+def _is_odd(url: str) -> bool:
+    """Whether obstore cannot ask for the object of a URL, and urllib can."""
+    return url.startswith("s3:") and bool(_REFUSED.search(_key(url)))
+
+
 def _key(url: str) -> str:
     return url.partition("://")[2].partition("/")[2]
 
@@ -75,7 +144,8 @@ def store_of(url: str) -> Any:
 
 
 @lru_cache(maxsize=64)
-def store_at(root: str) -> Any:
+def store_at(root: str, **config: str) -> Any:
+    """config: of S3, in place of what is found."""
     _obstore()
     from obstore.store import from_url
 
@@ -83,7 +153,7 @@ def store_at(root: str) -> Any:
     options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
     options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": total}
     if root.startswith("s3:"):
-        options["config"] = s3_config()
+        options["config"] = s3_config() | config
         if options["config"].get("endpoint", "").startswith("http://"):
             options["client_options"]["allow_http"] = True
     try:

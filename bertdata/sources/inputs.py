@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertdata.choices import INPUT_FORMATS
 from bertdata.errors import InputError, UsageError, counted, refused
-from bertdata.urls import is_remote, is_url_of_any_kind
+from bertdata.urls import is_remote, is_url, is_url_of_any_kind
 
 if TYPE_CHECKING:
     from bertdata.remote.access import RemoteFile
@@ -293,7 +293,9 @@ def _require_path(name: str) -> None:
         raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
     if is_url_of_any_kind(name):
         scheme = name.partition(":")[0]
-        sentence = f"an input has {scheme}:/; give a path, or as text a URL of s3://, gs://, az://, hf:// or https://"
+        sentence = f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
+        if is_url(f"{scheme}://"):
+            sentence = f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path"
         raise UsageError(sentence, "bad-url", option="inputs")
 
 
