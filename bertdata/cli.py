@@ -359,7 +359,7 @@ def _warnings(report: Any) -> Iterator[str]:
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         is_json = "encoding" not in settings and ", line " in first
         what = f"{counted(num_invalid, 'sequence')} of bytes that are not {settings.get('encoding', 'UTF-8')}"
-        what += " or lone surrogates of JSON" * is_json
+        what = f"{counted(num_invalid, 'lone surrogate')} or invalid bytes of JSON" if is_json else what
         is_other = not ("encoding" in settings or is_json) and num_invalid > _FEW_INVALID * counts["text_bytes"]
         advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" * is_other
         yield f"replaced by U+FFFD: {what}{first}; --strict fails instead{advice}"

@@ -86,9 +86,9 @@ class Source(ABC):
             raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         if first:
             name, where = "UTF-8" if form.encoding == UTF_8 else form.encoding, self.invalid_place(first[1])
-            is_json = self.kind == "jsonl"
-            lone, other = " or has a lone surrogate" * is_json, " name another --encoding," * (not is_json)
-            sentence = f"{where} is not valid {name}{lone}; correct it,{other} or build without --strict"
+            sentence = f"{where} is not valid {name}; correct it, name another --encoding, or build without --strict"
+            if self.kind == "jsonl":
+                sentence = f"{where} has a lone surrogate or invalid bytes; correct it, or build without --strict"
             raise InputError(sentence, "not-text", option="inputs", given=self.file.name)
         if form.maps:
             found = mapped(found, form.maps, self.place)
