@@ -23,7 +23,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import bertdata
-from bertdata.choices import MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
+from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
 from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory, require
 from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments, helps
 
@@ -311,14 +311,16 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     from bertdata import write
 
     if finish:
-        source_of = click.get_current_context().get_parameter_source
-        is_given = click.core.ParameterSource.COMMANDLINE
-        if given := [name for name in ("inputs", *options) if source_of(name) is is_given]:
+        if given := _given(("inputs", *options)):
             named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
             sentence = f"--finish does not go with {named}, because it only publishes what the parts made; leave it out"
             raise UsageError(sentence, "conflict", option=given[0])
         _say_built(write.finish(out), out)
         return
+    if options["tokenizer"]:
+        _say_without_effect(("type", "cased", "vocab_size"), "--tokenizer has a vocabulary")
+    elif options["type"] in FIXED_TOKENIZERS:
+        _say_without_effect(("cased", "vocab_size"), f"--type {options['type']} has a fixed vocabulary")
     part = options["part"]
     with _bar("build") as progress:
         report = write.build(inputs, out, **build_arguments(options), say=_say, progress=progress)
@@ -327,6 +329,18 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         click.echo(f"{out}: made part {number}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
+
+
+def _given(names: Iterable[str]) -> list[str]:
+    """Return those of these parameters that stand on the command line."""
+    source_of = click.get_current_context().get_parameter_source
+    return [name for name in names if source_of(name) is click.core.ParameterSource.COMMANDLINE]
+
+
+def _say_without_effect(names: Iterable[str], because: str) -> None:
+    """Print a note for each of these options that stands on the command line."""
+    for name in _given(names):
+        click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
@@ -455,6 +469,9 @@ def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     from bertdata import write
 
     vocabulary, text = Vocabulary.pop_from(options), TextFormat.pop_from(options, documents="line")
+    if vocabulary.kind in FIXED_TOKENIZERS:
+        others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
+        _say_without_effect(sorted(others), f"--type {vocabulary.kind} has a fixed vocabulary")
     with _bar("read") as progress:
         trained = write.train_tokenizer(inputs, out, vocabulary, text=text, say=_say, progress=progress)
     click.echo(f"{out}: {trained.loaded.special.vocab_size:,} tokens")
@@ -508,6 +525,8 @@ def show(shards: str, masked: bool, masking: MaskingPolicy, **options: Any) -> N
     from bertdata.format.dataset import Dataset
     from bertdata.look import show as look
 
+    if not masked:
+        _say_without_effect(["masking"], "--masked was not given")
     click.echo(look.shown(Dataset(_local(shards)), policy=masking if masked else None, **options))
 
 

@@ -155,6 +155,7 @@ class TextFormat(Options):
     """Stop after this number of documents. Default: no limit."""
     strict: bool = option(False)
     """Fail at an invalid byte, instead of replacing and counting it."""
+    warnings: set[str] = field(default_factory=set, compare=False, repr=False)  # about the text, added while reading
 
 
 @dataclass(frozen=True, kw_only=True)

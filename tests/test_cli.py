@@ -228,7 +228,8 @@ def test_a_url_is_no_output_of_the_trainer(name):
     options = {option for parameter in command.params for option in parameter.opts}
     if "--out" in options:
         needed = {"finetune": "--checkpoint x --train x --dev x", "augment": "--checkpoint x --train x"}
-        needed["suite"] = "glue --data x --checkpoint x"
+        needed |= {"suite": "glue --data x --checkpoint x", "teacher": "--data x --model x"}
+        needed["search"] = "--checkpoint x --data x --latency 5ms"
         more = needed.get(name, "--data x" if "--data" in options else "").split()
         refused(trainer, name, *more, "--out", "s3://bucket/run", kind="bad-url", option="out")
 

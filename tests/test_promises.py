@@ -149,15 +149,12 @@ def tune(run, tmp_path, data, *more):
     return invoke(finetune.main, *tuning(run, data, tmp_path / "out", *more))
 
 
-def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_path):
+def test_labels_that_are_none_are_refused(bert_run, tmp_path):
     good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(8)])
     assert tune(bert_run, tmp_path, good, "--label", "0").exit_code == 2
     empty = write_examples(tmp_path / "empty.tsv", [("the river", 1), ("the stone", ""), ("light", 0)])
     result = tune(bert_run, tmp_path, empty)
     assert (result.exit_code, "line 2" in result.output) == (2, True), result.output
-    many = write_examples(tmp_path / "many.tsv", [("the river", f"text {n}") for n in range(30)])
-    assert "30 different labels" in tune(bert_run, tmp_path, many).output
-    assert "different labels" not in tune(bert_run, tmp_path, good).output
 
 
 def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):

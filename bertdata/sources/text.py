@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import BertdataError, refused
+from bertdata.errors import BertdataError, InputError, refused
 from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source, runs_of
 from bertdata.sources.documents import Documents, padded, valid_utf8
@@ -77,8 +77,9 @@ class TextFile(Source):
                 continue
             lines, used, start = buffer.cut(*((cut_fasta, buffer.is_at_head) if is_fasta else (cut, by_line)))
             if is_fasta and buffer.is_at_head and start >= 0 and buffer.bytes[start - buffer.begin] != RECORD:
-                what = ": a record of FASTA begins with >name; correct the file, or give --format text"
-                raise refused(self.place(start), "not-of-format", what)
+                what = "a record of FASTA begins with >name; correct the file, or give --format text"
+                sentence = f"{self.place(start)}: {what}"
+                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
             chosen = lines.part(*lines.starts.searchsorted((first, stop)).tolist())
             del lines  # a long document goes before more is read
             buffer.drop(used)
@@ -138,6 +139,8 @@ class TextFile(Source):
         require_text(self.file, first, self.form.encoding)
         if self.kind == "jsonl" and first[:_HEAD].removeprefix(_MARK).lstrip().startswith(b"["):
             raise refused(self.file, "not-of-format", " is a JSON array; write a row on each line, as jq -c '.[]' does")
+        if first.count(b"\r") - first.count(b"\r\n") > first.count(b"\n"):
+            self.form.warnings.add(f"{self.file}: lines end with CR alone, so they are one line; end them with LF")
 
     def _require_short(self, size: int, start: int) -> None:
         longest = formats.LONGEST_ROW if self.kind == "jsonl" else formats.LONGEST_DOCUMENT

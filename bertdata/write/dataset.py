@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ def build(
     what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
     require_local_output(str(out))
-    form, machines, shares = text or TextFormat(), machines or Machines(), shares or Shares()
+    form, machines = replace(text or TextFormat(), warnings=set()), machines or Machines()
+    shares = shares or Shares()
     choice = TokenizerChoice(Vocabulary() if tokenizer is None else tokenizer, special_tokens, roles)
     selected = _selected(inputs, form)
     streams = [file.name for file in selected.files if file.is_stream]
@@ -203,6 +204,8 @@ class _Build:
                     with one_thread_each():
                         make_units(parts, encoder, staging, units.numbers, units.add, **more)
                 progress(total)
+                for warning in sorted(form.warnings):
+                    say(f"warning: {warning}")
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=is_pipe)) from None
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"

@@ -336,8 +336,8 @@ INPUTS = [
         "an earlier one",
     ),
     ("text: a mark and UTF-16", {"a.txt": "\ufeffa".encode("utf-16-le")}, "--encoding utf-16-le", ["a"]),
-    ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"]),
-    ("text: CR, gzip", {"a.gz": PACK[".gz"](b"a\rb\r")}, "--documents file", ["a\rb\r"]),
+    ("text: CR", {"a.txt": b"a\r\rb"}, "", ["a\r\rb"], "a.txt: lines end with CR alone"),
+    ("text: CR, gzip", {"a.gz": PACK[".gz"](b"a\rb\r")}, "--documents file", ["a\rb\r"], "lines end with CR alone"),
     ("text: CR in lines", {"a.txt": b"1 %\r2 %\nend\n"}, "--documents line", ["1 %\r2 %", "end"]),
     ("text: a mark inside", {"a.txt": b"a" + MARK + b"b"}, "", ["a\ufeffb"]),
 ]
