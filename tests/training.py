@@ -179,7 +179,7 @@ def _rank(module, arguments, environment, out, err):
     for stream, path in ((sys.stdout, out), (sys.stderr, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
     torch.set_num_threads(1)
-    importlib.import_module(module).main(arguments)
+    importlib.import_module("bertrain.__main__" if module == "bertrain" else module).main(arguments)
 
 
 def start_ranks(num_ranks, module, arguments, folder):
