@@ -372,11 +372,11 @@ def _warnings(report: Any) -> Iterator[str]:
     if num_invalid := counts["replaced_characters"]:
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         is_json = "encoding" not in settings and ", line " in first
-        what = f"{counted(num_invalid, 'sequence')} of bytes that are not {settings.get('encoding', 'UTF-8')}"
-        what = f"{counted(num_invalid, 'lone surrogate')} or invalid bytes of JSON" if is_json else what
+        what, encoding = "lone surrogate" if is_json else "sequence", settings.get("encoding", "UTF-8")
+        kind = "or invalid bytes of JSON" if is_json else f"of bytes that are not {encoding}"
         is_other = not ("encoding" in settings or is_json) and num_invalid > _FEW_INVALID * counts["text_bytes"]
         advice = "; if a text file is not UTF-8, name its encoding, for example --encoding latin-1" * is_other
-        yield f"replaced by U+FFFD: {what}{first}; --strict fails instead{advice}"
+        yield f"replaced by U+FFFD: {counted(num_invalid, what)} {kind}{first}; --strict fails instead{advice}"
     if counts["skipped_rows"]:
         first = f", the first: {report.first_skipped}" if report.first_skipped else ""
         yield f"skipped: {counted(counts['skipped_rows'], 'row')} that cannot be used{first}"
