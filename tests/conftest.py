@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import random
 import resource
 import shutil
 import signal
@@ -55,18 +54,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
-import numpy as np
 import pytest
-from helpers import build, use_server
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from support.data import LETTERS, SPECIALS, WORDS, build, built, make_text
+from support.servers import use_server
 
 import bertdata
-from bertdata.files import Stage, locked
-from bertdata.format.manifest import Manifest, Split
-from bertdata.format.shards import ShardWriter
+from bertdata.files import locked
 from bertdata.remote import access, stores
 from bertdata.tokenize import engine
-from bertdata.types import SpecialTokens
 from bertdata.write import dataset as of_a_build
 
 # In the background of a script Ctrl-C is ignored, and what tests start would inherit this.
@@ -84,72 +79,6 @@ of_a_build.announcing_compilation = lambda say: contextlib.nullcontext()
 # Tables that fill up often, and that a small build makes quickly.
 engine.NEAR_LINES = engine.FAR_LINES = 1 << 9
 engine.HARD_RUNS = 4
-
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WORDS = ["the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt"]
-
-
-def code_points():
-    """Every character up to U+33FF and in every 17th 256 beyond; all there are with --hypothesis-profile=long."""
-    pages = range(0x1100) if hypothesis.settings().max_examples > 1000 else (*range(0x34), *range(0x34, 0x1100, 17))
-    return [chr(256 * page + n) for page in pages if not 0xD8 <= page < 0xE0 for n in range(256)]
-
-
-def make_text(num_documents, *, seed=0):
-    """Documents of one to twelve lines with a blank line between: words known, unknown, accented and foreign."""
-    rng = random.Random(seed)
-    words = [*WORDS, "Häuser", "naïve", "rivers", "12", "x-ray", "水"]
-    documents = []
-    for number in range(num_documents):
-        lines = [" ".join(rng.choices(words, k=rng.randint(1, 9))) + "." for _ in range(rng.randint(1, 12))]
-        documents.append(f"Document {number}.\n" + "\n".join(lines) + "\n")
-    return "\n".join(documents)
-
-
-SPECIAL = SpecialTokens(vocab_size=300, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
-
-
-def built(folder, text, **options):
-    """A dataset in folder/shards of a text, which is folder/text. options: of build."""
-    (folder / "text").write_text(text, encoding="utf-8")
-    return build(folder / "text", folder / "shards", **options).dataset
-
-
-def byte_level_bpe(vocab_size, special):
-    """A tokenizer of the library like those of GPT-2 and RoBERTa."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    options = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
-    tokenizer.train_from_iterator([make_text(60)], trainers.BpeTrainer(vocab_size=vocab_size, **options))
-    return tokenizer
-
-
-def in_pairs(text):
-    """A segmenter for --words conftest:in_pairs: two characters a word."""
-    return [text[at : at + 2] for at in range(0, len(text), 2)]
-
-
-def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None):
-    """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
-    out.mkdir()
-    entries, stage = [], Stage(out)
-    for number, (tokens, documents, sentences) in enumerate(shards):
-        stored = sentences is not None
-        writer = ShardWriter(stage, f"{split}-{number:05d}")
-        ends = np.array(sentences, np.uint64) if stored else None
-        writer.append(np.array(tokens, dtype), np.array(documents, np.uint64), ends)
-        entries.append(writer.finish(input_range=(0, 1), counts={"documents": len(documents)}))
-    files = {}
-    if tokenizer is not None:
-        (out / "tokenizer.json").write_text(tokenizer)
-        files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    splits = {split: Split.from_shards(entries)}
-    Manifest(dtype, special, tokenizer=files, settings={}, splits=splits, counts={}).write(stage)
-    stage.publish()
-    return out
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +138,7 @@ def other(once, vocab):
 @pytest.fixture(scope="session")
 def finished(once, dataset):
     """The directory of a run of six steps, each with a checkpoint. Tests must not change its files."""
-    from training import train
+    from support.runs import train
 
     return once("finished", lambda folder: train(dataset.path, folder / "run", steps=6)) / "run"
 
@@ -217,7 +146,7 @@ def finished(once, dataset):
 @pytest.fixture(scope="session")
 def bert_run(once, dataset):
     """The directory of a run of bert-tiny of two steps. Tests must not change its files."""
-    from training import train
+    from support.runs import train
 
     return once("bert", lambda folder: train(dataset.path, folder / "run", model="bert-tiny", steps=2)) / "run"
 
@@ -225,7 +154,7 @@ def bert_run(once, dataset):
 @pytest.fixture(scope="session")
 def configs(once):
     """name → a configuration file of every family of models, and of variants of some (families.py)."""
-    from families import EVERY, VARIANTS
+    from support.families import EVERY, VARIANTS
 
     def make(folder):
         for name, values in (EVERY | VARIANTS).items():
@@ -257,7 +186,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def tables_as_they_were():
     """Entries that a test adds to the tables of bertrain are gone after it."""
-    from families import TABLES
+    from support.families import TABLES
 
     before = [dict(table) for table in TABLES]
     yield

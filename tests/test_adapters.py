@@ -7,20 +7,13 @@ import sys
 
 import pytest
 import torch
-from families import fast, model_of
-from helpers import damages, json_of, refused, refuses, succeeds, tuning, write_labelled
 from peft import AutoPeftModel, AutoPeftModelForSequenceClassification, PeftModel
 from safetensors.torch import load_file
-from training import (
-    entries,
-    last_checkpoint,
-    losses,
-    refused_run,
-    remove_after,
-    seal,
-    train,
-    weights_in,
-)
+from support.commands import json_of, refused, refuses, succeeds, tuning
+from support.data import write_labelled
+from support.disk import damages
+from support.families import fast, model_of
+from support.runs import entries, last_checkpoint, losses, refused_run, remove_after, seal, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from bertrain.commands import evaluate

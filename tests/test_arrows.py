@@ -6,8 +6,8 @@ import runpy
 from functools import cache
 
 import pytest
-from conftest import ROOT
-from helpers import python
+from support.commands import python
+from support.data import ROOT
 
 import bertdata
 from bertrain.methods import options_of_methods

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succeeds, tuning, write, write_labelled
-from training import on_ranks
+from support.commands import invoke, json_of, refused, refuses, succeeds, tuning
+from support.data import BAD, GOOD, write_labelled
+from support.disk import recorded, write
+from support.runs import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.sources.streams import InputStream

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT
+from support.data import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 

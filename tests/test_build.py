@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 import pytest
 import tokenizers
-from conftest import make_text
-from helpers import build, failing, published, refuses
 from reference import documents as reference
 from reference import keys
-from sources import stop_after_units, stopped, write
+from support.commands import refuses
+from support.data import build, make_text
+from support.disk import failing, published, put
+from support.sources import stop_after_units, stopped
 
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError
@@ -41,7 +42,7 @@ def expected(dataset):
 @pytest.fixture
 def text(tmp_path):
     """A file of twelve documents."""
-    return write(tmp_path / "text", make_text(12, seed=1))
+    return put(tmp_path / "text", make_text(12, seed=1))
 
 
 # ----------------------------------------------------------------------------------------------------------- contents
@@ -58,7 +59,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
         b"\x01\n\n\r\n",
         body.replace(b"\n", b"\r\n"),
     ]
-    paths = [write(tmp_path / f"{number}.txt", content) for number, content in enumerate(contents)]
+    paths = [put(tmp_path / f"{number}.txt", content) for number, content in enumerate(contents)]
     options = {"tokenizer": vocab, "documents": kind, "sentences": sentences, "shard_size": shard_size, "test": 0.1}
     progress = []
     report = build(paths, tmp_path / "out", validation=0.2, progress=lambda *done: progress.append(done), **options)
@@ -112,7 +113,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
 
 def test_a_share_ends_below_its_bound(tmp_path, vocab):
     """A document whose hash is just the bound of validation is not in it; with the next share it is."""
-    path = write(tmp_path / "text", "stone")
+    path = put(tmp_path / "text", "stone")
     u = keys.text_hash(b"stone") >> 32
     for share, split in ((u / 2**32, "train"), ((u + 1) / 2**32, "validation")):
         dataset = build(path, tmp_path / split, tokenizer=vocab, validation=share).dataset
@@ -212,7 +213,7 @@ def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a
     with kill, pytest.raises(KeyboardInterrupt):
         build(text, tmp_path / "out", **options)
     with refuses("empty", "inputs"):
-        build(write(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
+        build(put(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
     build(text, tmp_path / "out", **options)
     assert published(tmp_path / "out") == expected
 
@@ -274,8 +275,8 @@ def test_a_dataset_is_replaced_only_by_a_build_that_overwrites_and_ends_well(tmp
     with refuses("out-exists", "out", error=BuildError):
         build([corpus], out, tokenizer=vocab, **SMALL)
     bad, blank = (
-        write(tmp_path / "bad.jsonl", b'{"text": "the stone"}\n{"body": 1}\n'),
-        write(tmp_path / "blank", b"\n"),
+        put(tmp_path / "bad.jsonl", b'{"text": "the stone"}\n{"body": 1}\n'),
+        put(tmp_path / "blank", b"\n"),
     )
     for path, tokenizer in ((bad, vocab), (blank, vocab), (corpus, str(tmp_path / "no.json"))):
         with pytest.raises(BertdataError):
@@ -305,7 +306,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path, corpus, vocab):
 @pytest.mark.parametrize("kind", ["changed", "not-found"])
 def test_an_input_that_changes_or_vanishes_meanwhile_is_named_and_can_come_back(tmp_path, vocab, kind):
     path, content = tmp_path / "text", make_text(20)
-    write(path, content)
+    put(path, content)
     status, options = path.stat(), {"tokenizer": vocab, "shard_size": 900}
 
     def progress(done, total):
@@ -315,7 +316,7 @@ def test_an_input_that_changes_or_vanishes_meanwhile_is_named_and_can_come_back(
         build([path], tmp_path / "out", progress=progress, **options)
     assert not (tmp_path / "out" / "manifest.json").exists()
     if kind == "not-found":
-        write(path, content)
+        put(path, content)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     report = build([path], tmp_path / "out", overwrite=kind == "changed", **options)
     assert (report.reused_units > 0) == (kind == "not-found")

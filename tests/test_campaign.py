@@ -8,8 +8,8 @@ import sys
 import campaign
 import pytest
 import torch
-from conftest import ROOT
 from safetensors.torch import save_file
+from support.data import ROOT
 
 TOOL = ROOT / "tools" / "campaign.py"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import transformers
-from conftest import ROOT
-from helpers import succeeds, tuning
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
-from training import TINY, changing, train
+from support.commands import succeeds, tuning
+from support.data import ROOT
+from support.runs import TINY, changing, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import card, checkpoint, state

@@ -16,8 +16,9 @@ from unittest.mock import patch
 import click
 import numpy as np
 import pytest
-from conftest import make_text, write_dataset
-from helpers import build, flip, invoke, refused, succeeds, waited, write
+from support.commands import invoke, refused, succeeds, waited
+from support.data import build, make_text, write_dataset
+from support.disk import flip, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -235,7 +236,7 @@ def test_a_url_is_no_output_of_the_trainer(name):
 
 
 def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab):
-    other, in_pairs = other_tokenizer(tmp_path / "words"), ["--words", "conftest:in_pairs"]
+    other, in_pairs = other_tokenizer(tmp_path / "words"), ["--words", "support.data:in_pairs"]
     for tokenizer, reason, *options in ((other, "UnicodeScripts"), (vocab, "--words", *in_pairs), (vocab, "")):
         result = built(corpus, "--out", tmp_path / "out", "--overwrite", "--tokenizer", tokenizer, *options)
         notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
@@ -244,7 +245,7 @@ def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab):
 
 
 def test_a_pipe_before_a_file_is_built_without_an_engine(tmp_path, corpus, vocab):
-    options = ("--out", tmp_path / "out", "--tokenizer", vocab, "--words", "conftest:in_pairs", "--workers", 1)
+    options = ("--out", tmp_path / "out", "--tokenizer", vocab, "--words", "support.data:in_pairs", "--workers", 1)
     result = built("-", corpus, *options, input=corpus.read_bytes() * 4)
     assert "so `tokenizers` encodes the text, at 1 to 3 MB/s a core" in result.stderr
     # the pipe has the corpus four times, of whose last documents and first ones nothing but a line end is between

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from conftest import ROOT
-from helpers import python
+from support.commands import python
+from support.data import ROOT
 
 TOOL = ROOT / "tools" / "crash.py"
 

@@ -12,8 +12,10 @@ import sys
 
 import pytest
 import torch
-from helpers import damages, invoke, json_of, refused, refuses, succeeds, tuning, write_labelled
-from training import QUIET, cannot_read, refused_run, seal, train, weights_in
+from support.commands import invoke, json_of, refused, refuses, succeeds, tuning
+from support.data import write_labelled
+from support.disk import damages
+from support.runs import QUIET, cannot_read, refused_run, seal, train, weights_in
 
 from bertdata.format.records import read_record, write_record
 from bertrain import card, checkpoint, pretrain, state

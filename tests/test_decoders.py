@@ -9,10 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import byte_level_bpe, make_text
-from families import DECODERS, VARIANTS, fast
-from helpers import build, refused, refuses, succeeds, tuning, write, write_labelled
-from training import last_checkpoint, learner, train, train_twice
+from support.commands import refused, refuses, succeeds, tuning
+from support.data import build, byte_level_bpe, make_text, write_labelled
+from support.disk import write
+from support.families import DECODERS, VARIANTS, fast
+from support.runs import last_checkpoint, learner, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import bertdata

@@ -4,7 +4,8 @@ import os
 import sys
 
 import pytest
-from helpers import invoke, refused, succeeds, write
+from support.commands import invoke, refused, succeeds
+from support.disk import write
 from transformers import AutoModelForMaskedLM
 
 import bertdata

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import torch
-from conftest import ROOT
-from training import QUIET, last_checkpoint, run_of, train, train_twice
+from support.data import ROOT
+from support.runs import QUIET, last_checkpoint, run_of, train, train_twice
 
 import bertdata
 from bertrain.config import Config

@@ -9,20 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import built
-from helpers import json_of, waited
-from training import (
-    TINY,
-    assert_near,
-    entries,
-    flags,
-    launch,
-    losses,
-    on_ranks,
-    remove_after,
-    resumed_from,
-    train,
-)
+from support.commands import json_of, waited
+from support.data import built
+from support.runs import TINY, assert_near, entries, flags, launch, losses, on_ranks, remove_after, resumed_from, train
 
 from bertrain import checkpoint
 from bertrain.commands import evaluate

@@ -35,12 +35,12 @@ import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import LETTERS, ROOT, SPECIALS, WORDS, make_text
-from families import LONGFORMER
-from families import SMALL as FAMILIES_HERE
-from helpers import BAD, GOOD, stored, write, write_all
 from markdown_it import MarkdownIt
 from reference import ids
+from support.data import BAD, GOOD, LETTERS, ROOT, SPECIALS, WORDS, make_text, stored
+from support.disk import write, write_all
+from support.families import LONGFORMER
+from support.families import SMALL as FAMILIES_HERE
 from torch.distributed.run import get_args_parser
 from transformers import BertConfig, BertForMaskedLM
 
@@ -94,7 +94,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
 REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"\.venv/bin/(?!activate)": "",
     r"(?<!\w)/shared/": "shared/",
-    r"jieba:cut": "conftest:in_pairs",
+    r"jieba:cut": "support.data:in_pairs",
     r"trained/ 200": "trained/ 3",
     r"decoder.py train 1500": "decoder.py train 3",
     r"step-(?!0000000)\d{8}": f"step-{STEPS:08d}",

@@ -8,24 +8,15 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import helpers
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL
-from families import SMALL, four_rows
-from helpers import refuses
+from support import commands
+from support.commands import refuses
+from support.data import SPECIAL
+from support.families import SMALL, four_rows
+from support.runs import QUIET, entries, learner, learner_of, losses, refused_run, remove_after, train
 from torch.func import functional_call
-from training import (
-    QUIET,
-    entries,
-    learner,
-    learner_of,
-    losses,
-    refused_run,
-    remove_after,
-    train,
-)
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain import checkpoint
@@ -72,7 +63,7 @@ def complete(configs, kind):
     return model
 
 
-succeeds, refused, json_of = (partial(run, main) for run in (helpers.succeeds, helpers.refused, helpers.json_of))
+succeeds, refused, json_of = (partial(run, main) for run in (commands.succeeds, commands.refused, commands.json_of))
 
 
 # ------------------------------------------------------------------------------------------------------------- slicing

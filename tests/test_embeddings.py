@@ -13,10 +13,11 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
-from families import model_of
-from helpers import BAD, GOOD, python, write
-from training import train
+from support.commands import python
+from support.data import BAD, GOOD, ROOT
+from support.disk import write
+from support.families import model_of
+from support.runs import train
 from transformers import AutoTokenizer
 
 from bertrain import checkpoint

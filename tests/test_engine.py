@@ -12,11 +12,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, code_points
-from families import fast
-from helpers import joined, plain, refuses, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.commands import refuses
+from support.data import SPECIALS, code_points, joined, plain, word_list
+from support.families import fast
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from bertdata.errors import FailedTextError

@@ -9,20 +9,11 @@ from inspect import signature
 import click
 import pytest
 import torch
-from conftest import ROOT
-from families import LONGFORMER
-from helpers import refuses, succeeds, write
-from training import (
-    QUIET,
-    SMALL,
-    TINY,
-    changing,
-    losses,
-    refused_run,
-    remove_after,
-    train,
-    train_twice,
-)
+from support.commands import refuses, succeeds
+from support.data import ROOT
+from support.disk import write
+from support.families import LONGFORMER
+from support.runs import QUIET, SMALL, TINY, changing, losses, refused_run, remove_after, train, train_twice
 
 from bertrain import optim
 from bertrain.commands import doctor

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
-from dry import give_cpus_the_kernel
-from families import DECODERS, EVERY, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
-from families import model_of as built
-from helpers import json_of, refuses, succeeds, tuning, write, write_labelled
+from support.commands import json_of, refuses, succeeds, tuning
+from support.data import ROOT, write_labelled
+from support.disk import write
+from support.dry import give_cpus_the_kernel
+from support.families import DECODERS, EVERY, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
+from support.families import model_of as built
+from support.runs import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
 from torch._dynamo.utils import counters
-from training import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
-from helpers import refuses
+from support.commands import refuses
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 

@@ -3,14 +3,15 @@
 import json
 import shutil
 
-import helpers
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import BAD, GOOD, contents, json_of, refused, refuses, succeeds, tuning, write, write_labelled
 from safetensors.torch import save_file
-from training import cannot_read, weights_in
+from support.commands import json_of, refused, refuses, succeeds, tuning
+from support.data import BAD, GOOD, write_labelled
+from support.disk import contents, recorded, write
+from support.runs import cannot_read, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain.commands import plot
@@ -209,7 +210,7 @@ def command(bert_run, tmp_path):
 
 
 def test_a_seed_survives_a_loss_of_power(command, tmp_path):
-    with helpers.recorded(tmp_path) as disk:
+    with recorded(tmp_path) as disk:
         succeeds(finetune.main, *command)
     seed = tmp_path / "out" / "seed-0"
     files = [path for path in seed.rglob("*") if path.is_file()]
@@ -218,7 +219,7 @@ def test_a_seed_survives_a_loss_of_power(command, tmp_path):
     assert disk.renames[-2:] == [seed, tmp_path / "out" / "result.json"]
     assert not disk.pending
     (seed / "model.safetensors").write_bytes(b"")
-    with helpers.recorded(tmp_path) as disk:
+    with recorded(tmp_path) as disk:
         assert seeds.finished(tmp_path / "out" / "seed-0") is None
     assert (seed.with_name("damaged-seed-0") / "seed.json").exists()
     assert not disk.pending

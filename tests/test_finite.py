@@ -5,15 +5,7 @@ import math
 
 import pytest
 import torch
-from training import (
-    QUIET,
-    flags,
-    last_checkpoint,
-    on_ranks,
-    refused_run,
-    train,
-    weights_in,
-)
+from support.runs import QUIET, flags, last_checkpoint, on_ranks, refused_run, train, weights_in
 
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.optim import optimizers

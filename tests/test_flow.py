@@ -4,9 +4,9 @@ import sys
 import threading
 from pathlib import Path
 
-from conftest import ROOT
-from helpers import succeeds
-from training import QUIET, flags
+from support.commands import succeeds
+from support.data import ROOT
+from support.runs import QUIET, flags
 
 from bertrain.data import Stream
 from bertrain.pretrain import Pretraining, main

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, built, write_dataset
-from helpers import build, invoke, members, refuses, with_member, without_origins
+from support.commands import invoke, refuses
+from support.data import SPECIALS, build, built, members, with_member, write_dataset
+from support.disk import without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata

@@ -8,11 +8,13 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import refuses, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_arrow, as_arrow_file, as_parquet, blocks_of, read, write
+from support.commands import refuses
+from support.data import word_list
+from support.disk import put
+from support.sources import FEW, as_arrow, as_arrow_file, as_parquet, blocks_of, read
 
 from bertdata.sources import formats, jsonl
 from bertdata.sources.inputs import find_inputs
@@ -28,7 +30,7 @@ PIECES = word_list("csv", "latin-1")
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join), BLOCKS)
 def test_rows_are_those_of_csv(folder, content, block_bytes):
     """Whatever the bytes are: rows with as many fields as the header have a text, and others are skipped."""
-    path = write(folder / "any.csv", b"a,text\r\n" + content)
+    path = put(folder / "any.csv", b"a,text\r\n" + content)
     rows = reference.delimited(content, 2)
     with patch.object(formats, "BLOCK_BYTES", block_bytes):
         if rows is None:
@@ -41,22 +43,22 @@ def test_rows_are_those_of_csv(folder, content, block_bytes):
 
 
 def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
-    path = write(folder / "open.csv", b'n,text\n1,a\n2,"b\n3,c\n4,d\n')
+    path = put(folder / "open.csv", b'n,text\n1,a\n2,"b\n3,c\n4,d\n')
     for on_error in ("fail", "skip"):
         with refuses("not-of-format", "inputs", says=f"{path}, row 2: "):
             read([path], on_error=on_error)
     with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
         read([path])
     with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
-        read([write(path, b"n,text\n1,123456789")])
+        read([put(path, b"n,text\n1,123456789")])
     with patch.object(formats, "LONGEST_ROW", 8):  # blank lines are no part of a row
-        assert read([write(path, b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n")]) == [(0, b"a", 0), (0, b"b", 0)]
+        assert read([put(path, b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n")]) == [(0, b"a", 0), (0, b"b", 0)]
 
 
 def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
     """Python's json takes 24 times the memory of a line. A line of more than LONGEST_ROW bytes is refused."""
     rows = [b'{"text": "stone"}', b'{"a": [' + b"[]," * 30 + b'0], "text": "river"}', b'{"a": [' + b"[]," * 30 + b"0]}"]
-    path = write(folder / "long.jsonl", b"\n".join(rows) + b"\n")
+    path = put(folder / "long.jsonl", b"\n".join(rows) + b"\n")
     with patch.object(jsonl, "_LONGEST", 50), patch("json.loads", side_effect=json.loads) as parsed:
         assert [row[1] for row in read([path], on_error="skip")] == [b"stone", b"river"]
         assert all(len(call.args[0]) <= 50 for call in parsed.call_args_list)
@@ -65,12 +67,12 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
     with patch.object(formats, "LONGEST_ROW", 50), patch.object(formats, "BLOCK_BYTES", 20):
         with refuses("too-large", "inputs", given=str(path)):
             read([path])
-        assert len(read([write(folder / "long.txt", rows[1])])) == 1
+        assert len(read([put(folder / "long.txt", rows[1])])) == 1
 
 
 @pytest.mark.parametrize(("name", "make"), [("a.parquet", as_parquet), ("a.arrow", as_arrow_file)])
 def test_a_text_of_a_table_that_is_too_long_is_named(folder, name, make):
-    path = write(folder / name, make(["stone", "x" * 1000, "y" * 1001]))
+    path = put(folder / name, make(["stone", "x" * 1000, "y" * 1001]))
     with patch.object(formats, "LONGEST_DOCUMENT", 1000), patch.object(formats, "BLOCK_BYTES", 100):
         assert len(read([path], max_documents=2)) == 2
         with refuses("too-large", "inputs", given=str(path), says=f"{path}, row 3: "):
@@ -100,8 +102,8 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
             raw = bytes(content[place] for place in places)
             expected.append(((base + start) // shard_size, *reference.decode(raw), number))
         base += len(content)
-    paths = [write(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
-    packed = [write(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
+    paths = [put(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
+    packed = [put(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
     with patch.object(formats, "BLOCK_BYTES", block_bytes):
         assert read(paths, shard_size=shard_size) == [each[:3] for each in expected]
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
@@ -114,7 +116,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
 @FEW
 @given(FASTA, st.sampled_from([1, 3, 1 << 20]))
 def test_text_before_the_first_record_is_named(folder, content, block_bytes):
-    path = write(folder / "head.fasta", b"\n" + content)
+    path = put(folder / "head.fasta", b"\n" + content)
     records = reference.fasta(b"\n" + content)
     with patch.object(formats, "BLOCK_BYTES", block_bytes):
         if records is None:
@@ -139,18 +141,18 @@ def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):
 
 def save(directory, rows, *, shards=2, **state):
     """What save_to_disk of datasets writes, with the shards in the reverse order of their names."""
-    write(directory / "dataset_info.json", "{}")
+    put(directory / "dataset_info.json", "{}")
     names = [f"data-{number:05}.arrow" for number in reversed(range(shards))]
     for number, name in enumerate(names):
-        write(directory / name, as_arrow(rows[number::shards]))
-    write(directory / "state.json", json.dumps({"_data_files": [{"filename": name} for name in names]} | state))
+        put(directory / name, as_arrow(rows[number::shards]))
+    put(directory / "state.json", json.dumps({"_data_files": [{"filename": name} for name in names]} | state))
     return names
 
 
 def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_path):
     directory = tmp_path / "saved"
     names = save(directory, ["a", "b", "c", "d", "e", "f"], shards=3, _indices_data_files=None)
-    write(directory / "cache-1.arrow", as_arrow(["no"]))
+    put(directory / "cache-1.arrow", as_arrow(["no"]))
     found = lambda **selection: [Path(str(file)) for file in find_inputs([directory], **selection).files]  # noqa: E731
     assert found() == [directory / name for name in names]
     assert [text for _, text, _ in read(found())] == [b"a", b"d", b"b", b"e", b"c", b"f"]
@@ -171,7 +173,7 @@ def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_pat
 
 
 def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
-    write(tmp_path / "dataset_dict.json", "{}")
+    put(tmp_path / "dataset_dict.json", "{}")
     for name in ("train", "test"):
         save(tmp_path / name, ["a"], shards=1)
     with refuses("wrong-file-type", "inputs", given=str(tmp_path), says=f"{tmp_path / 'test'}, {tmp_path / 'train'}"):

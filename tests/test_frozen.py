@@ -4,7 +4,6 @@ import contextlib
 
 import freeze
 import pytest
-from training import train  # noqa: F401  (one thread)
 
 BUILDS = "wordpiece", "bpe", "chinese"
 RUNS = "bert", "nsp", "packed", "lengths", "mix", "muon-bert", "grow", "elastic", "lora", "relations", "logits"

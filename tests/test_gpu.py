@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.varlen
-from conftest import built, make_text
-from families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
-from helpers import json_of, succeeds, tuning, write_labelled
-from training import ALONE, CPU, entries, flags, launch, learner, steps_of, train
+from support.commands import json_of, succeeds, tuning
+from support.data import built, make_text, write_labelled
+from support.families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
+from support.runs import ALONE, CPU, entries, flags, launch, learner, steps_of, train
 from transformers import CONFIG_MAPPING
 
 from bertrain import evaluate as evaluation

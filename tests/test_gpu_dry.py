@@ -17,8 +17,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, write_dataset
-from dry import (
+from support.data import ROOT, write_dataset
+from support.dry import (
     GPU,
     LENGTHS,
     ROWS,
@@ -30,9 +30,9 @@ from dry import (
     micro_batch,
     training_of,
 )
+from support.runs import CPU, QUIET, assert_near, learner, train
 from test_step import Waits
 from torch._dynamo.utils import counters
-from training import CPU, QUIET, assert_near, learner, train
 from transformers import AutoConfig, AutoModelForMaskedLM, masking_utils
 
 import bertdata

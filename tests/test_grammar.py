@@ -9,9 +9,8 @@ import click
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from helpers import build
-from training import learner, train
+from support.data import ROOT, build
+from support.runs import learner, train
 
 import bertdata
 from bertrain import checkpoint

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import SPECIAL
-from families import SMALL
-from training import QUIET, changing, entries, learner, refused_run, train, train_twice
+from support.data import SPECIAL
+from support.families import SMALL
+from support.runs import QUIET, changing, entries, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 from bertrain import checkpoint

@@ -2,7 +2,7 @@
 
 import re
 
-from conftest import ROOT
+from support.data import ROOT
 
 GUARDS = """
 1 test_tokens test_ids_are_those_of_the_library_and_a_sentence_begins_at_each_line_that_gives_ids

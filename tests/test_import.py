@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import SPECIALS
-from helpers import build, import_ids, refuses, stored, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
-from sources import FEW, write
+from support.commands import refuses, succeeds
+from support.data import SPECIALS, build, import_ids, stored
+from support.disk import put
+from support.sources import FEW
 
 import bertdata
 from bertdata.cli import main
@@ -38,7 +39,7 @@ DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [2
 
 def written(directory, name, *contents):
     """Files `name` of the contents, by ending; returns the first."""
-    return [write(directory / f"{name}{ending}", content) for ending, content in contents][0]
+    return [put(directory / f"{name}{ending}", content) for ending, content in contents][0]
 
 
 def of_megatron(directory, documents, dtype="uint16", name="corpus"):
@@ -162,7 +163,7 @@ DAMAGED = [  # kind of error, index
 def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, kind, index):
     path = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     damaged = path.with_suffix(".bin" if index is None else ".idx")
-    write(damaged, damaged.read_bytes()[:-2] if index is None else index)
+    put(damaged, damaged.read_bytes()[:-2] if index is None else index)
     with refuses(kind, "inputs", given=str(damaged)):
         take(path)
     assert not (tmp_path / "out").exists()
@@ -249,7 +250,7 @@ def test_the_width_of_ids_alone_is_guessed_and_said_or_given(tmp_path, take, dty
 )
 def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
     """With a tokenizer whose end token is 50, as --end-token says."""
-    write(tmp_path / "vocab.txt", "\n".join([*SPECIALS, *(f"w{n}" for n in range(5, 50)), "[EOS]", ""]))
+    put(tmp_path / "vocab.txt", "\n".join([*SPECIALS, *(f"w{n}" for n in range(5, 50)), "[EOS]", ""]))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
     path = written(tmp_path / "in", "train", (".bin", content))
     dataset = take(path, tokenizer=str(tmp_path), end_token="[EOS]", **SMALL)
@@ -394,12 +395,12 @@ def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
 
 @pytest.mark.parametrize("content", [bytes(10), bytes(11), b"", None])
 def test_an_input_that_is_replaced_between_two_reads_is_refused(tmp_path, content):
-    path = write(tmp_path / "ids", bytes(10))
+    path = put(tmp_path / "ids", bytes(10))
     numbers, was = ids_module.FileArray(local(path), "<u2", 5), path.stat().st_mtime_ns
     assert numbers[1:3].tolist() == [0, 0]
     path.unlink()
     if content is not None:  # of another size, or of another time
-        write(path, content)
+        put(path, content)
         os.utime(path, ns=(1, 1) if len(content) == 10 else (was, was))
     kind = ("not-found", None) if content is None else ("changed", "inputs")
     with refuses(*kind, given=str(path)):
@@ -427,14 +428,14 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
 
 def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
     names = [f"{shard.name}.parquet" for shard in dataset.splits["train"]]
-    write(tmp_path / "a" / names[-1], "mine")
+    put(tmp_path / "a" / names[-1], "mine")
     with refuses("out-exists", "out", given=str(tmp_path / "a" / names[-1])):
         export(dataset, tmp_path / "a")
     out = tmp_path / "b"
     export(dataset, out)
     os.replace(out / names[-1], out / f"{names[-1]}.tmp")  # as a kill between the first and the last name leaves them
     export(dataset, out)
-    write(out / f"{names[0]}.tmp", "of a kill before the first name")
+    put(out / f"{names[0]}.tmp", "of a kill before the first name")
     os.replace(out / names[-1], out / f"{names[-1]}.tmp")
     with refuses("out-exists", "out", given=str(out / names[0])):
         export(dataset, out)
@@ -443,7 +444,7 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):
     take(of_megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS)]), format="megatron")
     path = tmp_path / "out" / "train-00000.empty.npy"
-    write(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
+    put(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
     with refuses("damaged"):
         export(bertdata.open(tmp_path / "out"), tmp_path / "back")
     assert any("train-00000.empty.npy" in fault for fault in verify(tmp_path / "out"))

@@ -17,11 +17,13 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers import build, refuses, succeeds, write_all
-from helpers import without_origins as published
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import (
+from support.commands import refuses, succeeds
+from support.data import build
+from support.disk import put, write_all
+from support.disk import without_origins as published
+from support.sources import (
     COMPRESSED,
     ENDING,
     MAKE,
@@ -39,7 +41,6 @@ from sources import (
     read,
     stopped,
     units_in,
-    write,
     zstd,
 )
 
@@ -92,10 +93,10 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
 
 def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
     options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    path = write(tmp_path / "text", as_text(ROWS))
+    path = put(tmp_path / "text", as_text(ROWS))
     with standard_input(path):
         assert len(stopped("-", tmp_path / "out", 2, **options)) == 2
-    with standard_input(write(tmp_path / "text", as_text(ROWS[::-1]))):
+    with standard_input(put(tmp_path / "text", as_text(ROWS[::-1]))):
         assert build("-", tmp_path / "out", **options).reused_units == 0
     build(path, tmp_path / "straight", **options)
     assert published(tmp_path / "out") == published(tmp_path / "straight")
@@ -109,7 +110,7 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = "d/b.txt d/a.txt d/sub/0.txt d/.hidden d/_SUCCESS d/.git/x d/_tmp/x d/10.txt d/9.txt d/sub/.x/y e/c.txt"
     for name in (*names.split(), "f/.only", "z.txt"):
-        write(tmp_path / name, name)
+        put(tmp_path / name, name)
     return tmp_path
 
 
@@ -145,7 +146,7 @@ def test_links_to_files_are_files_and_those_that_are_not_followed_are_named(tree
     (tree / "e" / "far").symlink_to(tree / "d")
     (tree / "e" / "gone.txt").symlink_to("nowhere")
     (tree / "e" / "one.txt").symlink_to(tree / "z.txt")
-    (tree / "e" / "rows.jsonl").symlink_to(write(tree / "real", as_jsonl(ROWS[:3])))
+    (tree / "e" / "rows.jsonl").symlink_to(put(tree / "real", as_jsonl(ROWS[:3])))
     (tree / "e" / ".git").symlink_to(tree / "d")
     inputs = find_inputs(["e"])
     assert [str(file) for file in inputs.files] == ["e/c.txt", "e/one.txt", "e/rows.jsonl"]
@@ -204,15 +205,15 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
     for name in ("[ab].txt", "a*"):
-        write(tree / "d" / name, "x")
+        put(tree / "d" / name, "x")
     assert names("d/[ab].txt", "d/a*") == ["d/[ab].txt", "d/a*"]
-    write(tree / "what?" / "x", "x")
+    put(tree / "what?" / "x", "x")
     assert names("what?") == ["what?/x"]
 
 
 def test_a_file_called_dash_is_not_standard_input(tree):
     (tree / "-").write_text("the stone")
-    with standard_input(write(tree / "other", b"river\n\nwind")):
+    with standard_input(put(tree / "other", b"river\n\nwind")):
         for name in (tree / "-", "./-"):
             assert texts_of(*names(name)) == [b"the stone"]
 
@@ -228,9 +229,9 @@ def lines_of(size, seed=0):
 
 def require_cut_short(path, content):
     """Reading the damaged file beside a sound one is one sentence that names it."""
-    sound = write(path.parent / "sound.txt", b"the stone\n")
+    sound = put(path.parent / "sound.txt", b"the stone\n")
     with refuses("cut-short", given=str(path)):
-        read([sound, write(path, content)])
+        read([sound, put(path, content)])
 
 
 @pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
@@ -292,7 +293,7 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
         "c.parquet": as_parquet(rows),
         "d.arrow.zst": zstd(as_arrow(ROWS)),
     }
-    paths = [write(tmp_path / name, content) for name, content in contents.items()]
+    paths = [put(tmp_path / name, content) for name, content in contents.items()]
     options = SPLIT | {"tokenizer": vocab, "shard_size": 3000, "on_error": "skip"}
     expected = build(paths, tmp_path / "straight", **options)
     assert expected.dataset.manifest.counts["skipped_rows"] == 2 * count + 500 + 300
@@ -310,7 +311,7 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
 
 
 def test_a_block_has_few_of_many_small_files(folder):
-    paths = [write(folder / f"{number:02d}.txt", b"river") for number in range(20)]
+    paths = [put(folder / f"{number:02d}.txt", b"river") for number in range(20)]
     with patch.object(plan, "MOST_INPUTS", 8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
@@ -334,7 +335,7 @@ def bytes_asked_for(path, wanted, **form):
 def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     line = line % (b"stone " * 300) + b"\n"
     content = line * (8_000_000 // len(line))
-    path, form = write(folder / name, content), form | {"shard_size": 1_000_000}
+    path, form = put(folder / name, content), form | {"shard_size": 1_000_000}
     with patch.object(formats, "BLOCK_BYTES", 2_000_000):
         total, every = bytes_asked_for(path, every_unit, **form)
         assert 8_000_000 - 2000 < total <= 8_000_000
@@ -347,7 +348,7 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
 
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
-    path = write(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
+    path = put(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
     with patch.object(formats, "BLOCK_BYTES", 1000):
         asked, texts = bytes_asked_for(path, lambda unit: unit % 2 == 1, shard_size=10_000)
     assert texts == []
@@ -423,7 +424,7 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
 
 def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(tmp_path, vocab):
     content, count = bad_jsonl()
-    path = write(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
+    path = put(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
     build_parts(path, tmp_path / "out", 2, (1, 0), tokenizer=vocab, shard_size=2000, on_error="skip")
     path.unlink()
     replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "out").stderr.splitlines()[:2]
@@ -437,7 +438,7 @@ def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(t
 
 @pytest.mark.parametrize(("name", "content"), [("a.jsonl", as_jsonl(ROWS)), ("a.fasta", b">a\nACGT\n" * 40)])
 def test_rows_are_in_all_units_where_a_file_of_text_is_a_document(folder, name, content):
-    path = write(folder / name, content)
+    path = put(folder / name, content)
     every = read([path], documents="file", shard_size=100)
     assert every == read([path], shard_size=100)
     assert len(numbers := {unit for unit, *_ in every}) > 2
@@ -450,7 +451,7 @@ def test_the_bytes_of_null_rows_do_not_count(folder):
     """A null slot may hide bytes; later rows are in the units that docs/format.md says."""
     data, valid = pa.py_buffer(b"hiddenab"), pa.py_buffer(bytes([0b110]))
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
-    path = write(folder / "null.arrow", as_arrow_file(column))
+    path = put(folder / "null.arrow", as_arrow_file(column))
     assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
 
 

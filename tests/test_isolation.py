@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from families import assert_isolated, hidden_one_by_one, model_of, packed_rows
-from training import CPU, learner
+from support.families import assert_isolated, hidden_one_by_one, model_of, packed_rows
+from support.runs import CPU, learner
 
 from bertdata import Loader
 from bertrain import data as data_module

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import writers
-from conftest import ROOT, make_text
-from helpers import build, import_ids, refuses, stored
-from sources import stop_after_units, units_in, write
+from support import writers
+from support.commands import refuses
+from support.data import ROOT, build, import_ids, make_text, stored
+from support.disk import put
+from support.sources import stop_after_units, units_in
 
 import bertdata
 from bertdata.format.verify import verify
@@ -44,7 +45,7 @@ def as_given(texts):
 
 
 OPTIONS = [
-    {"words": "conftest:in_pairs", "sentences": "line"},
+    {"words": "support.data:in_pairs", "sentences": "line"},
     {"map": ["bertdata.prepare:length(20, 200)"], "workers": 3},
     {"max_documents": 60},
 ]
@@ -52,7 +53,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", [{}, *OPTIONS])
 def test_texts_give_the_dataset_of_a_file_of_json_lines(tmp_path, vocab, options):
-    path = write(tmp_path / "texts.jsonl", lines_of(TEXTS))
+    path = put(tmp_path / "texts.jsonl", lines_of(TEXTS))
     expected = build(path, tmp_path / "file", tokenizer=vocab, **SMALL, **options).dataset
     found = build(as_given(TEXTS), tmp_path / "out", tokenizer=vocab, **SMALL, **options).dataset
     assert found.dataset_id == expected.dataset_id
@@ -63,7 +64,7 @@ def test_texts_give_the_dataset_of_a_file_of_json_lines(tmp_path, vocab, options
 
 
 def test_invalid_text_is_counted_as_in_a_file(tmp_path, vocab):
-    path = write(tmp_path / "texts.jsonl", b'{"text": "a\xffb"}\n{"text": "x\\ud800y"}\n')
+    path = put(tmp_path / "texts.jsonl", b'{"text": "a\xffb"}\n{"text": "x\\ud800y"}\n')
     expected = build(path, tmp_path / "file", tokenizer=vocab, validation=0).dataset
     found = build(iter([b"a\xffb", "x\ud800y"]), tmp_path / "out", tokenizer=vocab, validation=0)
     assert found.dataset.dataset_id == expected.dataset_id
@@ -146,7 +147,7 @@ def test_the_blocks_of_the_page_import_what_the_library_writes(tmp_path, vocab, 
     python = importlib.import_module("environments").python_of(library, ROOT / ".bench")
     (block,) = re.findall(rf"```python\n(from {library} .*?)```", (ROOT / "docs" / "import.md").read_text(), re.DOTALL)
     documents = [ids for ids in DOCUMENTS if ids]
-    write(tmp_path / "block.py", block.replace("tokenizer/", str(vocab)))
+    put(tmp_path / "block.py", block.replace("tokenizer/", str(vocab)))
     run = "import environments; environments.without_pictures(); import block"
     for words, given in (([writers.__file__, library], json.dumps(documents)), (["-c", run], "")):
         around = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}:{tmp_path}"}

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import make_text
-from helpers import python
 from ray import cloudpickle
+from support.commands import python
+from support.data import make_text
 
 import bertdata
 from bertdata.jit import announcing_compilation

@@ -5,12 +5,12 @@ import os
 import hypothesis
 import numpy as np
 import pytest
-from helpers import as_kernel, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 from reference import bytes64, keys
 from reference import documents as reference
+from support.data import as_kernel, word_list
 
 from bertdata.bits import are_equal128, keep_masked, load64, store64
 from bertdata.choices import MASKING_POLICIES

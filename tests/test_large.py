@@ -10,9 +10,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import assert_same, build, flip, published, refuses
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import refuses
+from support.data import assert_same, build
+from support.disk import flip, published
 
 import bertdata
 from bertdata import Loader
@@ -27,7 +29,7 @@ from bertdata.format.verify import verify
 from bertdata.remote.copies import pull, push
 from bertrain.commands.trace import parts_of
 
-SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}
+SMALL = {"shard_size": 4000, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "support.data:in_pairs"}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from conftest import write_dataset
-from helpers import assert_goes_on, assert_joined, assert_same, of_vocabulary, refuses, stream_of
 from reference import keys
+from support.commands import refuses
+from support.data import assert_goes_on, assert_joined, assert_same, of_vocabulary, stream_of, write_dataset
 
 import bertdata
 from bertdata import IGNORE_INDEX, Loader, Masking

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import ROOT
+from support.data import ROOT
 from transformers import BertForMaskedLM
 
 import bertdata

@@ -7,9 +7,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import json_of, recorded, refused, succeeds, tuning, write, write_labelled
 from huggingface_hub import ModelCard
-from training import QUIET, last_checkpoint, train, weights_in
+from support.commands import json_of, refused, succeeds, tuning
+from support.data import write_labelled
+from support.disk import recorded, write
+from support.runs import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain import checkpoint

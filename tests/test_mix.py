@@ -5,11 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from conftest import SPECIAL, built, make_text, write_dataset
-from helpers import assert_goes_on, assert_same, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
+from support.commands import refuses
+from support.data import SPECIAL, assert_goes_on, assert_same, built, make_text, write_dataset
 
 import bertdata
 from bertdata import Loader, Masking

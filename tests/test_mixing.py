@@ -6,19 +6,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from conftest import built, make_text
-from helpers import invoke, json_of, refused, succeeds
-from training import (
-    QUIET,
-    changing,
-    entries,
-    flags,
-    last_checkpoint,
-    losses,
-    remove_after,
-    resumed_from,
-    train,
-)
+from support.commands import invoke, json_of, refused, succeeds
+from support.data import built, make_text
+from support.runs import QUIET, changing, entries, flags, last_checkpoint, losses, remove_after, resumed_from, train
 
 import bertdata
 from bertrain import pretrain as pretraining

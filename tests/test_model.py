@@ -7,10 +7,10 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL
-from families import model_of
-from helpers import refuses
-from training import ALONE, TINY, learner
+from support.commands import refuses
+from support.data import SPECIAL
+from support.families import model_of
+from support.runs import ALONE, TINY, learner
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata

@@ -2,7 +2,7 @@
 
 import injected
 import pytest
-from conftest import ROOT
+from support.data import ROOT
 
 
 @pytest.mark.parametrize("fault", [*injected.CRASH, *injected.GPU], ids=lambda fault: fault.what)

@@ -8,8 +8,8 @@ import json
 import re
 
 import pytest
-from conftest import ROOT
-from helpers import succeeds
+from support.commands import succeeds
+from support.data import ROOT
 
 from bertdata.cli import main as data_main
 from bertrain.__main__ import main

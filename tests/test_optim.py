@@ -2,13 +2,13 @@ import io
 
 import pytest
 import torch
-from families import SMALL, fast
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import lamb as reference_lamb
 from reference import muon as reference
 from reference import stable as reference_stable
-from training import QUIET, assert_near, changing, train
+from support.families import SMALL, fast
+from support.runs import QUIET, assert_near, changing, train
 from transformers import AutoConfig
 
 from bertrain.models.families import auto_class

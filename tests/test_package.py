@@ -12,10 +12,11 @@ from email import message_from_string
 
 import pytest
 import yaml
-from conftest import ROOT
-from helpers import invoke, write
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.commands import invoke
+from support.data import ROOT
+from support.disk import write
 
 import bertdata
 from bertdata.errors import install

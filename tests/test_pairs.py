@@ -8,12 +8,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import built, byte_level_bpe, make_text
-from families import SMALL
-from helpers import json_of, refused, succeeds, write, write_all
 from reference.pairs import score as slow_score
+from support.commands import json_of, refused, succeeds
+from support.data import built, byte_level_bpe, make_text
+from support.disk import write, write_all
+from support.families import SMALL
+from support.runs import ALONE, CPU
 from tokenizers import processors
-from training import ALONE, CPU
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL
-from families import SMALL as FAMILIES
-from helpers import assert_same, refused, refuses, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import phases as reference
-from test_vectors import VECTORS
-from training import (
+from support.commands import refused, refuses
+from support.data import SPECIAL, assert_same
+from support.disk import write
+from support.families import SMALL as FAMILIES
+from support.runs import (
     QUIET,
     TINY,
     changing,
@@ -30,6 +30,7 @@ from training import (
     train,
     train_twice,
 )
+from test_vectors import VECTORS
 from transformers import AutoModelForMaskedLM
 
 import bertdata

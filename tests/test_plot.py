@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import data_of, refused, succeeds
+from support.commands import refused, succeeds
+from support.data import data_of
 
 from bertrain.commands import plot, report
 

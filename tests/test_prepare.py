@@ -8,10 +8,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import build, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import as_jsonl, ids_by_split, write
+from support.commands import refuses
+from support.data import build
+from support.disk import put
+from support.sources import as_jsonl, ids_by_split
 
 from bertdata import prepare
 from bertdata.format.origins import Origins
@@ -44,7 +46,7 @@ def half(text):
 
 
 def rows(path, texts):
-    return write(path, as_jsonl(texts))
+    return put(path, as_jsonl(texts))
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
@@ -155,7 +157,7 @@ def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, monke
     ("name", "kind"), [("failing", "function-failed"), ("half", "function-failed"), ("number", "bad-function")]
 )
 def test_a_function_that_fails_is_named_with_the_line(tmp_path, vocab, name, kind):
-    path = write(tmp_path / "a.jsonl", b"\n\n" + as_jsonl(TEXTS))
+    path = put(tmp_path / "a.jsonl", b"\n\n" + as_jsonl(TEXTS))
     with refuses(kind, "map", given=f"test_prepare:{name}", says=f"{path}, line 3: "):
         build(path, tmp_path / "out", tokenizer=vocab, map=[f"test_prepare:{name}"], on_error="skip")
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIALS, built
-from helpers import build, contents, flip, invoke, json_of, recorded, refused, refuses, succeeds, write
-from training import (
+from support.commands import invoke, json_of, refused, refuses, succeeds
+from support.data import SPECIALS, build, built
+from support.disk import contents, flip, recorded, write
+from support.runs import (
     QUIET,
     TINY,
     assert_near,

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import built
-from helpers import invoke, refuses, tuning, waited, write
-from training import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
+from support.commands import invoke, refuses, tuning, waited
+from support.data import built
+from support.disk import write
+from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain, ranks

@@ -18,11 +18,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
-from conftest import ROOT, make_text
-from helpers import build, invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import build_parts, made, parquet, write
+from support.commands import invoke, refused, refuses, waited
+from support.data import ROOT, build, make_text
+from support.disk import published, put
+from support.sources import build_parts, made, parquet
 
 from bertdata.cli import main
 from bertdata.options import Shares, TextFormat
@@ -138,7 +139,7 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
         plan = replace(encoder.plan, files=[replace(encoder.plan.files[0], **changes)])
         return TextEncoder(encoder.tokenizer, encoder.shares, plan), attempts, *rest
 
-    other = write(tmp_path / "corpus.txt", corpus.read_bytes())
+    other = put(tmp_path / "corpus.txt", corpus.read_bytes())
     os.utime(other, ns=(1, 1))
     for node, kind, option in (
         ((encoder, attempts.with_name("attempts-2"), *rest), "cluster-failed", "out"),
@@ -193,7 +194,7 @@ def hold(nodes):
 
     @contextmanager
     def holding(words=""):
-        write(nodes.here / "hold", words.encode())
+        put(nodes.here / "hold", words.encode())
         try:
             yield
         finally:
@@ -220,8 +221,8 @@ def text(tmp_path_factory):
     rows = [f"{line} wait here" if number > 150 else line for number, line in enumerate(lines) if line.strip()]
     return [
         made(folder, 0, "gzip", rows[:100])[0],
-        write(folder / "b.txt", make_text(150, seed=1).encode()),
-        write(folder / "c.txt", "\n\n".join(rows[100:300]).encode()),
+        put(folder / "b.txt", make_text(150, seed=1).encode()),
+        put(folder / "c.txt", "\n\n".join(rows[100:300]).encode()),
         parquet(folder / "d.parquet", rows[300:400], 10),
     ]
 
@@ -282,7 +283,7 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     """The first fault in the order of the text, also if a task reports a later one first."""
     rows = [json.dumps({"text": f"the stone {number}"}) for number in range(300)]
     rows[150], rows[290] = '{"text": 5}', "{"
-    path = write(tmp_path / "rows.jsonl", "\n".join(rows).encode())
+    path = put(tmp_path / "rows.jsonl", "\n".join(rows).encode())
     arguments = [path, "--tokenizer", vocab, "--shard-size", 500]
     alone = invoke(main, "build", *arguments, "--out", tmp_path / "threads")
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address)

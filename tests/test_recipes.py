@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from families import SMALL as FAMILIES
-from helpers import refused, succeeds
-from training import entries
+from support.commands import refused, succeeds
+from support.families import SMALL as FAMILIES
+from support.runs import entries
 
 from bertdata.support import helps
 from bertrain import plan, recipes

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import reference_pages as pages
-from conftest import ROOT
+from support.data import ROOT
 
 from bertdata.errors import KINDS
 

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import built, make_text, write_dataset
-from helpers import build, python, recorded, refuses
-from sources import counting_reads, stopped
-from training import entries, losses, train
+from support.commands import python, refuses
+from support.data import build, built, make_text, write_dataset
+from support.disk import recorded
+from support.runs import entries, losses, train
+from support.sources import counting_reads, stopped
 
 import bertdata
 from bertdata.errors import BertdataError, DatasetError

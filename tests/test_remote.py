@@ -13,10 +13,13 @@ from unittest.mock import Mock, patch
 from urllib.parse import quote, unquote
 
 import pytest
-from helpers import Handler, build, refused, refuses, serving, use_server, without_origins
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import as_jsonl, as_parquet, write, zstd
+from support.commands import refused, refuses
+from support.data import build
+from support.disk import put, without_origins
+from support.servers import Handler, serving, use_server
+from support.sources import as_jsonl, as_parquet, zstd
 
 from bertdata.cli import main
 from bertdata.remote import access, stores, web
@@ -323,7 +326,7 @@ def files_of_aws(bucket, tmp_path, monkeypatch):
             monkeypatch.delenv(name)
         monkeypatch.setenv("HOME", str(tmp_path))
         for name, content in files.items():
-            write(tmp_path / ".aws" / name, content)
+            put(tmp_path / ".aws" / name, content)
         stores.store_at.cache_clear()
         return url
 
@@ -364,7 +367,7 @@ def test_a_login_is_not_told_to_the_server_of_a_redirect(tmp_path, vocab):
 def test_a_profile_and_the_files_of_the_aws_command_line_may_be_named(files_of_aws, tmp_path, monkeypatch):
     files_of_aws()
     keys = "[work]\naws_access_key_id = k\naws_secret_access_key = s\naws_session_token = t\n"
-    paths = write(tmp_path / "c", "[profile work]\nregion = eu-central-1\n"), write(tmp_path / "k", keys)
+    paths = put(tmp_path / "c", "[profile work]\nregion = eu-central-1\n"), put(tmp_path / "k", keys)
     names = ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE", "PROFILE", "ENDPOINT_URL_S3")
     for name, value in zip(names, (*map(str, paths), "work", "http://s3"), strict=True):
         monkeypatch.setenv(f"AWS_{name}", value)

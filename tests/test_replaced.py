@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import training
-from families import SMALL, assert_isolated, packed_rows
-from helpers import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import keys
-from training import CPU, QUIET, TINY, assert_near, flags, last_checkpoint, refused_run, run_of, train, train_twice
+from support import runs
+from support.commands import invoke
+from support.families import SMALL, assert_isolated, packed_rows
+from support.runs import CPU, QUIET, TINY, assert_near, flags, last_checkpoint, refused_run, run_of, train, train_twice
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, ElectraForPreTraining
 
 import bertdata
@@ -127,7 +127,7 @@ def test_ten_steps_have_the_losses_of_transformers(dataset, tmp_path, options, s
 
 def objective_of(dataset, out, given):
     """That of the discriminator of a run."""
-    run = run_of(Config.make(**training.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
+    run = run_of(Config.make(**runs.SMALL | {"data": str(dataset.path), "out": str(out)} | given))
     return run.trainer.learner.objectives["discriminator"].eval()
 
 

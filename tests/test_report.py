@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tokenizers
 import tokenizers.models
-from conftest import built, write_dataset
-from helpers import build, data_of, invoke, succeeds
+from support.commands import invoke, succeeds
+from support.data import build, built, data_of, write_dataset
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import training
-from helpers import flip, invoke, json_of, refuses, waited
-from training import (
+from support import runs
+from support.commands import invoke, json_of, refuses, waited
+from support.disk import flip
+from support.runs import (
     QUIET,
     SMALL,
     TINY,
@@ -73,8 +74,8 @@ def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
     weights = new_model("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
-    (piece,) = micro_batches(batch, size=5, count=1, device=training.CPU)
-    sums = training.learner(weights, "mlm", "nsp")(**piece)
+    (piece,) = micro_batches(batch, size=5, count=1, device=runs.CPU)
+    sums = runs.learner(weights, "mlm", "nsp")(**piece)
     given = tensors(batch)
     theirs = weights(**given)
     torch.testing.assert_close(sums["mlm"].sum / num_targets(batch) + sums["nsp"].sum / 5, theirs.loss)
@@ -259,7 +260,7 @@ def test_operations_of_a_model_that_needs_numbers_are_estimated(configs, dataset
 def test_rates_are_of_all_ranks_since_the_last_entry(dataset, monkeypatch, seconds):
     weights = new_model(TINY, dataset.special_tokens, length=32, seed=0)[0]
     monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e7)
-    clock = Clock({"trained": 10.0}, training.CPU, "bf16")
+    clock = Clock({"trained": 10.0}, runs.CPU, "bf16")
     seconds.s += 5
     clock.start(weights, 32, 5)
     for kind, wait in (("evaluated", 0.5), ("waited", 1.5)):
@@ -292,7 +293,7 @@ def test_the_peak_is_of_the_gpu_that_is_named(monkeypatch):
         for has_bf16 in (True, False):
             monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16, **_: has)
             assert peak_flops(gpu, "bf16") == (peak if has_bf16 else None)
-    assert peak_flops(training.CPU, "bf16") is peak_flops(gpu, "fp32") is None
+    assert peak_flops(runs.CPU, "bf16") is peak_flops(gpu, "fp32") is None
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
@@ -313,10 +314,10 @@ def has_saved_its_last_step(run):
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
-    ranks = training.start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
+    ranks = runs.start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
     wait_for_steps(tmp_path / "run", ranks[0].is_alive)
     os.kill(ranks[-1].pid, signal.SIGTERM)
-    code, out, err = training.end_of(ranks, tmp_path)
+    code, out, err = runs.end_of(ranks, tmp_path)
     assert code == 0, err
     assert "done: " not in out
     assert has_saved_its_last_step(tmp_path / "run")
@@ -327,7 +328,7 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
 def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
     """As the README has it: torchrun hands on what --signals-to-handle names, which by default is not SIGUSR1."""
     more = [] if name == "SIGTERM" else ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
-    job = training.launch(1, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), before=more)
+    job = runs.launch(1, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), before=more)
     wait_for_steps(tmp_path / "run", lambda: job.poll() is None)
     job.send_signal(getattr(signal, name))
     job.communicate(timeout=90)
@@ -374,7 +375,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dataset, tmp_path, step):
     arguments = [str(step), *flags(dataset.path, tmp_path / "run", model=TINY, steps=3, eval_every=0)]
-    out, err = training.on_ranks(2, "faulty", arguments, code=int(step == 3))
+    out, err = runs.on_ranks(2, "support.faulty", arguments, code=int(step == 3))
     kept = [f"step-{number:08d}" for number in (1, 2, 3) if number != step]
     assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == kept
     assert (err if step == 3 else out).count("No space left on device") == 1
@@ -459,7 +460,7 @@ TWO = [{"steps": 10, "global_batch_size": "4..8"}, {"tokens": "4800", "global_ba
 )
 def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdict, value):
     if phases := options.get("phase"):
-        file = training.toml(tmp_path / "run.toml", phase=phases)
+        file = runs.toml(tmp_path / "run.toml", phase=phases)
         options = {name: given for name, given in options.items() if name != "phase"} | {"config": file}
     code, lines = examine(dataset.path, tmp_path / "run", **options)
     assert lines[check].startswith(verdict)
@@ -497,7 +498,7 @@ def test_the_doctor_measures_each_length_batch_size_and_number_of_layers_once(da
 
     monkeypatch.setattr(Trainer, "step", step)
     phases = changing(0.625, 0.9375, length=[16, 32, 32], layers=[1, None, None], mlm_probability=[0.3, 0.3, 0.15])
-    options = training.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
+    options = runs.SMALL | {"data": str(dataset.path), "out": str(tmp_path / "run"), "model": TINY, "steps": 160}
     config = Config.make(**options, phase=phases)
     plan = doctor.build(config, 2).stream.plan
     *_, (name, (verdict, line)) = doctor.estimate(config, plan, 2, None)  # without GPUs one process takes all rows

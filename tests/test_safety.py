@@ -7,9 +7,10 @@ import sys
 import threading
 
 import pytest
-from conftest import make_text
-from helpers import build, published, refused, refuses
-from sources import stopped
+from support.commands import refused, refuses
+from support.data import build, make_text
+from support.disk import published
+from support.sources import stopped
 
 import bertdata
 from bertdata import files

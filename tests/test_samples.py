@@ -8,12 +8,21 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIAL, write_dataset
-from helpers import assert_goes_on, assert_joined, build, of_vocabulary, refuses, shard_of, stream_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
-from training import FORKS
+from support.commands import refuses
+from support.data import (
+    SPECIAL,
+    assert_goes_on,
+    assert_joined,
+    build,
+    of_vocabulary,
+    shard_of,
+    stream_of,
+    write_dataset,
+)
+from support.runs import FORKS
 
 import bertdata
 from bertdata import Loader, Masking, files
@@ -470,7 +479,7 @@ def chinese(tmp_path_factory):
     random = np.random.default_rng(4)
     texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
     (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    options = {"tokenizer": str(directory / "vocab.txt"), "words": "conftest:in_pairs", "shard_size": 3000}
+    options = {"tokenizer": str(directory / "vocab.txt"), "words": "support.data:in_pairs", "shard_size": 3000}
     with patch.object(formats, "BLOCK_BYTES", 400):  # blocks end inside a byte of the array of words
         build([directory / "corpus.txt"], directory / "shards", validation=0.1, **options)
     return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
@@ -504,7 +513,7 @@ def test_where_words_begin_is_stored(chinese):
                 assert bits[at : at + len(ids) + 1] == expected[tuple(ids)]
                 at += len(ids) + 1
     assert verify(dataset.path) == []
-    assert dataset.manifest.settings["words"] == "conftest:in_pairs"
+    assert dataset.manifest.settings["words"] == "support.data:in_pairs"
 
 
 @pytest.mark.parametrize(("how", "policy"), [("windows", "span"), ("documents", "whole_word"), ("packed", "span")])

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ROOT
+from support.data import ROOT
 
 NAMED = re.compile(r"`((?:tables/)?test_\w+\.py)(?:::(test_\w+))?`")
 

@@ -7,10 +7,12 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import build, contents, published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import FEW, GROUP, as_jsonl, as_parquet, build_parts, made, read, write
+from support.commands import refuses
+from support.data import build
+from support.disk import contents, published, put
+from support.sources import FEW, GROUP, as_jsonl, as_parquet, build_parts, made, read
 
 from bertdata.options import TextFormat
 from bertdata.sources import formats
@@ -76,15 +78,15 @@ def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes
 
 def test_a_table_is_read_together_whatever_its_name(folder):
     """Where a row begins is known only from the first row on: text in quotation marks may have lines."""
-    paths = [write(folder / name, b'text\n"a\nb"\n' * 9) for name in ("a.csv", "a.txt")]
+    paths = [put(folder / name, b'text\n"a\nb"\n' * 9) for name in ("a.csv", "a.txt")]
     plans = [split([local(path)], TextFormat(kind="csv", shard_size=10)) for path in paths]
     assert plans[0].places == split([local(paths[0])], TextFormat(shard_size=10)).places == plans[1].places
     assert [part.units for part in plans[1].parts()] == [plans[1].units]
 
 
 def test_a_part_of_empty_files_is_made_alone(folder):
-    names = [write(folder / name, b"") for name in ("a.txt", "b.txt")]
-    names.append(write(folder / "c.jsonl.gz", gzip.compress(as_jsonl(["stone", "river"]))))
+    names = [put(folder / name, b"") for name in ("a.txt", "b.txt")]
+    names.append(put(folder / "c.jsonl.gz", gzip.compress(as_jsonl(["stone", "river"]))))
     plan = split([local(name) for name in names], TextFormat())
     blocks = []
     for part in plan.parts(2):
@@ -93,7 +95,7 @@ def test_a_part_of_empty_files_is_made_alone(folder):
 
 
 def test_a_parquet_file_that_loses_its_column_after_the_plan_is_refused(folder):
-    path = write(folder / "a.parquet", as_parquet(["the stone"]))
+    path = put(folder / "a.parquet", as_parquet(["the stone"]))
     plan = split([local(path)], TextFormat())
     pq.write_table(pa.table({"other": ["river"]}), path)
     with refuses("no-column", "text_key", given="text"):
@@ -101,8 +103,8 @@ def test_a_parquet_file_that_loses_its_column_after_the_plan_is_refused(folder):
 
 
 def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):
-    path = write(folder / "dense.txt.gz", gzip.compress(b"the stone\n" * 40_000))
-    after = write(folder / "after.txt", b"river")
+    path = put(folder / "dense.txt.gz", gzip.compress(b"the stone\n" * 40_000))
+    after = put(folder / "after.txt", b"river")
     units = [unit for unit, _ in units_and_texts([path, after], shard_size=1000)]
     count = 1 + UNITS_PER_SIZE * path.stat().st_size // 1000
     assert count < 400  # else it does not unpack to more
@@ -118,7 +120,7 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     for number in range(16):
         text = "\n".join(rows[10 * number : 10 * number + 10]).encode()[:size]
         packed = pa.compress(text, "zstd", asbytes=True) if "zstd" in kind else text
-        paths.append(write(tmp_path / f"{number:02}.txt{'.zst' * ('zstd' in kind)}", packed))
+        paths.append(put(tmp_path / f"{number:02}.txt{'.zst' * ('zstd' in kind)}", packed))
     form = "file" if "document" in kind else "blank"
     options = {"tokenizer": vocab, "shard_size": size, "workers": 1, "documents": form}
     build(paths, tmp_path / "straight", **options)

@@ -21,17 +21,17 @@ from pathlib import Path
 from unittest.mock import patch
 
 import hypothesis
-from conftest import SPECIALS, make_text
-from helpers import build, contents, write
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from support.data import SPECIALS, build, make_text
+from support.disk import contents, write
+from support.servers import Store
 
 import bertdata
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import dataset as of_a_dataset
 from bertdata.format.verify import verify
 from bertdata.remote import stores
-from bertdata.remote.access import RemoteFile, missing_error
 from bertdata.remote.copies import pull, push
 from bertdata.tokenize.load import load
 from bertdata.write import dataset as of_a_build
@@ -52,39 +52,6 @@ ANY_FAULT = {"damaged", "parts-missing", "unreadable", "not-found", "wrong-file-
 
 
 # ------------------------------------------------------------------------------------- a store that is a directory
-
-
-class Store:
-    """The functions of bertdata.remote.stores that transfers use, over a directory."""
-
-    def __init__(self, base):
-        self.base = base / "store"
-
-    def path(self, url):
-        return self.base / url.removeprefix("s3://")
-
-    def file_at(self, url):
-        path = self.path(url)
-        if not path.exists():
-            raise missing_error(url)
-        content = path.read_bytes()
-        return RemoteFile(url, len(content), "1", lambda start, stop: content[start:stop])
-
-    def files_below(self, url, prefix):
-        bucket = self.path(f"s3://{url.removeprefix('s3://').partition('/')[0]}")
-        files = [path for path in (bucket / prefix).rglob("*") if path.is_file()]
-        keys = [str(path.relative_to(bucket)) for path in files]
-        return {key: self.file_at(f"s3://{bucket.name}/{key}") for key in keys}
-
-    def write(self, url, content):
-        incoming = self.base / f"incoming-{os.getpid()}"  # no bucket has this name
-        try:
-            data = content if isinstance(content, bytes) else content.read_bytes()
-        except FileNotFoundError:
-            raise missing_error(url) from None
-        self.path(url).parent.mkdir(parents=True, exist_ok=True)
-        incoming.write_bytes(data)
-        os.replace(incoming, self.path(url))
 
 
 # --------------------------------------------------------------------------------------------------- commands in forks

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dry import Squares
-from helpers import refuses
+from support.commands import refuses
+from support.dry import Squares
+from support.runs import QUIET, TINY, changing, learner, leave_out_kernels, losses, refused_run, train
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import QUIET, TINY, changing, learner, leave_out_kernels, losses, refused_run, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import evaluate as evaluation

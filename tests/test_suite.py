@@ -4,7 +4,9 @@ import json
 import os
 
 import pytest
-from helpers import BAD, GOOD, json_of, refused, succeeds, write
+from support.commands import json_of, refused, succeeds
+from support.data import BAD, GOOD
+from support.disk import write
 
 from bertrain.lab import suite
 from bertrain.lab.tasks import TASKS, Columns

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import python
+from support.commands import python
 
 import bertdata
 

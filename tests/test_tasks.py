@@ -7,17 +7,18 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
-import helpers
 import numpy as np
 import pytest
 import torch
-from conftest import byte_level_bpe
-from helpers import BAD, GOOD, json_of, refuses, tuning, write, write_labelled
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn
-from training import on_ranks, weights_in
+from support import commands
+from support.commands import json_of, refuses, tuning
+from support.data import BAD, GOOD, byte_level_bpe, write_labelled
+from support.disk import write
+from support.runs import on_ranks, weights_in
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedTokenizerFast
 
 from bertrain import checkpoint
@@ -400,9 +401,9 @@ def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in
 def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
     command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
-    said = helpers.succeeds(finetune.main, *command).stderr
+    said = commands.succeeds(finetune.main, *command).stderr
     assert said.count("14 of 20") == 2  # of --train and of --dev
-    assert "14 of 20" not in helpers.succeeds(finetune.main, *command, "--seeds", 2).stderr
+    assert "14 of 20" not in commands.succeeds(finetune.main, *command, "--seeds", 2).stderr
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 18))
@@ -488,7 +489,7 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     tuned(*common)
     other = tmp_path / "m-train.json"
     other.write_text(other.read_text().replace("river", "wind"))
-    refusal = helpers.refused(finetune.main, *common, kind="other-settings", option="out")
+    refusal = commands.refused(finetune.main, *common, kind="other-settings", option="out")
     assert "the content of --train" in refusal.sentence
 
 
@@ -673,7 +674,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
         (["--task", "regression"], ["--task", "classification", "regression", "accuracy", "pearson"]),
         (["--checkpoint", tmp_path / "other"], ["--checkpoint", newest, tmp_path / "other"]),
     ):
-        refusal = helpers.refused(finetune.main, *common, *more, kind="other-settings", option="out")
+        refusal = commands.refused(finetune.main, *common, *more, kind="other-settings", option="out")
         assert all(str(value) in refusal.sentence for value in [first, *values])
     assert all(path.read_bytes() == content for path, content in files.items())
     kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
@@ -681,7 +682,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     (first / "seed.json").write_text(json.dumps(kept))
     seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
     (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
-    helpers.refused(finetune.main, *common, kind="other-settings", option="out")
+    commands.refused(finetune.main, *common, kind="other-settings", option="out")
     (first / "seed.json").write_text("{}")  # not complete
     tuned(*common)
     assert trained == [0, 1, 0]

@@ -11,12 +11,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-import training
-from families import SMALL as FAMILIES_HERE
-from families import model_of
-from helpers import assert_goes_on, assert_same, build, flip, invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
-from training import (
+from support import runs
+from support.commands import invoke, refused, refuses, succeeds
+from support.data import assert_goes_on, assert_same, build
+from support.disk import flip, recorded
+from support.families import SMALL as FAMILIES_HERE
+from support.families import model_of
+from support.runs import (
     QUIET,
     TINY,
     assert_near,
@@ -135,7 +137,7 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
     assert not used.all()
     for array in (batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails):
         assert not array[~used].view(np.uint16).any()
-    pieces = list(micro_batches(batch, size=8, count=3, device=training.CPU))
+    pieces = list(micro_batches(batch, size=8, count=3, device=runs.CPU))
     assert pieces[2]["teacher_ids"].shape == (1, 5, 64)
 
 
@@ -457,7 +459,7 @@ def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
 ):
     options = {"model": configs[kind], "teacher": str(big), "steps": 4, "lr": 3e-2, "save_every": 2} | options
     out = tmp_path / "run"
-    distilled = [entry.get("distil_loss") for entry in training.train_twice(dataset.path, out, 2, **options)]
+    distilled = [entry.get("distil_loss") for entry in runs.train_twice(dataset.path, out, 2, **options)]
     assert [entry.get("distil_loss") for entry in entries(out)] == distilled
     assert (out / "step-00000004" / checkpoint.BESIDE).exists() == (options["distil"] == "hidden")
     loaded, info = AutoModelForMaskedLM.from_pretrained(out / "step-00000004", output_loading_info=True)
@@ -495,7 +497,7 @@ def pupil(dataset, big, configs):
 
 
 def feed_of(batch):
-    return next(micro_batches(batch, size=len(batch.targets), count=1, device=training.CPU))
+    return next(micro_batches(batch, size=len(batch.targets), count=1, device=runs.CPU))
 
 
 def taught(module, batch):
@@ -597,7 +599,7 @@ def test_a_teacher_is_no_part_of_its_student(pupil):
 
 def test_rows_without_targets_teach_nothing(pupil):
     module, batch = pupil()
-    *_, filler = micro_batches(batch, size=6, count=2, device=training.CPU)
+    *_, filler = micro_batches(batch, size=6, count=2, device=runs.CPU)
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
 

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import BYTES, CONTENTS, FEW, blocks_of, read, write
+from support.commands import refuses
+from support.disk import put
+from support.sources import BYTES, CONTENTS, FEW, blocks_of, read
 
 from bertdata.sources import formats, tables
 from bertdata.sources.documents import Documents
@@ -26,7 +27,7 @@ MASKS = st.integers(0, 2**16 - 1) | st.just(2**15)  # a bit for each of 16 units
 
 
 def files(folder, contents, ending=".txt"):
-    return [write(folder / f"{number}{ending}", content) for number, content in enumerate(contents)]
+    return [put(folder / f"{number}{ending}", content) for number, content in enumerate(contents)]
 
 
 def expected(contents, kind, shard_size=1 << 30):
@@ -227,13 +228,13 @@ def test_parquet_of_any_encoding_is_read(folder, monkeypatch, encoding):
 @pytest.mark.parametrize("content", [bytes(range(256)) * 8, bytes(4096), b"\x80" * 1024, b"ab\0" * 1000])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".txt.gz", ".csv", ".tsv.gz", ".fa", ".fna.gz"])
 def test_junk_is_refused(folder, content, ending):
-    path = write(folder / f"junk{ending}", gzip.compress(content) if ending.endswith(".gz") else content)
+    path = put(folder / f"junk{ending}", gzip.compress(content) if ending.endswith(".gz") else content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
 
 
 def test_inputs_that_no_build_could_read(folder, tmp_path):
-    empty, text_file = write(folder / "empty", b""), write(folder / "a.txt", b"a")
+    empty, text_file = put(folder / "empty", b""), put(folder / "a.txt", b"a")
     for path, kind in (
         (tmp_path / "no", "not-found"),
         (text_file / "no", "not-found"),

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import transformers
-from conftest import make_text
-from helpers import refuses, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import invalid_column
+from support.commands import refuses
+from support.data import make_text
+from support.disk import write_all
+from support.sources import invalid_column
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from conftest import SPECIALS, built, byte_level_bpe
-from families import fast
-from helpers import Handler, build, ids_of, joined, python, refuses, serving, word_list
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import PACK, counting_reads
+from support.commands import python, refuses
+from support.data import SPECIALS, build, built, byte_level_bpe, ids_of, joined, word_list
+from support.families import fast
+from support.servers import Handler, serving
+from support.sources import PACK, counting_reads
 from tokenizers import models, pre_tokenizers
 
 import bertdata

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import WORDS
-from helpers import build, flip, published, refused, refuses, succeeds, without_origins
-from sources import as_jsonl, as_parquet, zstd
+from support.commands import refused, refuses, succeeds
+from support.data import WORDS, build
+from support.disk import flip, published, without_origins
+from support.sources import as_jsonl, as_parquet, zstd
 
 import bertdata
 from bertdata.format.origins import Origins, origins_of

@@ -6,9 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
-from helpers import succeeds
-from training import QUIET, TINY, entries, refused_run, train
+from support.commands import succeeds
+from support.data import ROOT
+from support.runs import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
 from bertrain import trackers

@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LETTERS, SPECIALS, make_text
-from helpers import ids_of, python, refused, refuses, succeeds, train_tokenizer, write, write_all
+from support.commands import python, refused, refuses, succeeds
+from support.data import LETTERS, SPECIALS, ids_of, make_text, train_tokenizer
+from support.disk import write, write_all
 
 import bertdata
 from bertdata.choices import FIXED_TOKENIZERS, TOKENIZER_TYPES

@@ -13,8 +13,10 @@ from urllib.error import HTTPError
 
 import obstore
 import pytest
-from conftest import built
-from helpers import Handler, build, flip, published, refused, refuses, serving, succeeds, without_origins, write
+from support.commands import refused, refuses, succeeds
+from support.data import build, built
+from support.disk import flip, published, without_origins, write
+from support.servers import Handler, serving
 
 import bertdata
 from bertdata.cli import main

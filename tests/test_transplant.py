@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SPECIALS, byte_level_bpe
-from families import SMALL, VARIANTS
-from helpers import refused, succeeds, write, write_all
-from training import QUIET, last_checkpoint, train, weights_in
+from support.commands import refused, succeeds
+from support.data import SPECIALS, byte_level_bpe
+from support.disk import write, write_all
+from support.families import SMALL, VARIANTS
+from support.runs import QUIET, last_checkpoint, train, weights_in
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata

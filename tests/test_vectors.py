@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, write_dataset
-from helpers import refuses, shard_of
 from reference import keys, rows
+from support.commands import refuses
+from support.data import ROOT, shard_of, write_dataset
 
 import bertdata
 from bertdata.types import Masking

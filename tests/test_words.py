@@ -7,12 +7,12 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from conftest import code_points, make_text
-from families import fast
-from helpers import as_kernel, ids_of, joined, plain, refuses, word_list
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.merges import merged
+from support.commands import refuses
+from support.data import as_kernel, code_points, ids_of, joined, make_text, plain, word_list
+from support.families import fast
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import refused, succeeds
 from reference.documents import json_text
-from sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, write, zstd_frame
+from support.commands import refused, succeeds
+from support.disk import put
+from support.sources import COMPRESSED, ENDING, MAKE, PACK, as_arrow_file, as_parquet, invalid_column, zstd_frame
 
 import bertdata
 from bertdata.cli import main
@@ -349,7 +350,7 @@ INPUTS = [
 def test_files_give_these_documents(tmp_path, monkeypatch, files, options, expected, said):
     monkeypatch.chdir(tmp_path)
     for name in files.keys() - {"-"}:
-        write(tmp_path / name, files[name])
+        put(tmp_path / name, files[name])
     inputs = dict.fromkeys(name.partition("/")[0] for name in files)
     options = ["--type", "bytes", "--validation", 0, "--workers", 1, *shlex.split(options)]
     arguments, piped = ["build", *inputs, "--out", "out", *options], {"input": files.get("-")}

@@ -4,7 +4,7 @@ from itertools import combinations
 from math import inf, nan
 
 import pytest
-from helpers import refused, refuses
+from support.commands import refused, refuses
 
 from bertdata.errors import UsageError
 from bertrain import config, options

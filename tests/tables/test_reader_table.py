@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
-from helpers import damages, invoke, succeeds
-from training import QUIET, flags, seal, train
+from support.commands import invoke, succeeds
+from support.disk import damages
+from support.runs import QUIET, flags, seal, train
 
 import bertdata
 from bertdata.cli import main as data_main

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import build, import_ids, refused, refuses, write_all
 from reference import ids
+from support.commands import refused, refuses
+from support.data import build, import_ids
+from support.disk import write_all
 
 from bertdata.cli import main
 

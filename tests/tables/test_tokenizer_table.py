@@ -12,8 +12,9 @@ from pathlib import Path
 import any_tokenizer
 import pytest
 import tokenizers
-from conftest import SPECIALS, byte_level_bpe
-from helpers import refuses, word_list, write_all
+from support.commands import refuses
+from support.data import SPECIALS, byte_level_bpe, word_list
+from support.disk import write_all
 from tokenizers import models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 

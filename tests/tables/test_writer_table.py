@@ -10,10 +10,10 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
-from conftest import make_text
-from helpers import build, contents, failing, import_ids, recorded, train_tokenizer
 from reference import ids
-from test_states import Store
+from support.data import build, import_ids, make_text, train_tokenizer
+from support.disk import contents, failing, recorded
+from support.servers import Store
 
 from bertdata import Loader
 from bertdata.errors import BuildError

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import refused
 from safetensors.torch import load_file
 
 from bertdata.format.arrays import digest
@@ -30,6 +29,7 @@ from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.pretrain import Pretraining, main, pretrain
 from bertrain.ranks import World
 from bertrain.trainer import build_learner
+from support.commands import refused
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
 doctor.WARMUP_STEPS, doctor.TIMED_STEPS = 1, 1
@@ -47,7 +47,7 @@ SMALL = {
     "save_every": 1,
     "keep": 100,
 }
-TINY = str(Path(__file__).with_name("tiny.json"))  # a BERT without dropout, of two layers and 32 dimensions
+TINY = str(Path(__file__).parents[1] / "tiny.json")  # a BERT without dropout, of two layers and 32 dimensions
 QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run: one checkpoint, no evaluation but one
 
 
@@ -155,7 +155,7 @@ def flags(data, out, **options):
 
 
 def refused_run(data, out, *, kind, option=None, given=..., says="", **options):
-    """Pre-trains in this process, which must be refused as `helpers.refused` has it; returns the Refusal."""
+    """Pre-trains in this process, which must be refused as `commands.refused` says; returns the Refusal."""
     return refused(main, *flags(data, out, **options), kind=kind, option=option, given=given, says=says)
 
 

@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import make_text
-from helpers import build, word_list
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -27,6 +25,7 @@ from bertdata.sources import text as text_module
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.plan import find_blocks, split
+from support.data import build, make_text, word_list
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""

@@ -1,6 +1,6 @@
 """Ids written by the libraries themselves, each run in its environment of benchmarks/environments.py.
 
-    python tests/writers.py LIBRARY < documents.json
+    python tests/support/writers.py LIBRARY < documents.json
 
 documents.json is a list of lists of ids. It writes the directory that docs/import.md reads.
 """

@@ -6,14 +6,12 @@ import functools
 import traceback
 
 import torch
-from conftest import SPECIAL
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from training import FORKS
 from transformers import CONFIG_MAPPING, AutoModelForMaskedLM
 
 from bertdata import Loader
@@ -25,6 +23,8 @@ from bertrain.models import encoder as encoder_module
 from bertrain.models.families import PRESETS, preset
 from bertrain.ranks import World
 from bertrain.trainer import Trainer
+from support.data import SPECIAL
+from support.runs import FORKS
 
 GPU = torch.device("cuda", 0)
 MODERNBERT_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}

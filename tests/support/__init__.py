@@ -1,0 +1,1 @@
+"""What tests share: builders, commands, and fakes of the store, the disk and a GPU."""

@@ -1,0 +1,191 @@
+"""Files and damage to them, and fakes of a disk that fails or notes what is synced."""
+
+import os
+import pickle
+import re
+import shutil
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+
+class Touch:
+    """What a pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def damages(content, path):
+    """What a file may hold in place of its content. path: what a pickle would make."""
+    return {
+        "empty": b"",
+        "cut": content[: len(content) // 2],
+        "noise": bytes(range(255, 0, -1)) * 9,
+        "list": b"[1]",
+        "number": b"5",
+        "object": b"{}",
+        "deep": b"[" * 100_000,
+        "pickle": pickle.dumps(Touch(path)),
+    }
+
+
+def published(out):
+    """Name → bytes of every file of a dataset, in whose directory nothing else is left."""
+    assert [path.name for path in out.iterdir() if path.is_dir()] in ([], ["origins"])
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def without_origins(out):
+    """The same without the numbers of the inputs, which depend on how many these are."""
+    return {name: content for name, content in published(out).items() if not name.startswith("origins/")}
+
+
+@contextmanager
+def failing(number, error):
+    """Raises `error()` instead of the given call of those that change the disk; gives the calls so far."""
+    calls = []
+
+    def watched(function):
+        def call(*args, **kwargs):
+            calls.append(function)
+            if len(calls) - 1 == number:
+                raise error()
+            return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as patched:
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "rmdir"), (shutil, "rmtree")):
+            patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
+        yield calls
+
+
+@contextmanager
+def recorded(root):
+    """Checks changes of names below `root` as they happen: a rename makes visible what is on disk, with what came
+    before it, and nothing is removed or replaced before that is safe.
+
+    Yields an object with `renames`, the new names; `pending`, the directories whose newest names would not survive a
+    loss of power, those of locks apart; and `holds(path)`, whether all of a file is on disk.
+    """
+    synced, renames, renamed, pending, unpublished = {}, [], set(), set(), set()
+    fsync, replace, rename, mkdir, rmdir = os.fsync, os.replace, os.rename, Path.mkdir, Path.rmdir
+    records = re.compile(r"(manifest|cache|unit-\d+)\.json")
+
+    def state(path):
+        status = os.stat(path)
+        return status.st_ino, (status.st_size, status.st_mtime_ns)
+
+    def holds(path):
+        inode, what = state(path)
+        return synced.get(inode) == what
+
+    def on_fsync(fd):
+        fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        for directories in (renamed, pending, unpublished):
+            directories.discard(path)
+        inode, what = state(path)
+        synced[inode] = what
+
+    def on_replace(source, target):
+        source, target = Path(source), Path(target)
+        if not target.resolve().is_relative_to(root):  # numba's cache
+            return replace(source, target)
+        for path in () if source.is_symlink() else source.rglob("*") if source.is_dir() else [source]:
+            assert holds(path), f"{path} is renamed before all of it is on disk"
+        if source.is_dir() and not source.is_symlink():
+            assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
+        directory = str(target.parent.resolve())
+        assert directory not in unpublished, f"{directory} may have its old manifest and this {target.name}"
+        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name == "cache"):
+            assert directory not in renamed, f"{target} would survive a loss of power and what it names would not"
+        replace(source, target)
+        renamed.add(directory)
+        pending.add(directory)
+        if source.name == "manifest.json":
+            unpublished.add(str(source.parent.resolve()))
+        renames.append(target)
+        return None
+
+    def on_rename(source, target):
+        rename(source, target)
+        if Path(target).resolve().is_relative_to(root):
+            pending.add(str(Path(target).parent.resolve()))
+
+    def on_mkdir(path, *args, **kwargs):
+        existed = path.exists()
+        mkdir(path, *args, **kwargs)
+        if not existed:
+            pending.add(str(path.parent.resolve()))
+
+    def removing(function):
+        def call(path, *args, **kwargs):
+            directory = str(Path(path).parent.resolve())
+            if Path(path).exists() and not str(path).endswith("lock"):
+                assert directory not in unpublished, f"{directory} may have its old manifest and no {path}"
+                is_checkpoint = path in renames and Path(path).is_dir()
+                assert not is_checkpoint or directory not in renamed, f"{path} is removed before the next is on disk"
+                is_known_empty = function is rmdir and str(Path(path).resolve()) not in pending
+                if not is_known_empty:  # an empty directory that comes back does no harm
+                    pending.add(directory)
+                for directories in (renamed, pending, unpublished):  # what was inside may be lost
+                    directories.difference_update({each for each in directories if Path(each).is_relative_to(path)})
+            function(path, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as patched:
+        for owner, name, changed in (
+            (os, "fsync", on_fsync),
+            (os, "replace", on_replace),
+            (os, "rename", on_rename),
+            (Path, "mkdir", on_mkdir),
+            (Path, "unlink", removing(Path.unlink)),
+            (Path, "rmdir", removing(rmdir)),
+            (shutil, "rmtree", removing(shutil.rmtree)),
+        ):
+            patched.enter_context(patch.object(owner, name, changed))
+        yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
+
+
+def flip(path, at):
+    """Flips a bit of a byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def contents(folder):
+    """Name → bytes of all files below a folder but locks, in which processes write their numbers."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "lock"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def write_all(directory, contents):
+    """Writes the bytes of files by name, also in directories that are not there yet; returns the directory."""
+    for name, content in contents.items():
+        path = Path(directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return directory
+
+
+def write(path, *lines):
+    """Writes lines of text, also in a directory that is not there yet; returns the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def put(path, content):
+    """Write bytes or text to a file, also in a directory that is not there yet; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
