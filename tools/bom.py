@@ -1,4 +1,4 @@
-"""Writes the bill of materials of a wheel: `python tools/bom.py dist/NAME.whl bom.cdx.json`, or `make bom`.
+"""Writes the bill of materials of a wheel: `python tools/bom.py dist/NAME.whl bom.cdx.json`, or `make dist`.
 
 It has every package that `pip install -c constraints.txt 'NAME.whl[train]'` would install on this machine in an empty
 environment, with the digest of its archive, as CycloneDX 1.6. pip says which these are, and installs nothing.
