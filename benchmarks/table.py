@@ -263,20 +263,6 @@ def time_to_loss(result: dict[str, Any]) -> list[dict]:
     ]  # fmt: skip
 
 
-KINDS = {"BERT": "WordPiece", "GPT-2": "byte-level BPE", "Llama 3": "byte-level BPE", "T5": "Unigram"}
-REGIMES = {
-    **{
-        f"tokenizing, {name}": f"{kind}; documents in memory, one core; cold: by a tokenizer just read from its file"
-        for name, kind in KINDS.items()
-    },
-    "building": "whole command from a file in the page cache to shards, two workers",
-    "reading": "masked batches of 256 × 128, one core, random order; cold: 20 batches from files dropped from the "
-    "page cache; memory: what the engine adds to a process with torch and transformers",
-    "training step, fp32": "BERT of 4 layers, width 256, on all cores; attention and malloc are the same for all",
-    "training step, bf16": "the same in bf16",
-    "time to a loss": "ModernBERT of 6 layers, width 256, rows of 64, from raw text; run_mlm's recipe: AdamW, 15 % "
-    "masked, its peak rate raised from 5e-5 to 2e-3; our recipe: Muon, 30 % masked",
-}
 ROWS: dict[str, Callable[[dict[str, Any]], list[dict]]] = {
     **{f"tokenizing, {name}": partial(tokenizing, name) for name in TOKENIZERS},
     "building": building, "reading": reading,
@@ -352,17 +338,13 @@ def page(data: dict[str, Any]) -> str:
         f"{counted(stamped['rounds'], 'round')}.",
         "4.9 means that ours is 4.9 times as fast (or small); below 1 the other library is better.",
         "",
-        "| what | ours | compared with each library | how |",
-        "|---|---|---|---|",
+        "| what | ours | compared with each library |",
+        "|---|---|---|",
     ]
-    hows = {question: regime.split(";")[0] for question, regime in REGIMES.items()}  # in the first row of each
-    if limit := data["notes"].get("reading"):
-        hows["reading"] += f"; {limit}"
-    whats = dict.fromkeys((one["question"], one["what"]) for one in data["rows"])
-    for question, what in whats:
+    for what in dict.fromkeys(one["what"] for one in data["rows"]):
         rows = [one for one in data["rows"] if one["what"] == what]
         mine = next((f"{number(one['ours'])} {one['unit']}" for one in rows if one["ours"] is not None), "")
-        lines.append(f"| {what} | {mine} | {', '.join(compared(rows))} | {hows.pop(question, '')} |")
+        lines.append(f"| {what} | {mine} | {', '.join(compared(rows))} |")
     return "\n".join(lines)
 
 
