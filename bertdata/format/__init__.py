@@ -1,1 +1,1 @@
-"""The files of a dataset: arrays, records, shards, manifest. What writes datasets and what reads them meet here."""
+"""The files of a dataset: arrays, records, shards, manifest. Writers and readers of datasets share this package."""

@@ -1,4 +1,4 @@
-"""One-dimensional arrays as .npy files, which np.load opens without this library; and their digests."""
+"""One-dimensional arrays as .npy files, and their digests. np.load opens these files without this library."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
-_PIECE_BYTES = 4 * BLOCK_BYTES  # that are read and handed to another thread together
+_PIECE_BYTES = 4 * BLOCK_BYTES  # bytes of one read
 
 
 def npy_header(dtype: str, length: int) -> bytes:
-    """The 128 bytes before the data, for any length below 10**60."""
+    """Return the 128 bytes before the data, for any length below 10**60."""
     fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
 
 
 def file_bytes(dtype: str, length: int, **more: object) -> int:
-    """Return the size of an array file. more: what else is known of it."""
+    """Return the bytes of an array file. more: other members of its entry in a record, ignored."""
     return HEADER_BYTES + np.dtype(dtype).itemsize * length
 
 
 def array_name(shard: str, array: str) -> str:
-    """The file of an array, such as train-00000.tokens.npy."""
+    """Return the file name of an array, such as train-00000.tokens.npy."""
     return f"{shard}.{array}.npy"
 
 
@@ -44,13 +44,13 @@ def array_path(directory: Path, shard: str, array: str) -> Path:
 
 
 def digest(path: Path) -> tuple[str, list[int]]:
-    """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass, about 1.5 GB/s."""
+    """Return the SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block: one pass, about 1.5 GB/s."""
     with open_plain(path, "rb") as file:
         return _digest(file)
 
 
 def _digest(file: Any) -> tuple[str, list[int]]:
-    """Return both digests of an open file. Two threads make them."""
+    """Return both digests of an open file, computed in two threads."""
     sha256, crcs, piece = hashlib.sha256(), list[int](), np.empty(_PIECE_BYTES, np.uint8).data
 
     def checksums(size: int) -> list[int]:
@@ -66,15 +66,15 @@ def _digest(file: Any) -> tuple[str, list[int]]:
 
 
 class ArrayWriter:
-    """Writes an array file of a `Stage`."""
+    """Write an array file of a `Stage`."""
 
     def __init__(self, stage: Stage, name: str, dtype: str) -> None:
-        """name: of the file."""
+        """name: the file name."""
         self.dtype, self.length, self._file = dtype, 0, stage.open(name)
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
-        """Adds numbers at the end; they are cast to the dtype of the array."""
+        """Append numbers, cast to the dtype of the array."""
         self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += values.size
 
@@ -92,9 +92,9 @@ class ArrayWriter:
 
 
 def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """A read-only memory map of an array file, whose size and header are checked: a few system calls.
+    """Open an array file as a read-only memory map, and check its size and header.
 
-    Raises DatasetError if the file cannot be opened, or if its size or header is not that of `length` numbers of
+    Raises DatasetError if the file cannot be opened, or does not have the size and header of `length` numbers of
     `dtype`.
     """
     expected = file_bytes(dtype, length)
@@ -122,7 +122,7 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
 
 
 def pages_of(array: NDArray[Any]) -> mmap.mmap:
-    """The memory map of an array that `open_array` returned, header included."""
+    """Return the memory map of an array from `open_array`, header included."""
     base = array.base
     pages: Any = base.obj if isinstance(base, memoryview) else base
     return pages

@@ -22,25 +22,25 @@ PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
 
 
 class Dataset:
-    """A published dataset; `bertdata.open(path)` opens one.
+    """A published dataset. `bertdata.open(path)` returns one.
 
-    len() is the number of documents; an index or an iteration gives the ids of a document.
+    len() is the number of documents. An index gives the ids of a document, and an iteration those of each document.
 
-    .manifest: what manifest.json says: settings of the build, digests, counts; docs/format.md defines it. .splits: by
-    name, in the order train, validation, test; one without documents is absent. .special_tokens: the size of the
-    vocabulary, and the ids of its special tokens.
+    .manifest: the contents of manifest.json, as docs/format.md defines them: settings of the build, digests, counts.
+    .splits: the splits by name, in the order train, validation, test, without empty ones.
+    .special_tokens: the size of the vocabulary, and the ids of its special tokens.
 
-    Opening takes a few system calls for each array, however large the dataset is; of more than 1,024 shards each array
-    is opened when it is first used. Tokens are read from the disk when they are used, and all processes that open the
-    dataset share the memory. A Dataset pickles as its path and dataset_id; unpickling opens the files again, and
-    refuses another dataset at this path.
+    Opening takes a few system calls for each array, for any size of the dataset. In a dataset of more than 1,024 shards
+    an array is opened when it is first used. Tokens are read from the disk when they are used. All processes that open
+    the dataset share the memory. A Dataset pickles as its path and dataset_id; unpickling opens the files again, and
+    raises DatasetError if the path has a different dataset.
 
-    Raises DatasetError if the directory holds no dataset, or if a file is missing or of a wrong size.
+    Raises DatasetError if the directory is not a dataset, or if a file is missing or has the wrong size.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        # Absolute, as files are opened later, and the process may change its directory until then.
+        # Absolute: files are opened later, and the process may change its directory before.
         self._directory = Path(os.path.abspath(path))
         self._manifest_path = self._directory / MANIFEST
         self.manifest, self._arrays, self._opened_at = _opened(self.path)
@@ -56,20 +56,20 @@ class Dataset:
 
     @property
     def num_documents(self) -> int:
-        """Documents of all splits."""
+        """The number of documents of all splits."""
         return sum(split.num_documents for split in self.splits.values())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all splits, separators included."""
+        """The number of tokens of all splits, separators included."""
         return sum(split.num_tokens for split in self.splits.values())
 
     def tokens(self, split: str, shard: int) -> NDArray[Any]:
-        """All tokens of shard number `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
+        """Return all tokens of shard number `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
         return self._array(split, shard, "tokens")
 
     def array(self, shard: str, name: str) -> NDArray[Any]:
-        """An array of a shard, both by name, such as array("train-00000", "documents"); a view of the file.
+        """Return an array of a shard, such as array("train-00000", "documents"): a view of the file.
 
         Raises UsageError if the dataset does not store it.
         """
@@ -82,7 +82,7 @@ class Dataset:
 
     @property
     def opens_at_once(self) -> bool:
-        """Whether all arrays are open. Else each is opened when it is asked for; those of the last shard stay open."""
+        """Whether all arrays are opened with the dataset. Otherwise only the arrays of the last used shard are open."""
         return not self.manifest.tables
 
     def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
@@ -93,7 +93,7 @@ class Dataset:
             array = open_one(self._directory, self.splits[split][number], name)
         except DatasetError as error:
             fault = error
-        if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
+        if stamp(self._manifest_path) != self._opened_at:  # a build removes it before it changes any file
             sentence = f"{self.path} was replaced by a build while it was read; open it again"
             raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
@@ -102,9 +102,9 @@ class Dataset:
         return array
 
     def document(self, index: int) -> NDArray[Any]:
-        """The ids of a document, without separator: uint16 or uint32 [n], a read-only view of the file.
+        """Return the ids of a document, without separator: uint16 or uint32 [n], a read-only view of the file.
 
-        index: of all documents, in the order of splits and shards; a negative one counts from the end.
+        index: counts all documents, in the order of splits and shards; if negative, from the end.
         """
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
@@ -127,12 +127,12 @@ class Dataset:
         return (self.document(index) for index in range(len(self)))
 
     def token_counts(self, split: str, *, sample_tokens: int = 10_000_000) -> NDArray[np.int64]:
-        """How often each id occurs, int64 [vocab_size], in evenly spaced tokens, about `sample_tokens` at most."""
+        """Return how often each id occurs in about `sample_tokens` evenly spaced tokens at most: int64 [vocab_size]."""
         vocab_size = self.special_tokens.vocab_size
         step = 1 + self.splits[split].num_tokens // sample_tokens
         every = 4096 * step
         counts = np.zeros(vocab_size, np.int64)
-        first = 0  # where the next piece begins, counted from the beginning of the shard
+        first = 0  # start of the next piece in the shard
         for shard, size in enumerate(np.diff(self.splits[split].first_tokens).tolist()):
             starts = range(first, size, every)
             tokens = self.tokens(split, shard) if starts else None
@@ -145,24 +145,23 @@ class Dataset:
         return counts
 
     def tokenizer_file(self, name: str) -> bytes:
-        """The contents of tokenizer.json or tokenizer_config.json.
+        """Return the contents of tokenizer.json or tokenizer_config.json.
 
         Raises DatasetError if it cannot be read, or is not the file of this dataset.
         """
         path = self._directory / name
-        content = read_content(path)  # a longer one has another digest
+        content = read_content(path)  # a longer one has a different digest
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
             raise damaged(path, f"it is not the file that {MANIFEST} names")
         return content
 
 
 def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any], Any]:
-    """Return the manifest, its arrays by (split, number of the shard, array), and its stamp: never files of two builds.
+    """Return the manifest, its arrays by (split, number of the shard, array), and its stamp.
 
-    No array of a dataset with many shards is opened.
-
-    A build that replaces a dataset removes the manifest before it touches another file (docs/format.md). So arrays that
-    were opened while the same manifest stayed in place belong to it. If it did not stay, this waits for the new one.
+    Arrays of a dataset with many shards are not opened. A build that replaces a dataset removes the manifest before it
+    changes any other file (docs/format.md). So if the same manifest is there before and after arrays are opened, they
+    belong to it. Otherwise this waits for the new manifest.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -178,8 +177,8 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
             fault = None
         except DatasetError as error:
             fault = error
-        # A build removes REPLACED after it has written the new manifest, so what is looked at first matters.
-        # Beside a manifest it says nothing: a build was killed before it removed it.
+        # A build removes REPLACED after it has written the new manifest, so the order of these checks matters.
+        # Next to a manifest REPLACED means nothing: a build was killed before it removed it.
         is_replacing = before is None and (directory / REPLACED).exists()
         stayed = not is_replacing and stamp(directory / MANIFEST) == before
         stayed = stayed and not (before is None and (directory / REPLACED).exists())
@@ -192,7 +191,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, int, str], Any],
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """(inode, modification time, size): changes when the file is replaced. None: there is no file."""
+    """Return (inode, modification time, size) of a file, which changes when it is replaced; None if there is none."""
     try:
         status = path.stat()
     except OSError:

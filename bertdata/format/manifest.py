@@ -45,7 +45,7 @@ _TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name
 
 @dataclass(frozen=True)
 class Manifest:
-    """What manifest.json holds; docs/format.md explains each member."""
+    """The contents of manifest.json; docs/format.md explains each member."""
 
     token_dtype: str  # "<u2" or "<u4"
     special_tokens: SpecialTokens
@@ -55,15 +55,15 @@ class Manifest:
     counts: Mapping[str, Any]
     tokenizer_name: str | None = None  # of the tokenizer's directory or on the hub
     tables: Mapping[str, str] = field(default_factory=dict)  # of many shards: file name → SHA-256
-    stated_id: str | None = None  # of many shards: what the manifest says, so that opening need not compute it
+    stated_id: str | None = None  # of many shards: the dataset_id in the file, so that opening need not compute it
 
     @cached_property
     def dataset_id(self) -> str:
-        """SHA-256, in hex, of everything that decides what a reader gets."""
+        """The SHA-256, in hex, of everything that decides the batches of a reader."""
         return self.stated_id or self.computed_id()
 
     def computed_id(self) -> str:
-        """Return the dataset_id that follows from the digests of all arrays."""
+        """Compute the dataset_id from the digests of all arrays."""
         identity = {
             "format_version": FORMAT_VERSION,
             "token_dtype": self.token_dtype,
@@ -91,11 +91,11 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the files of all arrays."""
+        """The bytes of all array files."""
         return sum(file_bytes(**entry) for shard in self.shards for entry in shard.arrays.values())
 
     def shard_of(self, document: int) -> tuple[str, int, int]:
-        """Return the split, the number of the shard and the number in the shard of a document. document: of all."""
+        """Return the split, the number of the shard, and the number in the shard, of document number `document`."""
         for name, split in self.splits.items():  # noqa: B007
             if document < split.num_documents:
                 break
@@ -105,11 +105,11 @@ class Manifest:
 
     @property
     def is_imported(self) -> bool:
-        """Whether others made the ids, so that special ids may be inside documents."""
+        """Whether the ids were imported, so that special ids may be inside documents."""
         return "imported" in self.settings
 
     def write(self, stage: Stage) -> None:
-        """Write manifest.json, whose name publishes the dataset, as the last file of a stage."""
+        """Write manifest.json, which publishes the dataset, as the last file of a stage."""
         special = self.special_tokens
         has_many = sum(map(len, self.splits.values())) > MOST_LISTED and fits_tables(self.splits.values())
         record = {
@@ -136,7 +136,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads manifest.json. Raises DatasetError if it is missing, damaged, of another version, or contradicts itself."""
+    """Return the manifest in a directory. Raises DatasetError if it is missing, invalid or of an unknown version."""
     return read_with_content(directory)[0]
 
 
@@ -152,7 +152,7 @@ def read_with_content(directory: Path) -> tuple[Manifest, bytes]:
             raise DatasetError(sentence, "unfinished", given=directory)
         raise not_a_dataset(directory)
     content = read_content(path)
-    # Absolute, as the last ones are opened when they are needed, and the process may change its directory until then.
+    # Absolute: the last ones are opened when they are needed, and the process may change its directory before.
     absolute = Path(os.path.abspath(directory))
     manifest = parse_manifest(content, path, lambda name, dtype, length: open_array(absolute / name, dtype, length))
     return manifest, content
@@ -164,7 +164,7 @@ def not_a_dataset(path: object) -> DatasetError:
 
 
 def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manifest:
-    """Return the manifest that the bytes of a file hold. name: what an error calls it. Raises DatasetError."""
+    """Return the manifest in the bytes of a file. name: of the file, for errors. Raises DatasetError."""
     record = parse_record(content, name, versions=VERSIONS)
     try:
         manifest = _parse(record, open_table)
@@ -176,7 +176,7 @@ def parse_manifest(content: bytes, name: object, open_table: OpenTable) -> Manif
 
 
 def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
-    """Raises ValueError, KeyError, TypeError and the like for a record that breaks a rule."""
+    """Return the manifest in a record. Raises ValueError, KeyError, TypeError and others if it breaks a rule."""
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
     )

@@ -1,4 +1,4 @@
-"""Where the text of each document was: the directory origins/ of a dataset, which is no part of the dataset itself."""
+"""Where the text of each document was: the directory origins/, which is not part of the dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPE = "<u8"
 
 
 class NamedInput(NamedTuple):
-    """What a build knew of an input."""
+    """An input of a build."""
 
     name: str
     size: int | None  # bytes; None: a pipe
@@ -35,17 +35,17 @@ class NamedInput(NamedTuple):
 
 
 def place_bits(num_inputs: int) -> int:
-    """How many bits of an origin are the place (byte or row) in the input; those above are the number of the input."""
+    """Return how many low bits of an origin are the place (byte or row) in the input; the others are its number."""
     return 64 - max(1, (num_inputs - 1).bit_length())
 
 
 def origins_of(inputs: NDArray[np.int64], places: NDArray[np.int64], num_inputs: int) -> NDArray[np.uint64]:
-    """The numbers of inputs and the places in them, [n] each, as they are stored: uint64 [n]."""
+    """Return the origins, uint64 [n], of numbers of inputs [n] and places in them [n]."""
     return inputs.astype(np.uint64) << np.uint64(place_bits(num_inputs)) | places.astype(np.uint64)
 
 
 def origins_name(shard: str) -> str:
-    """The file of a shard, such as origins/train-00000.npy."""
+    """Return the file of a shard, such as origins/train-00000.npy."""
     return f"{ORIGINS}/{shard}.npy"
 
 
@@ -58,7 +58,7 @@ def write_origins(
     text_key: str,
     shards: Mapping[str, str],
 ) -> None:
-    """Writes the list of inputs and the record beside the arrays, which are there. shards: name → SHA-256 in hex."""
+    """Write the list of inputs, and the record after it. The arrays must exist. shards: name → SHA-256 in hex."""
     lines = "".join(json.dumps(list(each)) + "\n" for each in inputs).encode()
     write_file(directory / INPUTS, lines)
     record = {
@@ -75,9 +75,9 @@ def write_origins(
 
 
 def prepare_directory(directory: Path, shards: Mapping[str, str]) -> None:
-    """Makes origins/, and removes what is there of other shards; all of it if there are no shards."""
+    """Make origins/, and remove files of other shards; remove origins/ if there are no shards."""
     folder = directory / ORIGINS
-    if folder.is_symlink():  # of which nothing is removed, and through which nothing is written
+    if folder.is_symlink():  # only the link is removed, never a file behind it
         folder.unlink()
     if not shards:
         shutil.rmtree(folder, ignore_errors=True)
@@ -91,7 +91,7 @@ def prepare_directory(directory: Path, shards: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Origins:
-    """The origins of the documents of a dataset: what origins.json says."""
+    """The origins of the documents of a dataset, with the members of origins.json."""
 
     directory: Path
     manifest: Manifest
@@ -103,7 +103,7 @@ class Origins:
 
     @classmethod
     def parse(cls, record: Mapping[str, Any], manifest: Manifest, name: object, directory: Path) -> Origins | None:
-        """Check a record. None: it belongs to another dataset. name: what an error calls it."""
+        """Return checked origins, or None if they belong to a different dataset. name: of the file, for errors."""
         if record.get("dataset_id") != manifest.dataset_id:
             return None
         try:
@@ -124,7 +124,7 @@ class Origins:
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Origins | None:
-        """Read the record of a dataset. None: it has no origins. Raises DatasetError if the record is damaged."""
+        """Return the origins of a dataset, or None if it has none. Raises DatasetError if the record is damaged."""
         if (directory / ORIGINS).is_symlink():
             sentence = f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself"
             raise DatasetError(sentence, "wrong-file-type", given=directory / ORIGINS)
@@ -132,7 +132,7 @@ class Origins:
         return cls.parse(read_record(path), manifest, path, directory) if path.exists() else None
 
     def files(self) -> dict[str, tuple[str | None, int]]:
-        """Return name → SHA-256 and bytes of every file but the record."""
+        """Return name → SHA-256 and bytes, for every file except the record."""
         arrays = {
             origins_name(shard.name): (self.shards[shard.name], file_bytes(DTYPE, shard.num_documents))
             for shard in self.manifest.shards
@@ -141,7 +141,7 @@ class Origins:
 
     @cached_property
     def named_inputs(self) -> list[NamedInput]:
-        """The inputs, in the order of the build. Raises DatasetError if the record names another list."""
+        """The inputs, in the order of the build. Raises DatasetError if the list does not match the record."""
         path = self.directory / INPUTS
         content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
@@ -155,7 +155,7 @@ class Origins:
             raise damaged(path, "its lines are not a name, a size and a version each") from None
 
     def input_and_place(self, document: int) -> tuple[str, int]:
-        """Return the name of a document's input and its place there. document: of all, as in Dataset.document."""
+        """Return the name of a document's input, and the place in it. document: counted as in Dataset.document."""
         split, number, index = self.manifest.shard_of(document)
         shard = self.manifest.splits[split][number]
         array = open_array(self.directory / origins_name(shard.name), DTYPE, shard.num_documents)

@@ -1,4 +1,4 @@
-"""JSON records that hold their own checksum."""
+"""JSON records with a checksum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import open_plain, write_file
 
-FORMAT_VERSION = 1  # of all records; a manifest of many shards has another one
+FORMAT_VERSION = 1  # of all records, except a manifest of many shards
 MAX_RECORD_BYTES = 1 << 27  # enough for a manifest of about 100,000 shards
 
 
 def canonical(record: Any) -> bytes:
-    """The form of a JSON value that is hashed: docs/format.md, JSON records."""
+    """Return the form of a JSON value that is hashed (docs/format.md, "JSON records")."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -28,7 +28,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def sealed_record(record: dict[str, Any], *, indent: int | None = 1) -> bytes:
-    """Return a JSON object with its checksum, as a file. indent None: in one line, which is faster."""
+    """Return the bytes of a file: a JSON object with its checksum. indent=None: one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     content = io.BytesIO()
     text = io.TextIOWrapper(content, encoding="ascii", newline="")
@@ -42,15 +42,16 @@ def sealed_record(record: dict[str, Any], *, indent: int | None = 1) -> bytes:
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
-    """Reads what write_record wrote, without the checksum.
+    """Return the record in a file, without its checksum.
 
-    Raises DatasetError if the file is missing, damaged, or of another format version than these.
+    versions: the format versions to accept. Raises DatasetError if the file is missing, damaged, or has a different
+    version.
     """
     return parse_record(read_content(path), path, versions=versions)
 
 
 def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
-    """Return the bytes of a file, at most `most` and one. Raises DatasetError if it is missing or cannot be read."""
+    """Return at most `most` + 1 bytes of a file. Raises DatasetError if it is missing or cannot be read."""
     try:
         with open_plain(path, "rb") as file:
             return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
@@ -61,7 +62,7 @@ def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
-    """As `read_record`, from the bytes of a file. name: what an error calls it."""
+    """Return the record in the bytes of a file, as `read_record`. name: of the file, for errors."""
     if len(content) > MAX_RECORD_BYTES:
         raise damaged(name, f"it has more than {MAX_RECORD_BYTES:,} bytes")
     try:

@@ -1,4 +1,4 @@
-"""The shards of a dataset: as columns in memory, as a list or two tables in a manifest, and as files of arrays."""
+"""The shards of a dataset: columns in memory, a list or two tables in a manifest, and array files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _DIGEST_BYTES = 32
 _ROWS_AT_ONCE = 1024
 _LARGEST = 1 << 62
 OpenTable = Callable[[str, str, int], NDArray[Any]]
-"""Name, dtype and length of a table → its numbers. Raises DatasetError if the file is another one."""
+"""Name, dtype and length of a table → its numbers. Raises DatasetError if the file is different."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What the manifest says about one shard."""
+    """The entry of one shard in a manifest."""
 
     name: str
     num_documents: int
@@ -52,12 +52,12 @@ class Shard:
 
 @dataclass(eq=False, repr=False)
 class Split(Sequence[Shard]):
-    """Train, validation or test: its shards, at least one, as columns. A Shard is made when it is used."""
+    """A split (train, validation or test) of at least one shard, stored as columns. A Shard is made when it is used."""
 
     name: str
     numbers: NDArray[np.int64]  # [num_shards, 4]: the rows of TABLE
     arrays: Sequence[tuple[str, str]]  # name and dtype of each array that a shard has
-    lengths: NDArray[np.int64]  # [num_shards, num_arrays]: of each array, -1 where a shard lacks it
+    lengths: NDArray[np.int64]  # [num_shards, num_arrays]; -1 if the shard lacks the array
     read_digests: Callable[[], NDArray[np.uint8]]
 
     @classmethod
@@ -98,12 +98,12 @@ class Split(Sequence[Shard]):
 
     @cached_property
     def first_documents(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first document of each shard, then of all documents."""
+        """int64 [num_shards + 1]: the number of the first document of each shard, and the number of all documents."""
         return np.append(0, np.cumsum(self.numbers[:, 1]))
 
     @cached_property
     def first_tokens(self) -> NDArray[np.int64]:
-        """int64 [num_shards + 1]: the number of the first token of each shard, then of all, separators included."""
+        """int64 [num_shards + 1]: the number of the first token of each shard, and of all tokens, with separators."""
         return np.append(0, np.cumsum(self.numbers[:, 2]))
 
     @property
@@ -194,7 +194,7 @@ def shard_name(split: str, unit: int) -> str:
 
 
 def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str) -> Split:
-    """Return the shards that a manifest lists. Raises ValueError, KeyError and the like for a broken rule."""
+    """Return the shards that a manifest lists. Raises ValueError, KeyError and others if a rule is broken."""
     listed = [Shard(**entry) for entry in entries]
     shards = Split.from_shards(listed).checked(token_dtype)
     if split != shards.name or list(shards) != listed:
@@ -203,13 +203,13 @@ def from_list(split: str, entries: Sequence[Mapping[str, Any]], token_dtype: str
 
 
 def fits_tables(splits: Iterable[Split]) -> bool:
-    """Return whether tables can hold the shards: all have the same arrays, and none of unknown length."""
+    """Return whether the shards fit tables: all have the same arrays, of known lengths."""
     names = {frozenset(name for name, _ in shards.arrays) for shards in splits}
     return len(names) == 1 and next(iter(names)) <= _IN_TABLES and all((each.lengths >= 0).all() for each in splits)
 
 
 def write_tables(stage: Stage, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Write the arrays, and return what the manifest says of the shards, which must fit tables."""
+    """Write the tables of shards that fit tables, and return their members of the manifest."""
     arrays = sorted(name for name, _ in next(iter(splits.values())).arrays)
     writers = {name: ArrayWriter(stage, name, dtype) for name, dtype in DTYPES.items()}
     for shards in splits.values():
@@ -221,7 +221,7 @@ def write_tables(stage: Stage, splits: Mapping[str, Split]) -> dict[str, Any]:
 
 
 def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Split]:
-    """Return the shards by split, from a manifest. Raises ValueError, KeyError or TypeError for a broken rule."""
+    """Return the shards by split, from a manifest. Raises ValueError, KeyError or TypeError if a rule is broken."""
     names, counts, tables = record["arrays"], record["splits"], record["tables"]
     if not set(names) <= _IN_TABLES or names != sorted(set(names)) or tables.keys() != DTYPES.keys():
         raise ValueError(f"arrays {names!r}, tables {list(tables)}")
@@ -252,16 +252,16 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
 
 
 class ShardWriter:
-    """Writes the documents of one shard as files of a `Stage`; its commit record is the last one.
+    """Write the documents of one shard as files of a `Stage`, its commit record last.
 
-    .origins: the SHA-256 of the origins after `finish`; None: there are none.
+    .origins: the SHA-256 of the origins, after `finish`; None without origins.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.name, self._stage = name, stage
         self.origins: str | None = None
         self._arrays: dict[str, ArrayWriter] = {}
-        self._word_starts = np.zeros(0, np.bool_)  # up to 7, which do not fill a byte yet
+        self._word_starts = np.zeros(0, np.bool_)  # up to 7 that do not fill a byte yet
 
     def append(
         self,
@@ -272,10 +272,10 @@ class ShardWriter:
         empty: NDArray[np.int64] | None = None,
         origins: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Add documents. Each call gives the same arrays. tokens [n]: their ids, separators included.
+        """Append documents. Each call must give the same arrays. tokens [n]: their ids, separators included.
 
-        documents, sentences: where each ends in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
-        token begins a word. empty: for each document without an id, how many of `documents` come before it.
+        documents, sentences: the end of each in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
+        token starts a word. empty: for each document without an id, the number of `documents` before it.
         """
         before = self._append("tokens", tokens, tokens.dtype.str)
         num_documents = self._append("documents", documents + np.uint64(before))
@@ -292,7 +292,7 @@ class ShardWriter:
             self._append("origins", origins)
 
     def _append(self, array: str, values: NDArray[Any], dtype: str = "<u8") -> int:
-        """Add numbers to an array, and return how many it had."""
+        """Append numbers to an array, and return its length before."""
         if array not in self._arrays:
             self._arrays[array] = ArrayWriter(self._stage, array_name(self.name, array), dtype)
             if array in ("documents", "sentences"):
@@ -302,7 +302,7 @@ class ShardWriter:
         return length
 
     def finish(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
-        """Finish the arrays, write the commit record, and return what a manifest says of the shard."""
+        """Finish the arrays, write the commit record, and return the entry of the shard in a manifest."""
         if "words" in self._arrays:
             self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
         arrays = {name: array.finish() for name, array in self._arrays.items()}

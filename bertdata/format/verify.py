@@ -22,14 +22,14 @@ from bertdata.format.records import read_record
 from bertdata.format.shards import open_shard
 from bertdata.types import ROLES, SpecialTokens
 
-_PIECE = 1 << 20  # numbers that are checked at a time
+_PIECE = 1 << 20  # numbers to check at a time
 _ONE = np.uint64(1)
 
 
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Return every fault, a sentence each that names the file and the offset; an empty list for a sound dataset.
+    """Return a message for each error in a dataset, which names the file and the offset; [] for an intact dataset.
 
-    progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest cannot be
+    progress: called with the checked bytes and all bytes. Raises DatasetError if the manifest cannot be
     read.
     """
     directory = Path(path)
@@ -48,14 +48,14 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
             shard_faults += array_faults(array_path(directory, shard.name, array), entry, crc32_of.get(array))
             done += file_bytes(**entry)
             progress(done, total)
-        if not shard_faults:  # else the contents would only say again that the files are damaged
+        if not shard_faults:  # otherwise the contents would only repeat that the files are damaged
             shard_faults += _content_faults(directory, shard, manifest)
         faults += shard_faults
     return faults + list(_origin_faults(directory, manifest))
 
 
 def _errors(check: Callable[..., Any], *arguments: Any) -> list[str]:
-    """Return the message of the error that a check raises, if it raises one."""
+    """Return the error message of a check, or [] if it raises none."""
     try:
         check(*arguments)
     except (DatasetError, OSError) as error:
@@ -74,9 +74,9 @@ def _digest_faults(directory: Path, digests: Mapping[str, str]) -> list[str]:
 
 
 def require_own_tokens(directory: Path, manifest: Manifest) -> None:
-    """Raises DatasetError if a manifest has another vocabulary or other special tokens than the tokenizer's files.
+    """Raise DatasetError if the vocabulary or the special tokens of a manifest differ from the tokenizer's files.
 
-    The dataset_id depends on these files, and not on what the manifest says of them.
+    The dataset_id depends on these files, but not on these members of the manifest.
     """
     files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json")]
     if not manifest.tokenizer.keys() >= {file.name for file in files}:
@@ -98,7 +98,7 @@ def require_own_tokens(directory: Path, manifest: Manifest) -> None:
 
 
 def _recorded_crc32(directory: Path, shard: Shard) -> dict[str, list[int]]:
-    """The CRC-32 of each block of each array, by array, from a commit record that agrees with the manifest."""
+    """Return array → CRC-32 of its blocks, from a commit record. Raises DatasetError if it contradicts the manifest."""
     path = directory / f"{shard.name}.json"
     record = read_record(path)
     try:
@@ -113,7 +113,7 @@ def _recorded_crc32(directory: Path, shard: Shard) -> dict[str, list[int]]:
 
 
 def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:
-    """Compares a file with its SHA-256 and, if the commit record gave them, with the CRC-32 of its blocks."""
+    """Compare a file with its SHA-256 and, unless `recorded` is None, with the CRC-32 of its blocks."""
     try:
         sha256, crc32 = digest(file)
     except (DatasetError, OSError) as error:
@@ -136,7 +136,7 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
 
 
 def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterator[str]:
-    """Check the numbers of an undamaged shard; of each kind of fault only the first is reported."""
+    """Check the numbers of an intact shard; yield the first error of each kind."""
     special = manifest.special_tokens
     try:
         arrays = open_shard(directory, shard)
@@ -182,7 +182,7 @@ def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterat
 
 
 def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, any_special: bool) -> str | None:
-    """Return the first id that must not be stored, or a wrong number of separators. any_special: any may be stored."""
+    """Return a message for the first invalid id or a wrong number of separators. any_special: allow special ids."""
     if (number := _first(lambda ids: ids >= special.vocab_size, tokens)) is not None:
         return f"token {number} is {tokens[number]}, outside the vocabulary of {special.vocab_size}"
     if any_special:
@@ -192,7 +192,7 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, an
     forbidden[[each for each in (special.unk, special.separator) if each is not None]] = False
     if (number := _first(lambda ids: forbidden[ids], tokens)) is not None:
         return f"token {number} is {tokens[number]}, a special id that must not be stored"
-    if special.separator in (None, special.unk):  # which may also be inside documents
+    if special.separator in (None, special.unk):  # the unknown id may also be inside documents
         return None
     num_separators = sum(int((ids == special.separator).sum()) for _, ids in _in_pieces(tokens))
     is_right = num_separators == num_documents
@@ -200,7 +200,7 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, an
 
 
 def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
-    """Reads every byte of the origins of a dataset, if it has any."""
+    """Check every byte of the origins of a dataset, if it has origins."""
     if not (directory / ORIGINS).exists():
         return
     try:
@@ -224,13 +224,13 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yields parts of an array with where they begin; each also holds the first `overlap` numbers of the next."""
+    """Yield parts of an array with their starts; each also has the first `overlap` numbers of the next."""
     for start in range(0, array.size - overlap, _PIECE):
         yield start, array[start : start + _PIECE + overlap]
 
 
 def _first(is_wrong: Callable[[Any], Any], array: Any, *, overlap: int = 0) -> int | None:
-    """Return the index of the first number that is wrong. is_wrong: a part of the array → whether each number is."""
+    """Return the index of the first wrong number. is_wrong: a part of the array → whether each number is wrong."""
     for start, piece in _in_pieces(array, overlap=overlap):
         wrong = np.flatnonzero(is_wrong(piece))
         if wrong.size:
@@ -239,5 +239,5 @@ def _first(is_wrong: Callable[[Any], Any], array: Any, *, overlap: int = 0) -> i
 
 
 def _is_fall(offsets: Any) -> Any:
-    """Return whether the number after each one is not larger."""
+    """Return whether each offset is at least the next one."""
     return offsets[1:] <= offsets[:-1]

@@ -1,1 +1,1 @@
-"""What is shown of a dataset and of a run: facts, samples, texts, pages, speed."""
+"""Show a dataset: facts, samples, a page, the speed of reading."""

@@ -13,13 +13,13 @@ from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 from bertdata.types import Masking
 
-SECONDS = 1.0  # of a measurement
+SECONDS = 1.0  # for each loader
 
 
 def measured(path: str, *, length: int, rows: int) -> str:
-    """Return the rates by kind of samples, masked and not, for a terminal. Takes some seconds.
+    """Return a table of the rates by kind of samples, with and without masks. This takes some seconds.
 
-    rows, length: of a batch. Raises UsageError if there is no split train.
+    rows, length: the shape of a batch. Raises UsageError if there is no split train.
     """
     dataset, cores = Dataset(path), len(os.sched_getaffinity(0))
     lines = [
@@ -30,7 +30,7 @@ def measured(path: str, *, length: int, rows: int) -> str:
         options: dict[str, Any] = {"length": length, "global_batch_size": rows, "samples": name}
         try:
             loaders = [Loader(dataset, **options, masking=masking) for masking in (None, Masking())]
-        except UsageError as error:  # this kind is not possible
+        except UsageError as error:  # this kind is not possible for this dataset
             if error.kind not in ("not-stored", "empty", "too-long"):
                 raise
         else:

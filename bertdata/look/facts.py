@@ -1,4 +1,4 @@
-"""What inspect prints: facts about a dataset, as a JSON-able object and as text."""
+"""The facts of `bertdata inspect`, as a JSON-serializable object and as text."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SHARES = {
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """Return all facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
+    """Return all facts about a dataset. This reads its tokenizer and the offsets of documents, but no tokens.
 
-    samples, length, global_batch_size, world_size: for the numbers of samples, of steps, and of the rows of a step on
-    the rank that has most. Samples that need an index make it.
+    samples, length, global_batch_size, world_size: decide the numbers of samples and steps, and the rows of a step on
+    the rank with most rows. An index that the samples need is made.
     """
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def facts(
 
 
 def _samples_of(dataset: Dataset, name: str, samples: str, length: int) -> tuple[int, dict[str, float]]:
-    """The samples of an epoch of a split, 0 if only other splits have pairs, and what there is to say of them."""
+    """Return the samples of an epoch of a split, 0 if only other splits have pairs, and `Loader.facts`, rounded."""
     split = dataset.splits[name]
     if samples == "windows":
         return -(-split.num_tokens // (length - 2)), {}
@@ -91,9 +91,9 @@ def _samples_of(dataset: Dataset, name: str, samples: str, length: int) -> tuple
 
 
 def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
-    """What the dataset's tokenizer does to a text, and the engine for it, or why there is none.
+    """Return the parts of the dataset's tokenizer, and its engine or the reason why there is none.
 
-    None: not known, because of the `fault`.
+    Values are None if the tokenizer cannot be loaded; `fault` is the reason.
     """
     try:
         content = dataset.tokenizer_file(TOKENIZER)
@@ -109,7 +109,7 @@ def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
 
 
 def _steps(content: dict[str, Any]) -> list[str]:
-    """A tokenizer's model, normalizers and pre-tokenizers, as `tokenizers` names them. content: its JSON."""
+    """Return the model, normalizers and pre-tokenizers of a tokenizer, by their names. content: its JSON."""
     steps = flat(content.get("normalizer"), "normalizers") + flat(content.get("pre_tokenizer"), "pretokenizers")
     names = {"ByteLevel": "byte-level", "BertPreTokenizer": ""}
     named = [kind_of(content["model"])]
@@ -126,12 +126,12 @@ def _sum_or_none(values: list[Any]) -> int | None:
 
 
 def lengths_of(dataset: Dataset, array: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the different numbers of tokens of documents or sentences, ascending, and how often each occurs.
+    """Return the distinct lengths of documents or sentences in tokens, ascending, and how often each occurs.
 
-    Separators do not count. array: "documents" or "sentences".
+    Separators are not counted. array: "documents" or "sentences".
     """
     has_separator, count_of = dataset.special_tokens.separator is not None, Counter[int]()
-    for shard in dataset.manifest.shards:  # one at a time, and then only different lengths
+    for shard in dataset.manifest.shards:  # one at a time, to keep only distinct lengths in memory
         starts = dataset.array(shard.name, array)
         ends_document = array == "documents" or np.isin(starts[1:], dataset.array(shard.name, "documents"))
         found = np.unique(np.diff(starts.astype(np.int64)) - (has_separator & ends_document), return_counts=True)
@@ -141,7 +141,7 @@ def lengths_of(dataset: Dataset, array: str) -> tuple[NDArray[np.int64], NDArray
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> list[dict[str, int]]:
-    """Return a histogram over powers of two."""
+    """Return a histogram whose bins are powers of two."""
     bins = np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64), counts).astype(np.int64)
     return [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n]
 
@@ -167,7 +167,7 @@ def _engine(tokenizer: dict[str, Any]) -> str:
 
 
 def text(about: dict[str, Any]) -> str:
-    """The facts as text for a terminal, 100 columns wide."""
+    """Return the facts as text for a terminal, 100 columns wide."""
     tokenizer, steps, spread = about["tokenizer"], about["steps_for"], about["tokens_per_document"]
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
     ranks = f": at most {steps['rows_of_a_rank']} on one of {steps['world_size']} ranks" * (steps["world_size"] > 1)
@@ -208,7 +208,7 @@ def text(about: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *events])
 
 
-_EVENTS = (  # name, count of the manifest, noun, what happened
+_EVENTS = (  # name, count of the manifest, noun, description
     ("dropped", "dropped_documents", "document", "without a token"),
     ("dropped", "empty_sentences", "sentence", "without an id"),
     ("dropped", "skipped_rows", "bad row", "that cannot be used"),
@@ -220,8 +220,8 @@ _EVENTS = (  # name, count of the manifest, noun, what happened
 
 
 def text_events(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a build or an import read, and what it skipped, replaced or kept: a name and a sentence each."""
-    counts, source = about["counts"], about["settings"].get("imported")  # other programs write fewer counts
+    """Yield what a build or an import read, skipped, replaced or kept: a name and a text each."""
+    counts, source = about["counts"], about["settings"].get("imported")  # other programs may write fewer counts
     num_read = counted(about["documents"] + counts.get("dropped_documents", 0), "document")
     if source:
         yield "imported", f"{source}: {counts.get('ids_bytes', 0):,} bytes of ids in {num_read}"

@@ -1,10 +1,10 @@
-"""What every page that we write has in common: it is one file, and it needs no network.
+"""The common part of all HTML pages: each is one file and needs no network.
 
     numbers ──► JSON ─┐
-    page.html ────────┼──► one file, which a browser draws
+    page.html ────────┼──► one file for a browser
     body of a page ───┘
 
-page.html has the style, and the functions that draw. A body has the sections of one page, and a script that fills them.
+page.html has the style and the functions that draw. A body has the sections of one page, and a script that fills them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 
 def assemble_page(title: str, body: str, data: dict[str, Any]) -> str:
-    """The page as HTML, which UTF-8 can hold. body: HTML. data: what its script finds in `data`, with finite floats.
+    """Return a page as HTML. body: HTML. data: the variable `data` of its script; floats must be finite.
 
-    Bytes of a path that are not UTF-8 are a ? each.
+    Each byte of a path that is not valid UTF-8 becomes a question mark.
     """
     content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     frame = resources.files("bertdata.look").joinpath("page.html").read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What inspect --html writes: one page about a dataset, which needs no network and no other file.
+"""The page of `bertdata inspect --html`: one file about a dataset, which needs no network.
 
     dataset ──► numbers (facts, tokens, rows, samples) ──► JSON inside a page ──► a browser draws it
 
-Everything that the page shows is in its JSON; report.html has its sections, page.html the style and the drawing.
+The JSON has all that the page shows. report.html has its sections, page.html the style and the functions that draw.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bertdata.tokenize.spelling import spelled
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.types import Masking
 
-_COUNTED_TOKENS = 1 << 30  # of larger datasets, about so many evenly spaced tokens are counted
-_PACKED_TOKENS = 1 << 22  # on which padding and packing are worked out
+_COUNTED_TOKENS = 1 << 30  # in larger datasets, about this many evenly spaced tokens are counted
+_PACKED_TOKENS = 1 << 22  # to compute the shares of padding
 _ROW_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _FREQUENT, _RANKS = 100, 60  # tokens that are listed, points of the curve of ranks
-_SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
-_PLACES = 512  # of a row that are shown, so that the page of long rows is no larger
-_WORD = 100  # characters of a word or a token that are shown
+_SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that the page shows
+_PLACES = 512  # shown of a row, to limit the size of the page
+_WORD = 100  # characters shown of a word or a token
 _FEW_STEPS = 1000
-_TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts of it that the page shows
+_TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts that the page shows
 
 
 def report(
@@ -44,9 +44,9 @@ def report(
     world_size: int,
     samples: str = "windows",
 ) -> str:
-    """The page, as HTML below 2 MB. Reads all tokens, up to 2**30.
+    """Return the page as HTML of less than 2 MB. This reads at most about 2**30 tokens.
 
-    The arguments are those of `facts.facts`; length is also that of the samples that the page shows.
+    The arguments are those of `facts.facts`. The samples on the page also have this length.
     """
     about = facts.facts(
         dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
@@ -77,7 +77,7 @@ def report(
 
 
 def _flow(about: dict[str, Any]) -> dict[str, Any]:
-    """Documents: how many were read, what became of each of them, and the splits that have the others.
+    """Return how many documents were read, left out and stored in each split.
 
     text: what was read, skipped, replaced or kept.
     """
@@ -97,7 +97,7 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
-    """The most frequent tokens, the curve of frequency by rank, and how much of the vocabulary is used."""
+    """Return the most frequent tokens, the frequency by rank, and the used share of the vocabulary."""
     special = set(dataset.special_tokens.special_ids)
     order = np.argsort(-counts, kind="stable")
     used = int((counts > 0).sum())
@@ -117,7 +117,7 @@ def _tokens(dataset: Dataset, tokenizer: LoadedTokenizer, counts: NDArray[np.int
 
 
 def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
-    """Shares of the places of rows of a length that are padding: with a document a row, and with packed documents.
+    """Return the shares of padding in rows of a length, with one document a row and with packed documents.
 
     sizes int64 [n]: tokens of documents.
     """
@@ -129,7 +129,7 @@ def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
 
 
 def _sizes(dataset: Dataset) -> NDArray[np.int64]:
-    """Tokens of the first documents of a split, int64 [n], without separators."""
+    """Return the tokens of the first documents of a split, int64 [n], without separators."""
     split, sizes = next(iter(dataset.splits.values())), list[NDArray[Any]]()
     for shard, first in zip(split, split.first_tokens.tolist(), strict=False):
         if first < _PACKED_TOKENS:
@@ -140,10 +140,10 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, samples: str) -> dict[str, Any]:
-    """Return rows of some positions, epochs and seeds, and what each masking policy does to them.
+    """Return rows of some positions, epochs and seeds, and the masks of each policy.
 
-    spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).
-    Of long rows, the first 512 places.
+    spellings: id → token. rows[seed][epoch][position]: ids; for each policy a list of (token position, masked id). Only
+    the first 512 tokens of a row.
     """
     has_masks = dataset.special_tokens.mask is not None
     split = next(name for name, each in dataset.splits.items() if samples != "pairs" or each.has_pairs)
@@ -186,7 +186,7 @@ def _samples(dataset: Dataset, tokenizer: LoadedTokenizer, *, length: int, sampl
 
 
 def _warnings(data: dict[str, Any]) -> list[str]:
-    """Return what a user should know before training, each in one sentence."""
+    """Return warnings for a user before training, one sentence each."""
     about, tokens, unknown, flow = data["about"], data["tokens"], data["unknown"], data["flow"]
     splits, counts = about["splits"], about["counts"]
     counted_tokens, num_steps = tokens["counted"], math.ceil(splits.get("train", {}).get("steps_per_epoch", _FEW_STEPS))

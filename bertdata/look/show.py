@@ -1,4 +1,4 @@
-"""What show prints: samples as a trainer gets them, as text."""
+"""The output of `bertdata show`: the samples of a Loader as text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bertdata.types import IGNORE_INDEX, Masking
 
 
 def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | None, **options: Any) -> str:
-    """Return samples as text. With a masking policy each is a table of input, target and what the mask did.
+    """Return samples as text. With a masking policy each is a table of inputs, targets and kinds of mask.
 
-    sample: position of the first one, in the first epoch. policy: None: rows are not masked. options: samples, split,
-    length and seed of the Loader. Raises UsageError for a split or a position that does not exist.
+    sample: the stream position of the first one, in the first epoch. policy: None for rows without masks. options:
+    samples, split, length and seed of the Loader. Raises UsageError for a split or a position that does not exist.
     """
     from bertdata.tokenize.spelling import spelled
     from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
@@ -52,7 +52,7 @@ def shown(dataset: Dataset, *, sample: int, count: int, policy: MaskingPolicy | 
 
 
 def _kind(token: int, target: int, mask_id: int | None) -> str:
-    """What the mask did to a selected place."""
+    """Return what the mask did to a selected token."""
     if token == mask_id:
         return "masked"
     return "kept" if token == target else "random"

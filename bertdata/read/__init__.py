@@ -1,1 +1,1 @@
-"""Reads a dataset as masked batches."""
+"""Read a dataset as masked batches."""

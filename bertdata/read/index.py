@@ -1,8 +1,8 @@
-"""Sampling indexes, computed once and cached on disk as memory-mapped arrays.
+"""Sampling indexes: memory-mapped arrays, computed once and cached on disk.
 
 The name of an index is a hash of everything that decides its contents, so two processes that make the same index write
 the same bytes. Its record is written last. An array that is newer than the record was changed or copied, and is
-compared with its SHA-256. The directory can be deleted at any time; what is needed is made again.
+compared with its SHA-256. The directory may be deleted at any time; missing indexes are computed again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertdata.read.stream import Samples
 
 INDEX_VERSION = 3  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
-"""append(name, values) adds values to the end of an array of the index."""
+"""append(name, values) appends values to an array of the index."""
 
 
 def index_identity(samples: Samples) -> dict[str, Any]:
-    """Return what decides the contents of every index. A kind of samples may add to it."""
+    """Return the values that decide the contents of an index. A kind of samples may add others."""
     return {
         "version": INDEX_VERSION,
         "dataset_id": samples.dataset.dataset_id,
@@ -39,10 +39,10 @@ def index_identity(samples: Samples) -> dict[str, Any]:
 def open_index(
     identity: dict[str, Any], dtypes: dict[str, str], make: Callable[[Append], dict[str, Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make a missing index.
+    """Return the arrays of an index by name, as read-only memory maps, and facts about them. Make it if needed.
 
-    identity: all that decides the contents, as JSON. dtypes: array → dtype. make: calls append for the values of each
-    array in order, and returns the facts. Raises BuildError if the index cannot be written.
+    identity: all values that decide the contents, as JSON. dtypes: array → dtype. make: calls append with the values of
+    each array in order, and returns the facts. Raises BuildError if the index cannot be written.
     """
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:

@@ -3,9 +3,9 @@
     position ──► source ──► sample id ──► row of ids ──► masked row and targets ──► Batch
              mix.py     order.py      samples.py     masking.py                types.py
 
-A Loader holds no queue, no worker and no random generator. Batch t of rank r is computed when it is asked for, from
-(dataset, seed, position) alone. So any number of ranks, any restart and any batch size give the same global stream.
-Without a mix there is one source, and its positions are those of the stream.
+A Loader has no queue, no worker and no random generator. Each batch is computed when it is requested, from (dataset,
+seed, position) alone. So any number of ranks, any restart and any batch size give the same global stream. Without a mix
+there is one source, and its positions are those of the stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KINDS: dict[str, type[Samples]] = {"windows": Windows, "documents": Pieces, "pa
 
 
 def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
-    """Return the given datasets with their weights. Raises UsageError for anything else."""
+    """Return datasets with their weights. Raises UsageError for other arguments."""
     pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards) if isinstance(shards, Iterable) else ()
     are_pairs = [isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs]
     expected = "a dataset from bertdata.open(path), or several with weights, such as [(a, 0.7), (b, 0.3)]"
@@ -52,35 +52,35 @@ def _pairs_of(shards: Any) -> tuple[tuple[Dataset, Weight], ...]:
 class Loader:
     """A stream of batches for one rank.
 
-    shards: an opened dataset, or several with their weights, such as [(a, 0.7), (b, 0.3)], whose samples are mixed in
-        this ratio. They need the same tokenizer. Each is read as a Loader of it alone reads it, epoch after epoch.
-    length: T, places of a row, [CLS] and [SEP] included.
-    global_batch_size: rows of a step over all ranks. Each rank gets a nearly equal part: the numbers of rows differ by
-        at most one, and can be 0. At most 2**24.
-    seed: of order, masks and pairs; an integer from 0 to 2**64 - 1.
-    rank, world_size: which part of each step this loader gives, of how many.
+    shards: an opened dataset, or several with weights, such as [(a, 0.7), (b, 0.3)]: their samples are mixed in this
+        ratio. They need the same tokenizer. Each is read in the same order as by a Loader of this dataset alone.
+    length: T, the tokens of a row, [CLS] and [SEP] included.
+    global_batch_size: the rows of a step over all ranks, at most 2**24. The numbers of rows of two ranks differ by at
+        most one, and can be 0.
+    seed: of the order, the masks and the pairs; an integer from 0 to 2**64 - 1.
+    rank, world_size: the rank of this loader, and the number of ranks.
     split: "train", "validation" or "test".
     samples: "windows", "documents", "packed" or "pairs"; docs/determinism.md defines each.
     short_seq_prob: for "pairs", the share of documents that are cut for shorter rows, from 0 to 1.
-    shuffle: "full" draws from all samples of an epoch; "blocks" draws from 64 MiB of them at a time, for a dataset that
-        is larger than memory.
-    masking: a Masking, or None for rows that are not masked.
-    epochs: the stream ends after so many passes, and its last step can be smaller; None: it never ends. A pass of a mix
-        is as many samples as its datasets have together.
-    variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
-        new masks.
-    starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
-        from there, in its own order.
+    shuffle: "full" shuffles all samples of an epoch; "blocks" 64 MiB at a time, for datasets larger than memory.
+    masking: a Masking, or None for rows without masks.
+    epochs: the number of epochs after which the stream ends; its last step can be smaller. None: the stream is endless.
+        An epoch of a mix has as many samples as the epochs of its datasets together.
+    variants: the number M of distinct epochs: epoch e repeats the order and masks of epoch e mod M. None: every epoch
+        has new masks.
+    starts: for several datasets, how many samples of each were read before this mix; none by default. Each continues
+        from there, in its order.
 
-    .position: samples that all ranks together have read. .num_samples: N, the samples of an epoch over all ranks and
-    sources. .sources: the datasets in the order in which they were given; each has .num_samples. .weights: theirs, as
-    the smallest whole numbers in the same ratio.
+    .position: the samples that all ranks together have read.
+    .num_samples: N, the samples of an epoch over all ranks and sources.
+    .sources: the datasets, in the given order; each has .num_samples.
+    .weights: the weights of the sources, as the smallest whole numbers in the same ratio.
 
-    Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
-    4 KB, and can be used in one thread at a time. It opens in O(shards), after parsing tokenizer.json; the first loader
-    of documents, packed or pairs makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata.
+    Iteration continues from `position`: a second `for` after a `break` does not restart. A Loader pickles in less than
+    4 KB. Use it in one thread at a time. It opens in O(shards), after parsing tokenizer.json. The first loader of
+    documents, packed or pairs makes an index in $BERTDATA_CACHE, by default ~/.cache/bertdata.
 
-    Raises UsageError for arguments that do not fit each other or the dataset, DatasetError for damage.
+    Raises UsageError for invalid arguments, and DatasetError for damaged files.
     """
 
     def __init__(
@@ -153,22 +153,20 @@ class Loader:
         self.position = position
 
     def counts(self, position: int | None = None) -> list[int]:
-        """How many samples of each source come before a position, the present one if it is None, with its start.
+        """Return how many samples of each source come before a position, by default the current one, with `starts`.
 
-        Divided by the source's num_samples they are its epochs.
+        Divided by the num_samples of the source, this is its number of epochs.
         """
         position = self.position if position is None else position
         return self._mix.counts(position) if self._mix else [position]
 
     @property
     def facts(self) -> dict[str, float]:
-        """Shares of an epoch, from 0 to 1.
+        """Shares of an epoch, from 0 to 1. For a mix they are weighted means.
 
-        pad_share: of the places, those that are padding.
-        crop_share: of the text, what is cut off.
-        random_share: of the pairs, those whose second segment is from another document; only for pairs.
-
-        Of a mix they are means by weight.
+        pad_share: the share of tokens that are padding.
+        crop_share: the share of the text that is cut off.
+        random_share: only for pairs, the share whose second segment is from a different document.
         """
         facts, total = [source.facts for source in self.sources], sum(self.weights)
         shares = [weight / total for weight in self.weights]
@@ -176,7 +174,7 @@ class Loader:
 
     @property
     def num_slots(self) -> int:
-        """K: masked places that a row has room for."""
+        """K: the length of a row of `Batch.targets`."""
         return self._masker.num_slots if self._masker else 0
 
     def __repr__(self) -> str:
@@ -195,12 +193,12 @@ class Loader:
         return batch
 
     def position_of(self, number: int) -> int:
-        """The position where a batch begins: 0 is the next batch, 1 the one after it. The stream does not move."""
+        """Return where a batch starts: 0 is the next batch, 1 the one after it. The stream does not move."""
         position = self.position + number * self.global_batch_size
         return position if self.epochs is None else min(position, self.epochs * self.num_samples)
 
     def batch(self, number: int) -> Batch | None:
-        """This rank's part of a batch, numbered as in position_of; None after the end. The stream does not move."""
+        """Return this rank's rows of a batch, numbered as in position_of; None at the end. The stream does not move."""
         start, stop = self.position_of(number), self.position_of(number + 1)
         if start == stop:
             return None
@@ -211,7 +209,7 @@ class Loader:
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
-        """The samples at any positions, int64 [B]: it replays any batch of any run. The stream does not move.
+        """Return the samples at any positions, int64 [B], such as those of a past batch. The stream does not move.
 
         Raises UsageError for positions below 0.
         """
@@ -227,17 +225,17 @@ class Loader:
         return Batch(masked_positions=masked_positions, targets=targets, weights=weights, **rows.members)
 
     def spans(self, positions: np.ndarray) -> np.ndarray:
-        """Which tokens of the split the samples at any positions, int64 [B], are made of: int64 [n, 3].
+        """Return which tokens of the split are in the samples at any positions, int64 [B]: int64 [n, 3].
 
-        Each of the n lines is an index of `positions`, the number of a token in the stream of the split (its shards end
-        to end), and how many tokens of that row begin there. Separators of documents count only for windows. In a mix
-        the stream is that of the row's source.
+        Each of the n lines is an index of `positions`, the number of the first token in the stream of the split (its
+        shards in order), and the number of tokens. Only windows have the separators of documents. In a mix the stream
+        is that of the row's source.
         """
         spans = self._rows_at(positions).spans
         return np.stack([spans["row"], spans["start"], spans["length"]], 1)
 
     def _rows_at(self, positions: np.ndarray) -> Rows:
-        """Return the rows at any positions before they are masked."""
+        """Return the rows at any positions, without masks."""
         positions = np.asarray(positions)
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
             require(False, "positions", f"{positions.dtype} {list(positions.shape)}", "integers [B]", "malformed")
@@ -259,7 +257,7 @@ class Loader:
         return rows_of([*zip(self.sources, wanted, strict=True)], places.sources)
 
     def _identity(self) -> dict[str, Any]:
-        """The members of a state that must be the same when it is loaded."""
+        """Return the members of a state that must be the same when it is loaded."""
         ids = [source.dataset.dataset_id for source in self.sources]
         mix = [list(pair) for pair in zip(ids, self.weights, strict=True)]
         variants = {} if self.variants is None else {"variants": self.variants}
@@ -277,14 +275,14 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """A small JSON-able object: `load_state_dict` continues from it with exactly the next batch."""
+        """Return a small JSON-serializable object. `load_state_dict` continues from it with exactly the next batch."""
         return self._identity() | {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to the position of a state. Rank, world size and batch size may be others than when it was taken.
+        """Set the position to that of a state. The rank, the world size and the batch size may differ.
 
-        The rule of masks becomes that of the state; states of earlier versions have rule 1. Raises StateError if
-        anything else is different. Its `given` is name → (value in the state, value here).
+        The rule of masks becomes that of the state; a state without a rule has rule 1. Raises StateError if anything
+        else differs. Its `given` is name → (value in the state, value here).
         """
         masking, stored = self.masking, state.get("masking")
         if masking and isinstance(stored, dict):
@@ -294,7 +292,7 @@ class Loader:
         here["masking"] = asdict(masking) if masking else None
         differing = {name: (state.get(name), now) for name, now in here.items() if state.get(name) != now}
         was, now = differing.get("masking", (None, None))
-        if isinstance(was, dict) and isinstance(now, dict):  # what is equal is left out
+        if isinstance(was, dict) and isinstance(now, dict):  # without the equal members
             keys = [key for key in was | now if was.get(key) != now.get(key)]
             differing["masking"] = {key: was.get(key) for key in keys}, {key: now.get(key) for key in keys}
         if differing:

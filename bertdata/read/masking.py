@@ -1,14 +1,13 @@
-"""Masks rows of ids, and gives the targets.
+"""Mask rows of ids, and return the targets.
 
-A masked language model predicts about 15 % of the tokens from the others. Of the selected places, 80 % become [MASK],
-10 % become a random id, and 10 % keep their id, so that the model cannot trust any token that it sees (Devlin et al.,
-2019):
+A masked language model predicts about 15 % of the tokens from the others. Of the selected tokens, 80 % become [MASK],
+10 % become a random id, and 10 % keep their id, so that the model cannot trust any token (Devlin et al., 2019):
 
     the  cat   sat  on  the   mat   .          selected: cat, the, mat
     the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Special tokens, separators and [UNK] are never selected, and replace others only with random_from="vocabulary". The
-mask of a row depends on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md
+Special tokens, separators and [UNK] are never selected. They replace other tokens only with random_from="vocabulary".
+The mask of a row depends only on (seed, epoch, sample_id), not on rank, batch, worker or restart. docs/determinism.md
 defines it.
 """
 
@@ -27,11 +26,11 @@ _NOWHERE = np.zeros((0, 0), np.uint8)
 
 
 class Masker:
-    """A masking policy, prepared for one vocabulary and one row length. Its tables take nine bytes an id.
+    """A masking policy for one vocabulary and one row length. Its tables take nine bytes an id.
 
-    .num_slots: K, the masked places that a row has room for.
+    .num_slots: K, the largest number of targets of a row.
 
-    Raises UsageError if the tokenizer has no [MASK], or nothing but special tokens.
+    Raises UsageError if the tokenizer has no [MASK], or only special tokens.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Masker:
         """Prepare the tables.
 
         continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word.
-        replacing_ids bool [V]: ids that random_from="tokens" allows, if they are not special. None: all.
+        replacing_ids bool [V]: ids that random_from="tokens" allows; special ones are never allowed. None: all.
         """
         if special.mask is None:
             sentence = "the tokenizer of the dataset has no [MASK]; build with --special-tokens or --roles"
@@ -87,7 +86,7 @@ class Masker:
             first_special=np.uint64(special_ids[0]),
             special_range=np.uint64(special_ids[-1] - special_ids[0]),
         )
-        self._rules = tuple(rules)  # for the kernel
+        self._rules = tuple(rules)  # a plain tuple, for the kernel
 
     def apply(
         self,
@@ -97,12 +96,11 @@ class Masker:
         sample_ids: NDArray[np.int64],
         inside_word: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None]:
-        """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K], and weights. Any thread may
-        call it.
+        """Mask ids [B, T] in place. Return masked_positions and targets, int64 [B, K], and weights. Thread-safe.
 
-        Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
-        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: where stored
-        words begin, as in stream.Rows. The weights, float32 [B], are None unless the policy is "uniform".
+        Every id must be below the size of the vocabulary. text_places int64 [B]: the tokens between the first [CLS] and
+        the last [SEP]. epochs, sample_ids int64 [B]: of the rows. inside_word uint8 [B, T]: where stored words start,
+        as in stream.Rows. The weights, float32 [B], are None unless the policy is "uniform".
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
@@ -115,12 +113,12 @@ class Masker:
 
 
 def _of_2_32(share: float) -> np.uint64:
-    """The bound below which a number of 32 random bits is with probability `share`."""
+    """Return a bound: a random number of 32 bits is below it with probability `share`."""
     return np.uint64(round(share * 2**32))
 
 
 def _span_lengths_below() -> NDArray[np.uint64]:
-    """MaskRules.lengths_below: of bounds 1 to 9, bound w is the probability that a span has at most w words."""
+    """Return MaskRules.lengths_below: bound w, from 1 to 9, is the probability that a span has at most w words."""
     whole = 1 - (1 - SPAN_END_PROBABILITY) ** MAX_SPAN_WORDS
     shares = [(1 - (1 - SPAN_END_PROBABILITY) ** words) / whole for words in range(1, MAX_SPAN_WORDS)]
     return np.array([_of_2_32(share) for share in shares])

@@ -1,4 +1,4 @@
-"""Several datasets as one stream: position → the source it is read from, and the position in the source's own stream.
+"""Several datasets as one stream: position → the source, and the position in the stream of the source.
 
     weights    0.7 and 0.3
     positions  0 1 2 3 4 5 6 7 8 9 | 10 11 12 ...          blocks of 10 (here; 100 really)
@@ -6,8 +6,8 @@
     in a       0 1   2 3 4   5   6 |     7  8 ...
     in b           0       1   2   |  3       ...
 
-Both are arithmetic: how many samples of a source come before a block is a formula, and the order in a block is computed
-from a key. So there is no table and no state, and the shares do not drift. docs/determinism.md defines it.
+A formula gives how many samples of a source come before a block, and a key gives the order in a block. So there is no
+table and no state, and the shares do not drift. docs/determinism.md defines it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ MAX_SUM = (1 << 31) - 1  # of the weights as whole numbers: kernels multiply two
 
 
 class Places(NamedTuple):
-    """Where the positions of a batch lead."""
+    """The sources of the positions of a batch."""
 
-    sources: NDArray[np.int64] | None  # [B]: number of the source; None: there is one
-    positions: NDArray[np.int64]  # [B], in the source's own stream
+    sources: NDArray[np.int64] | None  # [B]: number of the source; None: there is only one
+    positions: NDArray[np.int64]  # [B], in the stream of the source
     which: NDArray[np.int64]  # [B]: numbers of the rows of source 0, ascending, then of source 1, and so on
-    bounds: NDArray[np.int64]  # [S + 1]: where those of each source begin in `which`
+    bounds: NDArray[np.int64]  # [S + 1]: where the rows of each source start in `which`
 
     def rows(self) -> list[NDArray[np.int64]]:
-        """The numbers of the rows of each source, int64 [n]."""
+        """Return the numbers of the rows of each source, int64 [n]."""
         if self.sources is None:
             return [self.which]
         return [self.which[first:stop] for first, stop in pairwise(self.bounds.tolist())]
 
 
 class Mix:
-    """The order of sources. weights: as `whole` gives them, of two or more sources.
+    """The order of two or more sources. weights: from `whole`.
 
     starts: how many samples of each source were read before; empty for none.
     """
@@ -57,7 +57,7 @@ class Mix:
         self._starts = np.array(starts, np.int64) if starts else None
 
     def places(self, positions: NDArray[np.int64]) -> Places:
-        """The places of positions, int64 [B]. About 10 ns each if they follow one another, else up to 1 µs each."""
+        """Return the places of positions, int64 [B]. About 10 ns each if they are consecutive, else up to 1 µs each."""
         sources, inner, which = np.empty((3, positions.size), np.int64)
         places = Places(sources, inner, which, np.empty(self.weights.size + 1, np.int64))
         kernels.mix_sources(positions, self.weights, self._seed, *places)
@@ -66,7 +66,7 @@ class Mix:
         return places
 
     def counts(self, position: int) -> list[int]:
-        """How many samples of each source come before a position, those before the mix included."""
+        """Return how many samples of each source come before a position, with those before the mix."""
         block = position // kernels.MIX_BLOCK
         counts = np.empty_like(self.weights)
         kernels.counts_before(self.weights, block, counts)
@@ -76,20 +76,20 @@ class Mix:
 
 
 def only(positions: NDArray[np.int64]) -> Places:
-    """The places of positions where there is one source, int64 [B]."""
+    """Return the places of positions, int64 [B], of a single source."""
     return Places(None, positions, *_every_row(positions.size))
 
 
 @functools.lru_cache(maxsize=4)
 def _every_row(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places.which and Places.bounds of a batch of one source. Nobody writes to them."""
+    """Return Places.which and Places.bounds of a batch of one source; do not change them."""
     return np.arange(num_rows), np.array([0, num_rows])
 
 
 def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Return weights as the smallest whole numbers in the same ratio: 0.7 and 0.3 → 7 and 3.
 
-    A float stands for the decimal that Python prints for it. Raises UsageError for what is no number above 0.
+    A float is the decimal that Python prints for it. Raises UsageError unless all are numbers above 0.
     """
     exact = []
     for weight in weights:
@@ -108,7 +108,7 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
 
 
 def require_alike(datasets: Sequence[Dataset]) -> None:
-    """Raise UsageError unless datasets can fill rows of one batch: different text, the same tokenizer."""
+    """Raise UsageError unless datasets can share a batch: they must be different, with the same tokenizer."""
     for one, other in combinations(datasets, 2):
         if one.dataset_id == other.dataset_id:
             sentence = f"{one.path} and {other.path} are the same dataset; give it once, with the sum of the weights"

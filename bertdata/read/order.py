@@ -1,11 +1,11 @@
-"""Position in the endless stream of samples → the sample there; and the positions of each rank.
+"""Stream position → sample, and the stream positions of each rank.
 
-Both are arithmetic. There is no table and no shuffle buffer, every rank computes the same, and an order of a billion
-samples costs what an order of ten does.
+Both are computed, without a table or a shuffle buffer. So every rank computes the same order, and the cost does not
+depend on the number of samples.
 
-An order in blocks reads a dataset that is larger than memory in few large pieces. A **block** is some samples that lie
-side by side. The blocks of an epoch are permuted. 64 blocks that then follow one another are a **group**, and the
-samples of a group are permuted:
+An order in blocks reads a dataset larger than memory in few large pieces. A **block** is a range of samples. The blocks
+of an epoch are permuted. Each 64 consecutive blocks of the permuted order are a **group**, and the samples of a group
+are permuted:
 
     samples    0 1 2 3 4 5 6 7 8 9 10 11            blocks of 2, groups of 3 (here; 64 really)
     blocks     [8 9] [2 3] [10 11] | [4 5] [0 1] [6 7]        permuted
@@ -32,11 +32,11 @@ def sample_ids(
     which: NDArray[np.int64] | None = None,
     bounds: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The epochs and the sample ids of positions, int64 [B] each: every epoch is a keyed permutation of the samples.
+    """Return the epochs and the sample ids of positions, int64 [B] each. Each epoch is a keyed permutation.
 
-    num_samples: of an epoch; in a mix int64 [S], of each source. block: samples of a block, at most 2**40; None
-    permutes all samples of an epoch freely. which, bounds: as mix.Places has them; None: there is one source. About
-    45 ns a sample without blocks, twice that with blocks; no memory.
+    num_samples: the samples of an epoch; in a mix int64 [S], of each source. block: samples of a block, at most 2**40;
+    None: no blocks. which, bounds: as in mix.Places; None: there is one source. About 45 ns a sample without blocks,
+    twice that with blocks.
 
     The permutation is an 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), repeated until
     it is in range (Black and Rogaway, 2002). docs/determinism.md defines it.
@@ -53,7 +53,7 @@ def sample_ids(
 
 
 def group_of(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
-    """The epoch of a position, and the number of its group of blocks in that epoch."""
+    """Return the epoch of a position, and the number of its group of blocks in the epoch."""
     epoch, x = divmod(position, num_samples)
     block = min(block, num_samples)
     num_groups = max(1, num_samples // block // kernels.GROUP_BLOCKS)
@@ -74,7 +74,7 @@ def blocks_of(epoch: int, group: int, *, num_samples: int, seed: int, block: int
 
 
 def rank_slice(start: int, stop: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """The part of positions [start, stop) that belongs to a rank: contiguous; sizes differ by at most one.
+    """Return the range of positions [start, stop) of a rank. The sizes of ranks differ by at most one.
 
     >>> [rank_slice(0, 7, rank=r, world_size=2) for r in (0, 1)]
     [(0, 3), (3, 7)]

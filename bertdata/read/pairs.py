@@ -16,23 +16,23 @@ _FACTS_SAMPLES = 4096
 
 
 class Pairs(Samples):
-    """Samples that are pairs of segments A and B, each some sentences that follow one another.
+    """Samples that are pairs of segments A and B, each of consecutive sentences.
 
-    Sentences are taken until they have enough tokens for a row, and a random number of them, at least one, is A. With
-    an even chance B is the rest of them; else B is from another document, and the next pair begins where A ends:
+    Sentences are taken until they have enough tokens for a row. A random number of them, at least one, is A. With a
+    probability of one half B is the others; else B is from a different document, and the next pair starts where A ends:
 
         document     s0 s1 s2 s3 s4 s5          s0 to s3 have enough tokens; A is s0 s1
-        B follows    [CLS] s0 s1 [SEP] s2 s3 [SEP]              label 0; the next pair begins at s4
-        B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair begins at s2
+        B follows    [CLS] s0 s1 [SEP] s2 s3 [SEP]              label 0; the next pair starts at s4
+        B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair starts at s2
 
-    Where pairs are cut depends on the seed alone. Which other document B is from, and which tokens are cut off where A
-    and B are too long together, depends also on the epoch. A share `short_seq_prob` of the documents is cut for
-    shorter rows. docs/determinism.md has the algorithm.
+    The seed decides where pairs are cut. The seed and the epoch decide the document of a random B, and which tokens are
+    cut off if A and B are too long together. A share `short_seq_prob` of the documents is cut for shorter rows.
+    docs/determinism.md has the algorithm.
 
-    It needs an index, 48 bytes a pair and 8 bytes a sentence, which is made when the first loader of a kind is opened,
-    in O(sentences) and constant memory.
+    The first loader of this kind makes an index, of 48 bytes a pair and 8 bytes a sentence, in O(sentences) and
+    constant memory.
 
-    Raises UsageError for a dataset without sentences, for a split of one document and for rows of less than 5 places;
+    Raises UsageError for a dataset without sentences, for a split of one document and for rows of less than 5 tokens;
     DatasetError if the offsets of documents or sentences are damaged.
     """
 
@@ -54,7 +54,7 @@ class Pairs(Samples):
 
     @property
     def facts(self) -> dict[str, float]:
-        """pad_share and crop_share are those of 4,096 evenly spaced samples."""
+        """pad_share and crop_share are measured on 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
         shape = chosen.size, self.length
         frames = Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], SPAN))
@@ -76,12 +76,12 @@ class Pairs(Samples):
         return int(kernels.pair_rows(*wanted, seed, self._index, self.table, frames, tuple(own), num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Leaves out segments that are from other documents."""
+        """Leave out random segments."""
         pairs = self._index[0][first:stop]
         return [(int(pairs["a_start"].min()), int(max(pairs["a_stop"].max(), pairs["b_stop"].max())))]
 
     def _write_index(self, append: Append) -> dict[str, Any]:
-        """Cuts the documents of the split into pairs, some documents at a time."""
+        """Cut the documents of the split into pairs, some documents at a time."""
         rules = kernels.PairRules(self.length - 3, np.uint64(round(self.short_seq_prob * 2**32)), np.uint64(self.seed))
         num_documents = num_sentences = num_pairs = num_random = 0
         for number, documents in self.documents():

@@ -14,31 +14,31 @@ from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.kernels import pieces as kernels
 from bertdata.read.stream import Columns, Samples, Wanted, require_sound
 
-PACKED_TOGETHER = 1 << 19  # tokens: only pieces that begin in the same stretch of this length may share rows
+PACKED_TOGETHER = 1 << 19  # tokens: only pieces that start in the same range of this size may share a row
 _NOT_WANTED = np.empty((0, 0), np.int64)
-MAX_LENGTH = 1 << 16  # places of a row: an index has 16 bits for the length of a piece
+MAX_LENGTH = 1 << 16  # tokens of a row: an index has 16 bits for the length of a piece
 
 
 class Pieces(Samples):
-    """Samples that are pieces of documents: a document is cut every T - 2 tokens, its separator left out.
+    """Samples that are pieces of documents. A document, without its separator, is cut every T - 2 tokens.
 
-    `documents` puts one piece into a row. A document of nine tokens in rows of six places:
+    `documents` puts one piece into a row. A document of nine tokens in rows of six:
 
         sample 0    [CLS] 0 1 2 3 [SEP]
         sample 1    [CLS] 4 5 6 7 [SEP]
         sample 2    [CLS] 8 [SEP] [PAD] [PAD] [PAD]
 
-    `packed` puts several pieces into a row by best fit, the largest first, each with a [CLS] and a [SEP] of its own and
-    with position_ids that begin at 0. Pieces of 6, 3, 2 and 1 tokens, which take 8, 5, 4 and 3 places of a row of ten:
+    `packed` puts several pieces into a row by best fit, the largest first, each between its own [CLS] and [SEP], and
+    with position_ids from 0. Pieces of 6, 3, 2 and 1 tokens, which take 8, 5, 4 and 3 tokens of a row of ten:
 
         sample 0    8 8 8 8 8 8 8 8 . .
         sample 1    5 5 5 5 5 4 4 4 4 .
         sample 2    3 3 3 . . . . . . .
 
-    The samples of every epoch are the same. Both need an index, 8 bytes a piece, and `packed` also 8 bytes a row. It is
-    made when the first loader of a kind is opened, in O(pieces) and constant memory.
+    Every epoch has the same rows. The first loader of a kind makes an index, of 8 bytes a piece, and with `packed` 8
+    bytes a row, in O(pieces) and constant memory.
 
-    Raises UsageError for rows of more than 65,536 places, and DatasetError if the offsets of documents are damaged.
+    Raises UsageError for rows of more than 65,536 tokens, and DatasetError if the offsets of documents are damaged.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -73,7 +73,7 @@ class Pieces(Samples):
         return [(int(starts.min()), int((starts + kernels.piece_length(pieces)).max()))]
 
     def _all_pieces(self) -> Iterator[NDArray[np.uint64]]:
-        """Yields the pieces of some documents at a time, in the order of the stream, as `kernels.pack_pieces` does."""
+        """Yield the pieces of some documents at a time, in the order of the stream, in the form of `pack_pieces`."""
         for number, documents in self.documents():
             offsets = documents.astype(np.int64)
             sizes = np.diff(offsets) - self.separator
@@ -83,7 +83,7 @@ class Pieces(Samples):
             yield kernels.pack_pieces(self.starts[number] + offsets[document] + before, lengths)
 
     def _write_pieces(self, append: Append) -> dict[str, Any]:
-        """Makes the index of `documents`."""
+        """Make the index of `documents`."""
         num_pieces = num_tokens = 0
         for pieces in self._all_pieces():
             append("pieces", pieces)
@@ -91,7 +91,7 @@ class Pieces(Samples):
         return {"pad_share": 1 - (num_tokens / max(1, num_pieces) + 2) / self.length, "crop_share": 0.0}
 
     def _write_packed(self, append: Append) -> dict[str, Any]:
-        """Makes the index of `packed`. Pieces wait until all that they may share rows with are there."""
+        """Make the index of `packed`. Pieces wait until all pieces of their area are known."""
         num_rows = num_pieces = num_places = max_pieces = 0
         append("rows", np.zeros(1, np.uint64))
         waiting = np.zeros(0, np.uint64)
@@ -116,9 +116,10 @@ class Pieces(Samples):
 
 
 def pieces_of(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Cuts documents of so many tokens into pieces of at most `most`.
+    """Cut documents into pieces of at most `most` tokens. sizes: tokens of the documents.
 
-    Of each piece: the number of its document, the tokens of the document before it, and its own. int64 [num_pieces].
+    Return for each piece the number of its document, the tokens of the document before it, and its tokens: int64
+    [num_pieces] each.
     """
     counts = -(-sizes // most)
     document = np.repeat(np.arange(sizes.size), counts)
@@ -127,14 +128,14 @@ def pieces_of(sizes: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], N
 
 
 def borders(starts: NDArray[Any]) -> NDArray[np.int64]:
-    """The pieces that share no row with the piece before them. starts: where each begins in the stream."""
+    """Return the first piece of each area but the first. starts: where each piece starts in the stream."""
     return np.flatnonzero(np.diff(starts // starts.dtype.type(PACKED_TOGETHER))) + 1
 
 
 def packed(sizes: NDArray[np.int64], length: int) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Puts pieces that may share rows into rows. sizes: their places, [CLS] and [SEP] counted.
+    """Pack the pieces of an area into rows. sizes: their tokens, [CLS] and [SEP] included.
 
-    Returns the number of rows, the order in which the pieces were put in, and the row of each.
+    Return the number of rows, the order in which the pieces were added, and the row of each piece.
     """
     order, row_of = np.argsort(-sizes, kind="stable"), np.empty(sizes.size, np.int64)
     return kernels.pack(sizes, order, length, row_of), order, row_of

@@ -1,4 +1,4 @@
-"""The tokens of a split as one stream, its samples, and the rows of a batch that are filled from them."""
+"""The tokens of a split as one stream, its samples, and the rows of a batch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bertdata.read import order
 from bertdata.read.kernels import rows as kernels
 from bertdata.read.kernels.masks import NOT_STORED
 
-MAX_LENGTH = 1 << 20  # what is counted for each length of a row, for masks, then takes a second
+MAX_LENGTH = 1 << 20  # tables of masks for longer rows would take more than a second
 _DOCUMENTS_AT_ONCE = 1 << 16
 Columns = dict[str, NDArray[np.int64]]
-"""The members of Batch that only one kind of samples has, by name."""
+"""The members of Batch of one kind of samples only, by name."""
 
 
 class Rows(NamedTuple):
     """A batch before it is masked."""
 
-    members: dict[str, Any]  # of Batch: all but those of masks
-    text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    members: dict[str, Any]  # of Batch, except those of masks
+    text_places: NDArray[np.int64]  # [B]: tokens between the first [CLS] and the last [SEP]
     epochs: NDArray[np.int64]  # [B]
-    spans: NDArray[Any]  # kernels.SPAN [n]: which tokens of the stream the rows are made of
+    spans: NDArray[Any]  # kernels.SPAN [n]: the tokens of the stream in the rows
     inside_word: NDArray[np.uint8] | None
-    """[B, T]: 0 where a token begins a word, 1 where it continues one, 2 where that is not stored; None: not stored for
-    any row, or not asked."""
+    """[B, T]: 0 where a token starts a word, 1 where it continues one, 2 where this is not stored; None: not stored for
+    any row, or not needed."""
 
 
 class Wanted(NamedTuple):
@@ -45,20 +45,20 @@ class Wanted(NamedTuple):
 
 
 class Samples:
-    """The samples of a split, one of four kinds. Its tokens are one stream: its shards end to end.
+    """The samples of a split, of one of four kinds. The tokens of its shards in order are one stream.
 
-    windows    The documents end to end with their separators, cut every T - 2 tokens. Each epoch begins to cut at
-               another place. Nothing is lost, and at most one row of an epoch is padded.
-    documents  A document, or a piece of T - 2 tokens of one: never two in a row.
-    packed     Several such pieces in a row, each between its own [CLS] and [SEP], chosen by best fit.
-    pairs      Two segments of sentences; half of the time they are not from the same document.
+    windows    The stream, separators included, cut every T - 2 tokens, in each epoch from a different token on. No
+               token is lost, and at most one row of an epoch is padded.
+    documents  A document, or a piece of T - 2 tokens of a document.
+    packed     Several of these pieces in a row, each between its own [CLS] and [SEP], packed by best fit.
+    pairs      Two segments of sentences, in half of the rows from two documents.
 
-    The last three need to know where documents begin: they use an index that is made once (index.py). All processes
-    that read a dataset share its pages.
+    The last three use an index of documents, which is made once (index.py). All processes that read a dataset share its
+    pages.
 
-    .num_samples: N, the samples of an epoch. .spans_per_row: the most spans of a row. .starts int64 [num_shards + 1]:
-    where each shard begins in the stream, then the length of the stream. .word_addresses int64 [num_shards]: memory
-    address of the words array of each shard; None: not stored or not asked.
+    .num_samples: N, the samples of an epoch. .spans_per_row: the largest number of spans of a row. .starts int64
+    [num_shards + 1]: where each shard starts in the stream, and the length of the stream. .word_addresses int64
+    [num_shards]: memory address of the words array of each shard; None: not stored or not needed.
 
     Raises UsageError if the dataset has no such split, if rows of this length have no room for text, or if the
     tokenizer lacks [CLS] or [SEP].
@@ -81,9 +81,9 @@ class Samples:
         block: int | None,
         variants: int | None,
     ) -> None:
-        """kind: of choices.SAMPLE_KINDS. length: places of a row. words: fill Rows.inside_word, if the dataset stores
-        where words begin. block: as order.sample_ids has it; None: of tokens larger than half of the memory, the system
-        reads only the pages that are used. short_seq_prob, variants: as Loader has them.
+        """kind: one of choices.SAMPLE_KINDS. length: tokens of a row. words: whether to fill Rows.inside_word, if the
+        dataset stores words. block: as in order.sample_ids; without blocks, tokens larger than half of the memory are
+        read without read-ahead. short_seq_prob, variants: as in Loader.
         """
         if split not in [*dataset.splits]:
             sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
@@ -96,14 +96,14 @@ class Samples:
             raise UsageError(sentence, "tokenizer-lacks-token", option="shards", given=dataset.path)
         self.dataset, self.kind, self.split, self.length, self.seed = dataset, kind, split, length, seed
         self.short_seq_prob, self._block, self._variants = short_seq_prob, block, variants
-        self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
+        self._group = self._requested = (-1, 0)  # groups of blocks: the current one, the last one that was read ahead
         self.shards, self.starts = dataset.splits[split], dataset.splits[split].first_tokens
-        self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
-        self.pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
+        self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # gives kernels the dtype of tokens
+        self.pad = special.pad or 0  # 0 without a padding token: the attention mask hides it
         count, separator = len(self.shards), int(special.separator is not None)
-        self._tokens: dict[int, NDArray[Any]] = {}  # by the number of the shard, of those that are open
-        self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open
-        self.separator = separator  # tokens of it after each document
+        self._tokens: dict[int, NDArray[Any]] = {}  # open shards, by number
+        self._addresses = np.zeros(count, np.int64)  # 0 if the shard is not open
+        self.separator = separator  # separators after each document: 0 or 1
         table = kernels.TokenTable(
             self.starts, self._addresses, self.zero.itemsize, separator, cls=special.cls, sep=special.sep
         )
@@ -126,20 +126,18 @@ class Samples:
         return {}
 
     def lay_out(self, wanted: Wanted, frames: tuple[Any, ...], columns: Columns, num_spans: int) -> int:
-        """Lay out rows of a batch, whose arrays are frames and columns, and add their spans to the first `num_spans`.
+        """Lay out rows of a batch in its arrays, frames and columns, and append their spans to the first `num_spans`.
 
-        frames: a kernels.Frames as a plain tuple.
-
-        Returns the number of spans with them; below 0 if the index is damaged.
+        frames: a kernels.Frames as a plain tuple. Return the new number of spans; below 0 if the index is damaged.
         """
         raise NotImplementedError
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return ranges of the stream that hold the text of samples first, first + 1, ..., stop - 1."""
+        """Return ranges of the stream that contain the text of samples first to stop - 1."""
         raise NotImplementedError
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Open shards that are not open yet."""
+        """Open the shards that are not open."""
         for number in numbers:
             if number in self._tokens:
                 continue
@@ -149,11 +147,11 @@ class Samples:
             if self.word_addresses is not None:
                 self._words.append(self.dataset.array(self.shards[number].name, "words"))
                 self.word_addresses[number] = self._words[-1].ctypes.data
-            self._addresses[number] = tokens.ctypes.data  # last: what fails above leaves the shard closed
+            self._addresses[number] = tokens.ctypes.data  # last, so that after an error above the shard is not open
             self._tokens[number] = tokens
 
     def open_shards_of(self, spans: NDArray[Any]) -> None:
-        """Open the shards of spans. The addresses that a kernel wrote for shards that were closed begin at 0."""
+        """Open the shards of spans. Addresses in shards that were not open are relative to 0; correct them."""
         if len(self._tokens) == len(self.shards):
             return
         numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
@@ -164,8 +162,8 @@ class Samples:
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """Yield the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
 
-        What is made of them is kept for every copy of the dataset. So this raises DatasetError if the dataset_id is not
-        that of the arrays, or if the offsets of documents or sentences are not those that it stands for.
+        An index made from them is used for every copy of the dataset. So this raises DatasetError if the dataset_id
+        does not match the arrays, or if the offsets of documents or sentences do not match the manifest.
         """
         manifest = self.dataset.manifest
         if manifest.computed_id() != manifest.dataset_id:
@@ -182,7 +180,7 @@ class Samples:
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
 
     def read_ahead(self, position: int) -> None:
-        """Request a group of blocks and the next one from the disk when the first of its samples is read."""
+        """Request the group of blocks of a position, and the next group, from the disk, once for each group."""
         if self._block is None:
             return
         n, block = self.num_samples, self._block
@@ -200,9 +198,9 @@ class Samples:
         self._group, self._requested = group, next_group
 
     def _request(self, ranges: list[tuple[int, int]]) -> None:
-        """Request ranges of the stream from the disk, and do not wait."""
+        """Request ranges of the stream from the disk, without waiting."""
         for start, stop in ranges:
-            # A damaged index may point out of the stream. It is refused when its rows are read.
+            # A damaged index may point out of the stream; reading its rows raises the error.
             start, stop = max(0, start), min(stop, int(self.starts[-1]))
             while start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
@@ -219,7 +217,7 @@ class Samples:
 
 
 def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] | None = None) -> Rows:
-    """Return the rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
+    """Return the rows of a batch. parts: samples of datasets with the same kind, length and tokenizer.
 
     Raises DatasetError for a damaged index, and for an id outside the vocabulary.
     """
@@ -249,7 +247,7 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]], sources: NDArray[np.int64] 
 
 
 def require_sound(count: int) -> None:
-    """Raise DatasetError if a count that comes from an index is negative."""
+    """Raise DatasetError if a count from an index is negative."""
     if count < 0:
         sentence = "a sampling index is damaged; delete it in $BERTDATA_CACHE, by default ~/.cache/bertdata"
         raise DatasetError(sentence, "damaged")

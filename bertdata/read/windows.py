@@ -1,4 +1,4 @@
-"""Samples that are windows: the documents of a split end to end, cut every T - 2 tokens."""
+"""Samples that are windows: the stream of a split, cut every T - 2 tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bertdata.read.stream import Columns, Samples, Wanted
 class Windows(Samples):
     """Samples that are windows over the stream of a split, separators included.
 
-    The first window of an epoch begins at its phase, a random place, and the last one ends there. So every epoch cuts
-    the text at other places, and every token is in exactly one sample of each epoch. Ten tokens, rows of six places,
-    phase 7:
+    The first window of an epoch starts at the phase, a random token, and the last one ends there. So every epoch cuts
+    the text differently, and every token is in exactly one sample of each epoch. Ten tokens, rows of six tokens, phase
+    7:
 
         stream      0 1 2 3 4 5 6 7 8 9
         sample 0    [CLS] 7 8 9 0 [SEP]
         sample 1    [CLS] 1 2 3 4 [SEP]
         sample 2    [CLS] 5 6 [SEP] [PAD] [PAD]
 
-    Where a sample begins is arithmetic: there is no index. Only the last sample of an epoch can be padded.
+    The start of a sample is computed, without an index. Only the last sample of an epoch can be padded.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

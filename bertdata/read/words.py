@@ -1,4 +1,4 @@
-"""What masking asks of a tokenizer: which tokens continue a word, and which ids have a token that may replace one."""
+"""Tables of a tokenizer for masking: which tokens continue a word, and which ids may replace others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bertdata.errors import damaged
 from bertdata.format.dataset import Dataset
 from bertdata.types import Masking
 
-BEGINS = ("Ġ", "▁", "Ċ", "ĉ")  # what tokens that begin a word begin with: a space (Ġ, ▁), a line end or a tab
-UNSPACED = (  # characters of scripts that put no spaces between words: first and last code point
+BEGINS = ("Ġ", "▁", "Ċ", "ĉ")  # marks of tokens that start a word: a space (Ġ, ▁), a line feed or a tab
+UNSPACED = (  # first and last code point of scripts without spaces between words
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Burmese
     (0x1780, 0x17FF),  # Khmer
     (0x2E80, 0xA4CF),  # Chinese and Japanese, Yi
@@ -25,23 +25,21 @@ UNSPACED = (  # characters of scripts that put no spaces between words: first an
     (0x20000, 0x3FFFF),  # Chinese characters
 )
 _TOKENIZER = "tokenizer.json"
-_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte of a character that a SentencePiece vocabulary lacks
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte in a SentencePiece vocabulary
 _UNUSED = re.compile(r"[\[<]unused[ _-]?\d+[\]>]", re.IGNORECASE)
 
 
 def continuing(content: Mapping[str, Any], vocab_size: int, *, rule: int) -> NDArray[np.bool_]:
-    """Return for each id, bool [vocab_size], whether its token continues the word before it, by the token's spelling.
+    """Return for each id, bool [vocab_size], whether its token, by its spelling, continues the word before it.
 
-    rule: of masks, 1 or 2. docs/determinism.md ("Words") defines both.
-
-    An id that the model of the tokenizer does not have, such as an added token, continues no word. content: the JSON of
-    a tokenizer that could be loaded; for any other the type of the error is not defined.
+    An id that is not in the model of the tokenizer, such as an added token, does not. rule: 1 or 2; docs/determinism.md
+    ("Words") defines both. content: the JSON of a valid tokenizer; for others the type of the error is not defined.
     """
     continues = np.zeros(vocab_size, np.bool_)
     model = content["model"]
     vocabulary = _ids(model)
     prefix = model.get("continuing_subword_prefix")
-    least = 1 if rule == 1 else 2  # characters of a token whose first one is a mark
+    least = 1 if rule == 1 else 2  # the least length of a token that counts for a mark
     has_marks = any(len(token) >= least and token.startswith(BEGINS) for token in vocabulary)
     if rule == 2 and model.get("end_of_word_suffix"):
         has_marks = False
@@ -54,7 +52,7 @@ def continuing(content: Mapping[str, Any], vocab_size: int, *, rule: int) -> NDA
 
 
 def replacing(content: Mapping[str, Any], vocab_size: int) -> NDArray[np.bool_]:
-    """Return for each id, bool [vocab_size], whether it has a token, and one that is not named as unused."""
+    """Return for each id, bool [vocab_size], whether it has a token that is not an unused one, such as [unused7]."""
     named = np.zeros(vocab_size, np.bool_)
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     for token, token_id in (_ids(content["model"]) | added).items():
@@ -63,11 +61,11 @@ def replacing(content: Mapping[str, Any], vocab_size: int) -> NDArray[np.bool_]:
 
 
 _tables: dict[tuple[Any, ...], dict[str, NDArray[np.bool_]]] = {}
-"""A cache, as a large tokenizer.json takes a second to parse."""
+"""A cache: a large tokenizer.json takes a second to parse."""
 
 
 def tables(dataset: Dataset, masking: Masking) -> dict[str, NDArray[np.bool_]]:
-    """Return the arguments of a Masker that the tokenizer of a dataset decides; do not change the arrays.
+    """Return the arguments of a Masker that depend on the tokenizer of a dataset; do not change the arrays.
 
     Raises DatasetError if that tokenizer cannot be read.
     """
@@ -99,7 +97,7 @@ def _ids(model: Any) -> dict[str, int]:
 
 
 def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return a function: a token → what it stands for in UTF-8, which may be a part of a character."""
+    """Return a function: a token → its text in UTF-8, which may be a part of a character."""
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
         from bertdata.tokenize.models import byte_letters
 
@@ -109,7 +107,7 @@ def _utf8(content: Mapping[str, Any]) -> Callable[[str], bytes]:
 
 
 def _is_unspaced(text: bytes) -> bool:
-    """Return whether the first character of a text is one of UNSPACED, whichever bytes complete it."""
+    """Return whether the first character of a text is in UNSPACED, also if later bytes complete it."""
     if text[:1] < b"\xe0":  # the usual case
         return False
     codes = [ord((text[:4] + 4 * byte).decode(errors="replace")[0]) for byte in (b"\x80", b"\xbf")]

@@ -1,4 +1,4 @@
-"""A file under a URL, which is read in ranges: requests are made again where a failure may pass."""
+"""A file under a URL, read in ranges. Requests are repeated if a failure may be temporary."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bertdata.errors import BertdataError, RemoteError, install
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "Account must be specified", "/latest/api/token")
-"""Parts of errors of a store that looks for credentials and finds none."""
-FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 23  # bytes of a request: after a jump, and at most
+"""Parts of the error messages of a store that finds no credentials."""
+FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 23  # bytes of a request: after a seek, and the largest
 TIMEOUT_S = 60.0  # of silence
-TRIES, FIRST_WAIT_S = 6, 0.5  # of a request that a server may answer later; the wait doubles each time
+TRIES, FIRST_WAIT_S = 6, 0.5  # of a request with a temporary failure; the wait doubles each time
 _Result = TypeVar("_Result")
 
 
 def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
-    """What `ask` returns. Asks several times where the reason for a failure may pass. Raises RemoteError."""
+    """Return the result of `ask`. Repeat it if a failure may be temporary. Raises RemoteError."""
     is_main = threading.current_thread() is threading.main_thread()
     for tries in range(TRIES):
         try:
-            return in_background(ask).result() if is_main else ask()  # no Ctrl-C ends a call of obstore
+            return in_background(ask).result() if is_main else ask()  # Ctrl-C does not end a call of obstore
         except expected() as error:
             problem = as_remote_error(url, error)
             if isinstance(error, urllib.error.HTTPError):
@@ -46,7 +46,7 @@ def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
 
 
 def library(name: str, schemes: str) -> Any:
-    """Import a package that is not always installed."""
+    """Import an optional package. Raises RemoteError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -55,7 +55,7 @@ def library(name: str, schemes: str) -> Any:
 
 
 def if_there(ask: Callable[[], _Result], *kinds: str) -> _Result | None:
-    """Return what `ask` returns, or None if it raises an error of one of these kinds."""
+    """Return the result of `ask`, or None if it raises an error of one of these kinds."""
     try:
         return ask()
     except BertdataError as error:
@@ -65,7 +65,7 @@ def if_there(ask: Callable[[], _Result], *kinds: str) -> _Result | None:
 
 
 def in_background(work: Callable[[], _Result]) -> Future[_Result]:
-    """Runs in a thread of its own, which nobody waits for at the end of the program."""
+    """Run work in a separate thread, which does not delay the end of the program."""
     future: Future[_Result] = Future()
 
     def run() -> None:
@@ -79,7 +79,7 @@ def in_background(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def expected() -> tuple[type[Exception], ...]:
-    """Return what the libraries that were imported raise when a request fails."""
+    """Return the exceptions that the imported libraries raise when a request fails."""
     kinds: list[type[Exception]] = [OSError, http.client.HTTPException, ElementTree.ParseError]
     if "obstore" in sys.modules:
         from obstore.exceptions import BaseError
@@ -101,9 +101,9 @@ def changed_error(shown: str) -> RemoteError:
 
 
 def as_remote_error(url: str, error: Exception) -> RemoteError:
-    """The error for a failed request. Its kind is "server-failed" where the same request may succeed later.
+    """Return the error for a failed request. Its kind is "server-failed" if the request may succeed later.
 
-    A store may refuse access ("access-denied") also to a file that does not exist.
+    Some stores answer "access-denied" for a file that does not exist.
     """
     text, name, shown = str(error), type(error).__name__, without_secrets(url)
     status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
@@ -141,21 +141,21 @@ class RemoteFile:
     name: str  # the URL without login and query
     size: int  # bytes
     version: str  # its ETag, else the time of its last change; on the hub the digest of its content
-    ask: Callable[[int, int], bytes] = field(repr=False, compare=False)  # (start, stop) → these bytes, tried once
+    ask: Callable[[int, int], bytes] = field(repr=False, compare=False)  # (start, stop) → these bytes, in one attempt
     again: Callable[[], RemoteFile] | None = field(default=None, repr=False, compare=False)  # None: it cannot change
     listing: Callable[[], dict[str, RemoteFile]] | None = field(default=None, repr=False, compare=False)
-    """Lists again the files among which this one was found; the same object for all of them."""
+    """List the files of the directory again; all of these files share this function."""
 
     def refreshed(self) -> RemoteFile:
-        """Return what the server says of the file now. Raises RemoteError if it does not exist."""
+        """Return the file as the server describes it now. Raises RemoteError if it does not exist."""
         return self.again() if self.again else self
 
     def open(self) -> io.BufferedReader:
-        """A file object that can seek. Holds at most three requests of 8 MiB in memory."""
+        """Return a seekable file object. It has at most three requests of 8 MiB in memory."""
         return io.BufferedReader(_Reader(self), FIRST_BYTES)
 
     def fetch(self, start: int, stop: int) -> bytes:
-        """These bytes. Raises RemoteError, also if the file has changed."""
+        """Return the bytes from start to stop. Raises RemoteError, also if the file has changed."""
 
         def complete() -> bytes:
             data = self.ask(start, stop)
@@ -166,7 +166,7 @@ class RemoteFile:
         return patiently(self.name, complete)
 
     def read(self, most: int) -> bytes:
-        """All bytes of the file, in memory. Raises RemoteError if it has more than `most`."""
+        """Return all bytes of the file. Raises RemoteError if it has more than `most`."""
         if self.size > most:
             sentence = f"{self.name} has {self.size:,} bytes, more than the {most:,} that are read; check the URL"
             raise RemoteError(sentence, "bad-url", given=self.size)
@@ -175,7 +175,7 @@ class RemoteFile:
 
 
 class _Reader(io.RawIOBase):
-    """A file that is read in ranges. Reading on asks for more at a time, and ahead; after a jump it asks for little."""
+    """A file that is read in ranges: small after a seek, then larger, and ahead of the reader."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._fetch = file.fetch
@@ -206,7 +206,7 @@ class _Reader(io.RawIOBase):
         return len(piece)
 
     def _load(self, wanted: int) -> None:
-        """Fetches the bytes from the current position on."""
+        """Fetch the bytes from the current position on."""
         reads_on = self._position == self._begin + len(self._chunk) and self._chunk != b""
         self._step = min(2 * self._step, MOST_BYTES) if reads_on else FIRST_BYTES
         ahead, self._ahead = self._ahead, None

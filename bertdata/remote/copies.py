@@ -1,6 +1,6 @@
-"""Datasets that move: `push` uploads one to a URL, `pull` copies one to a directory, `local_copy` into the cache.
+"""Copy datasets: `push` uploads one to a URL, `pull` copies one to a directory, `local_copy` to the cache.
 
-All files but the manifest come first, and the manifest last. Every byte is checked before an upload and after a copy.
+The manifest is the last file. Every byte is checked before an upload and after a copy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOCK = ".pull.lock"
 THREADS = 8  # files at the same time
 _PIECE = 1 << 23
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are done, and all."""
+"""Called with the copied bytes and all bytes."""
 FileOf = Callable[[str], RemoteFile]
 _Result = TypeVar("_Result")
 
@@ -62,14 +62,13 @@ def push(
 ) -> str:
     """Upload the dataset in a directory to a URL, and return its dataset_id. Checks every file before its upload.
 
-    url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. After an interruption, the same
-    command uploads all files again. If the dataset is there already, nothing is uploaded, unless `origins` are to be
-    added. public: of the hub, also upload to a repository that everybody sees. origins: also upload origins/, which
-    names inputs with their paths, to the hub; an object store always gets it. progress: called with the bytes that are
-    done, and all.
+    url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. If the URL already has the
+    dataset, nothing is uploaded, unless `origins` is true. After an interruption, all files are uploaded again. public:
+    allow a public repository of the hub. origins: also upload origins/, which has the paths of inputs, to the hub; an
+    object store always gets it. progress: called with the uploaded bytes and all bytes.
 
-    Raises UsageError, DatasetError for a dataset that is damaged or replaced meanwhile, BuildError if another dataset
-    is there, and RemoteError.
+    Raises UsageError, DatasetError if the dataset is damaged or was replaced, BuildError if the URL has a different
+    dataset, and RemoteError.
     """
     source, root = Path(directory), url.rstrip("/")
     is_hub = root.startswith("hf:")
@@ -126,9 +125,8 @@ def push(
 def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
     """Copy the dataset under a URL to a directory, check every byte, and return its dataset_id.
 
-    After a kill, the same command continues with the files that are not here. Raises UsageError, DatasetError if there
-    is not a dataset or a file is not what the manifest says, BuildError if the directory holds something else, and
-    RemoteError.
+    After a kill, the same command continues with the missing files. Raises UsageError, DatasetError if the URL has no
+    dataset or a damaged file, BuildError if the directory has other files, and RemoteError.
     """
     root, target = url.rstrip("/"), Path(directory)
     if not is_url(root):
@@ -138,9 +136,9 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
-        there = [*target.iterdir()]  # looked at once, as a build may end meanwhile, which has .build or the manifest
+        there = [*target.iterdir()]  # listed once, because a build, which has .build or the manifest, may end meanwhile
         if target / MANIFEST not in there:
-            fsync_directory(target)  # before any file, as the name of the lock says whose they are
+            fsync_directory(target)  # before any file: the name of the lock tells whose they are
             names = {*_files_of(manifest), MANIFEST, LOCK, ORIGINS}
             if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
                 sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
@@ -157,11 +155,11 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
 
 
 def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the directory of this host that has the dataset under a URL: in the cache, and copied there once.
+    """Return the directory in the cache of this host with the dataset under a URL. The dataset is copied there once.
 
-    Of several processes the first one copies, and the others wait for it. The copy is named by the digest of its
-    manifest, so another dataset under the same URL is another copy. Nothing removes it; the directory may be deleted
-    when nobody reads it. say: called with a line before a copy begins. Raises as `pull` does.
+    The first of several processes copies, and the others wait for it. The digest of the manifest is in the name of the
+    directory, so a different dataset under the same URL is copied to a different one. Nothing removes it; you may
+    delete it when no process reads it. say: called with a message before a copy starts. Raises the errors of `pull`.
     """
     root = url.rstrip("/")
     file_of, content, manifest = _dataset_under(root)
@@ -176,7 +174,7 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
 
 
 def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
-    """Return name → file, and the manifest, as bytes too. Raises DatasetError if there is no dataset."""
+    """Return name → file, and the manifest as bytes and parsed. Raises DatasetError if there is no dataset."""
     file_of = if_there(lambda: within(root), "not-found")
     content = if_there(lambda: file_of(MANIFEST).read(MAX_RECORD_BYTES), "not-found") if file_of else None
     if file_of is None or content is None:
@@ -192,7 +190,7 @@ def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
 
 
 def _files_of(manifest: Manifest) -> dict[str, tuple[str | None, int]]:
-    """Return name → SHA-256 and most bytes of every file but the manifest. A commit record holds its own digest."""
+    """Return name → SHA-256 and largest size of every file except the manifest. Commit records have a checksum."""
     files: dict[str, tuple[str | None, int]] = {
         name: (sha256, MAX_RECORD_BYTES) for name, sha256 in {**manifest.tokenizer, **manifest.tables}.items()
     }
@@ -204,13 +202,13 @@ def _files_of(manifest: Manifest) -> dict[str, tuple[str | None, int]]:
 
 
 def _require_own_id(manifest: Manifest) -> None:
-    """Raises DatasetError if a dataset gives itself the id of another, for which `local_copy` would then take it."""
+    """Raise DatasetError if the dataset_id does not match the arrays: `local_copy` would mistake it for another one."""
     if manifest.computed_id() != manifest.dataset_id:
         raise damaged(MANIFEST, f"its dataset_id {manifest.dataset_id[:16]} is not that of its arrays")
 
 
 def _require_sound(path: Path, sha256: str | None) -> None:
-    """Raises DatasetError for a file that is missing or damaged. sha256: None for a record, which has a checksum."""
+    """Raise DatasetError if a file is missing or damaged. sha256: None for a record, which has a checksum."""
     if sha256 is None:
         read_record(path)
     elif not path.exists() or digest(path)[0] != sha256:
@@ -222,7 +220,7 @@ def _not_named(path: str | Path) -> DatasetError:
 
 
 def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest, progress: Progress) -> None:
-    """Copy all files that are not here, and check each. The manifest, whose bytes are `content`, is the last one."""
+    """Copy all missing files, and check each. The manifest, with the bytes `content`, is the last one."""
     _require_own_id(manifest)
     record, raw = _origins_under(file_of, manifest, target)
     files, is_over, done, total = _files_of(manifest), threading.Event(), 0, manifest.num_bytes
@@ -241,8 +239,8 @@ def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest
 
 
 def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[Origins | None, bytes]:
-    """Return the record of the origins of a dataset under a URL, as bytes too; None: it has none."""
-    file = if_there(lambda: file_of(RECORD), "not-found", "access-denied")  # which some stores say of what is not there
+    """Return the record of the origins of a dataset under a URL, as bytes and parsed, or None."""
+    file = if_there(lambda: file_of(RECORD), "not-found", "access-denied")  # what some stores answer if it is missing
     if file is None:
         return None, b""
     content = file.read(MAX_RECORD_BYTES)
@@ -250,14 +248,14 @@ def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[O
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
-    """Copy a file of at most so many bytes, unless it is here, and return its size."""
+    """Copy a file of at most `most` bytes, unless it exists, and return its size."""
     if sha256 is not None and path.exists() and digest(path)[0] == sha256:
         return path.stat().st_size
     file, copied = find(), hashlib.sha256()
     if file.size > most:
         raise _not_named(file.name)
-    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # to which a copy that failed may still write
-    stage = Stage(path.parent)  # no context, whose end would remove the file of a later copy
+    path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # a failed copy may still write to it
+    stage = Stage(path.parent)  # not as a context, which would remove the file of a later copy
     with file.open() as source, naming(path), stage.open(path.name) as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
             copied.update(piece)
@@ -275,15 +273,15 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
 
 
 def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
-    """Yield the results of `do` for all names, as they come.
+    """Yield the results of `do` for all names, in the order in which they end.
 
-    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
+    After a failure or Ctrl-C no call starts, and calls in progress are not waited for: they may take minutes.
     """
 
     def attempt(name: str) -> _Result | BaseException:
         try:
             return do(name)
-        except BaseException as error:  # the pool would wait forever for a thread that ends
+        except BaseException as error:  # otherwise the pool would wait forever for the thread
             return error
 
     with ThreadPool(THREADS) as pool:  # its threads are daemons

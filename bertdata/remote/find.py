@@ -1,4 +1,4 @@
-"""What a URL stands for: a file, the files below a directory, or those that match a pattern."""
+"""Find the files of a URL: one file, the files of a directory, or the files that match a pattern."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bertdata.urls import require_sound, scheme_of, without_secrets
 
 
 def find(url: str) -> dict[str, RemoteFile]:
-    """The files that a URL stands for: one with the key "", or several by their path below a directory, in order.
+    """Return the files of a URL: one with the key "", or several by their path below a directory, in order.
 
-    Several are the files below a directory, or those that match a pattern, as with paths of this machine. Raises
-    UsageError for a URL that is none, and RemoteError if there is no file or the server does not answer.
+    A directory or a pattern gives several files, as local paths do. Raises UsageError for an invalid URL, and
+    RemoteError if there is no file or the server does not answer.
     """
     scheme = scheme_of(url)
     require_sound(url)
@@ -34,9 +34,9 @@ def find(url: str) -> dict[str, RemoteFile]:
 
 
 def within(url: str) -> Callable[[str], RemoteFile]:
-    """Name of a file below a directory → the file. That raises RemoteError if there is none.
+    """Return a function: the name of a file below a directory → the file. It raises RemoteError if there is none.
 
-    Of a repository on the hub it looks once, so all files are of one commit.
+    A repository on the hub is listed once, so all files are of one commit.
     """
     require_sound(url)
     if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
@@ -57,11 +57,11 @@ def within(url: str) -> Callable[[str], RemoteFile]:
 
 
 def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, RemoteFile]:
-    """The files below a directory or that match a pattern, of all files by path."""
+    """Return the files below a directory, or those that match a pattern. every: path → file."""
     folder = _folder_of(key)
     if has_magic(key):
         every = {path: file for path, file in every.items() if _matches(path.split("/"), key.split("/"))}
-    in_order = sorted(every, key=lambda path: path.split("/"))  # as paths of this machine are
+    in_order = sorted(every, key=lambda path: path.split("/"))  # as local paths are
     chosen = {path.removeprefix(folder): every[path] for path in in_order if path.startswith(folder)}
     if not chosen:
         sentence = f"{url} does not exist, and no file is below it or matches it; check the name"
@@ -70,7 +70,7 @@ def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, Remot
 
 
 def _folder_of(key: str) -> str:
-    """The directory that the files are below, of a directory or a pattern: "" or a path with a slash at its end."""
+    """Return the directory of a directory or a pattern: "" or a path that ends with a slash."""
     if not has_magic(key):
         return key.rstrip("/") + "/" * bool(key.rstrip("/"))
     fixed = re.split(r"[*?\[]", key)[0]
@@ -78,7 +78,7 @@ def _folder_of(key: str) -> str:
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """Return whether a path matches: `*` stays in one directory, `**` does not, and a first dot must be spelled."""
+    """Return whether a path matches: `*` stays in one directory, `**` does not, and a first dot must be explicit."""
     if not patterns:
         return not parts
     if patterns == ["**"]:

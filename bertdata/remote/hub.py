@@ -15,7 +15,7 @@ from bertdata.remote.access import RemoteFile, if_there, library, patiently
 
 
 def repository_of(url: str) -> tuple[str, str, str | None]:
-    """(org/name, path, revision); the revision may also follow the name. Raises UsageError."""
+    """Return (org/name, path, revision) of a URL. The revision may follow the name or the path. Raises UsageError."""
     revision = r"@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
     match = re.fullmatch(rf"hf://datasets/([^/@]+/[^/@]+)(?:{revision})?/?(.*?)/?(?:{revision})?", url)
     if not match or (match[2] and match[4]):
@@ -25,14 +25,14 @@ def repository_of(url: str) -> tuple[str, str, str | None]:
 
 
 def files_of(url: str) -> dict[str, RemoteFile]:
-    """All files of the repository of a URL, by their path in it. They are of one commit."""
+    """Return all files of the repository of a URL, by path, of one commit."""
     repository, _, revision = repository_of(url)
     info = patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision, files_metadata=True))
     return {each.rfilename: _described(repository, info.sha, each) for each in info.siblings or []}
 
 
 def head(url: str) -> tuple[str | None, bool]:
-    """Return the last commit of a repository, None if there is none, and whether everybody sees the repository."""
+    """Return the last commit of a repository (None if there is none), and whether the repository is public."""
     repository, _, revision = repository_of(url)
     ask = partial(_hub().HfApi().dataset_info, repository, revision=revision)
     info = if_there(lambda: patiently(url, ask), "not-found")
@@ -48,10 +48,10 @@ def commit(
     public: bool,
     check: Callable[[], None],
 ) -> None:
-    """Puts files, by name, into a repository in one commit. A repository that it makes is private, or `public`.
+    """Add files, by name, to a repository in one commit. A new repository is private unless `public`.
 
-    Large files are uploaded first, then `check` is called, and then comes the commit, with the other files. parent: the
-    last commit of the repository, from `head`. Raises RemoteError if there is a later one.
+    Large files are uploaded first. Then `check` is called, and then the commit is made, with the other files. parent:
+    the last commit of the repository, from `head`. Raises RemoteError if there is a later one.
     """
     repository, path, revision = repository_of(url)
     api, add = _hub().HfApi(), _hub().CommitOperationAdd

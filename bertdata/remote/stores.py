@@ -19,12 +19,12 @@ from bertdata.remote import access, web
 from bertdata.remote.access import RemoteFile, as_remote_error, expected, library, missing_error, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
-_VALID = timedelta(hours=1)  # for how long a signed URL is used
-_REFUSED = re.compile(r"^/|//|/$|[\0-\x1f\x7f]")  # keys for which obstore makes no request, or asks for another key
+_VALID = timedelta(hours=1)  # how long a signed URL is valid
+_REFUSED = re.compile(r"^/|//|/$|[\0-\x1f\x7f]")  # keys that obstore rejects or changes
 
 
 def file_at(url: str) -> RemoteFile:
-    """The object of a URL, with its size. Raises RemoteError if it is not there or may not be read."""
+    """Return the object of a URL, with its size. Raises RemoteError if it does not exist or cannot be read."""
     store, key = store_of(url), _key(url)
     if _is_odd(url):
         if key not in (found := files_below(url, key)):
@@ -39,7 +39,7 @@ def file_at(url: str) -> RemoteFile:
 
 
 def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
-    """The files of a bucket whose key begins so, by key. url: any of the bucket."""
+    """Return the files of a bucket whose keys start with `prefix`, by key. url: any URL in the bucket."""
     root, store = _root(url), store_of(url)
     if root.startswith("s3:"):  # obstore strips slashes from both ends of a key
         listed = list(_listed_by_urllib(root, prefix))
@@ -50,7 +50,7 @@ def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
 
 
 def _listed_by_urllib(root: str, prefix: str) -> Iterator[dict[str, Any]]:
-    """Yield what obstore says of the objects of an S3 bucket, with keys as they are."""
+    """Yield the objects of an S3 bucket in the form of obstore, with unchanged keys."""
     query: dict[str, Any] = {"list-type": 2, "encoding-type": "url", "prefix": prefix}
     while True:
         page = _page(root, query)
@@ -69,10 +69,10 @@ def _page(root: str, query: dict[str, Any]) -> ElementTree.Element:
 
 
 def _signed(root: str, rest: str) -> str:
-    """Return the URL of a request to an S3 bucket that obstore would not make, signed by it.
+    """Return a URL for a request to an S3 bucket that obstore does not make, signed by obstore.
 
-    rest: a path and a query that ends in ? or &. obstore signs it as a part of the address of its server, to which it
-    appends "/x" and its own query: this relies on how it joins URLs.
+    rest: a path and a query that ends in ? or &. obstore signs it as part of the address of the server, to which it
+    appends "/x" and its own query. So this depends on how obstore joins URLs.
     """
     is_open = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "on", "yes", "y")
     keys = {"access_key_id": "-", "secret_access_key": "-", "skip_signature": "false"} if is_open else {}
@@ -83,7 +83,7 @@ def _signed(root: str, rest: str) -> str:
 
 
 def write(url: str, content: Path | bytes) -> None:
-    """Puts a file of this machine, or bytes, in place of an object, completely or not at all."""
+    """Write a local file, or bytes, to an object, completely or not at all."""
     patiently(url, lambda: _obstore().put(store_of(url), _key(url), content, max_concurrency=_PARTS))
 
 
@@ -96,13 +96,13 @@ def _ask(url: str, version: str, start: int, stop: int) -> bytes:
 
 
 def _described(url: str, meta: Any, listing: Any = None) -> RemoteFile:
-    tag = meta["e_tag"]  # a list has it without quotes at some stores
+    tag = meta["e_tag"]  # some stores list it without quotes
     version = tag.strip('"') if tag else f"time {int(meta['last_modified'].timestamp())}"
     return RemoteFile(url, meta["size"], version, partial(_ask, url, version), partial(file_at, url), listing)
 
 
 def _require_bucket(url: str) -> None:
-    """Raises RemoteError if there is no such bucket, which the answer to a request for an object does not say."""
+    """Raise RemoteError if there is no such bucket. The answer to a request for an object does not tell this."""
     try:
         patiently(url, lambda: next(iter(_obstore().list(store_of(url), "-", chunk_size=1)), None))
     except RemoteError as error:
@@ -120,7 +120,7 @@ def _obstore() -> Any:
 
 @lru_cache(maxsize=1)
 def _first_process() -> int:
-    """The process that was the first to use obstore."""
+    """Return the id of the process that used obstore first."""
     return os.getpid()
 
 
@@ -130,7 +130,7 @@ def _root(url: str) -> str:
 
 
 def _is_odd(url: str) -> bool:
-    """Whether obstore cannot ask for the object of a URL, and urllib can."""
+    """Return whether obstore cannot request the object of a URL, but urllib can."""
     return url.startswith("s3:") and bool(_REFUSED.search(_key(url)))
 
 
@@ -139,13 +139,13 @@ def _key(url: str) -> str:
 
 
 def store_of(url: str) -> Any:
-    """obstore's object for the bucket of a URL."""
+    """Return the store of obstore for the bucket of a URL."""
     return store_at(_root(url))
 
 
 @lru_cache(maxsize=64)
 def store_at(root: str, **config: str) -> Any:
-    """config: of S3, in place of what is found."""
+    """Return the store of obstore for a bucket. config: options of S3 that replace the configured ones."""
     _obstore()
     from obstore.store import from_url
 
@@ -163,7 +163,7 @@ def store_at(root: str, **config: str) -> Any:
 
 
 def s3_config() -> dict[str, str]:
-    """What obstore does not look for itself: the address of a server, and the files of the AWS command line."""
+    """Return settings that obstore does not find itself: the endpoint, and the files of the AWS command line."""
     variable, config = os.environ.get, dict[str, str]()
     if endpoint := variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL"):
         config["endpoint"] = endpoint
@@ -183,11 +183,11 @@ def s3_config() -> dict[str, str]:
 
 
 def _section(file: Path, section: str, names: dict[str, str]) -> dict[str, str]:
-    """Values of a section of an INI file, by their new names."""
+    """Return values of a section of an INI file. names: name in the file → new name."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read([file])
-    except (configparser.Error, OSError, UnicodeError):  # whose text may hold a secret
+    except (configparser.Error, OSError, UnicodeError):  # their text may have a secret
         sentence = f"{file} cannot be read as a file of the AWS command line; correct it"
         raise RemoteError(sentence, "not-of-format", given=file) from None
     return {new: parser[section][old] for old, new in names.items() if section in parser and old in parser[section]}

@@ -19,7 +19,7 @@ from bertdata.urls import without_secrets
 
 
 def file_at(url: str) -> RemoteFile:
-    """Asks for the first byte, as a signed URL may allow nothing but reading."""
+    """Return the file of a URL. This requests the first byte, because a signed URL may allow only GET."""
 
     def ask() -> RemoteFile:
         try:
@@ -42,11 +42,11 @@ def file_at(url: str) -> RemoteFile:
 def part_of(
     url: str, name: str, start: int, stop: int, *, version: str | None = None, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """Bytes of a file. version: which it must have. headers: of a login."""
+    """Return bytes of a file. version: the required version. headers: those of a login."""
     with _request(url, start, stop, headers) as answer:
         if answer.status != 206 or version not in (None, _version(answer)):
             raise changed_error(name)
-        data: bytes = answer.read(stop - start + 1)  # one more than the server should send
+        data: bytes = answer.read(stop - start + 1)  # one byte more, to see an answer that is too long
         return data
 
 
@@ -55,7 +55,7 @@ def _version(answer: Any) -> str:
 
 
 def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None = None) -> Any:
-    """Asks for a part of a file. A login is for the server of the URL, not for one that it names in its answer."""
+    """Request a part of a file. A login is sent only to the server of the URL, not to one of a redirect."""
     parts = urllib.parse.urlsplit(url)
     login, _, host = parts.netloc.rpartition("@")
     secret = dict(headers or {})
@@ -69,5 +69,5 @@ def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None 
         for name, value in secret.items():
             request.add_unredirected_header(name, value)
         return urllib.request.urlopen(request, timeout=access.TIMEOUT_S)  # noqa: S310
-    except UnicodeError:  # no host has such a name: this one, or that of a redirect
+    except UnicodeError:  # an invalid name of a host, here or in a redirect
         raise http.client.InvalidURL(host) from None

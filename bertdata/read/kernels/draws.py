@@ -1,4 +1,4 @@
-"""Keys, and the random numbers that are drawn from them."""
+"""Keys, and random numbers from keys."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ mix = inline()(keys.mix)
 
 @inline()
 def absorb(h, word):
-    """A key that has taken in one more word (docs/determinism.md)."""
+    """Return the key of h and one more word (docs/determinism.md)."""
     return mix((h ^ word) + GOLDEN)
 
 
 @inline()
 def draw(key, index):
-    """64 random bits: number `index` of a key."""
+    """Return random number `index` of a key: 64 bits."""
     return mix(key + (index + U1) * GOLDEN)
 
 
 @inline()
 def below(x, n):
-    """x scaled to [0, n): the high half of the 128-bit product x * n."""
+    """Return x scaled to [0, n): the high half of the 128-bit product x * n."""
     x_lo, x_hi, n_lo, n_hi = x & LOW32, x >> U32, n & LOW32, n >> U32
     cross = x_hi * n_lo + ((x_lo * n_lo) >> U32)
     other = x_lo * n_hi + (cross & LOW32)
@@ -38,11 +38,11 @@ def below(x, n):
 
 @inline()
 def below32(x, n):
-    """The high half of x scaled to [0, n), for n up to 2**32."""
+    """Return the high half of x scaled to [0, n), for n up to 2**32."""
     return ((x >> U32) * n) >> U32
 
 
 @part()
 def key3(seed, purpose, variant):
-    """key(seed, purpose, variant) of docs/determinism.md."""
+    """Return key(seed, purpose, variant) (docs/determinism.md)."""
     return absorb(absorb(absorb(U0, seed), purpose), variant)

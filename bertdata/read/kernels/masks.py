@@ -1,4 +1,4 @@
-"""Masks: which token positions of a row are predicted, and which ids replace theirs."""
+"""Masks: which tokens of a row are predicted, and which ids replace them."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ MOST_IN_WORD = 16  # tokens, by rule 2
 SELECT, AMOUNT = np.uint64(1 << 32), np.uint64(1 << 33)
 """Draws from index 2**32 on select places, except with BERNOULLI.
 
-Draw AMOUNT says how many places UNIFORM selects, and with WHOLE_WORD at which place a part of a word begins.
+Draw AMOUNT decides how many places UNIFORM selects, and with WHOLE_WORD where the part of a long word starts.
 
-Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or picks the random id (SPANS).
+Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or its random id (SPANS).
 """
 
 
 class MaskRules(NamedTuple):
-    """A masking policy for one vocabulary and row length. One for each Loader."""
+    """A masking policy for one vocabulary and row length. Each Loader has one. A place is a token position of a row."""
 
     policy: int  # EXACT, BERNOULLI, WHOLE_WORD, SPANS or UNIFORM
     seed: np.uint64
     quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
     select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
-    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound that the high 32 bits of a draw reach
+    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound <= the high 32 bits of a draw
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
     is_rule_1: bool
     mask_id: int
     mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
-    random_below: np.uint64  # else a random id if they are below this, else it keeps its id
-    pool: NDArray[np.int64]  # ids to draw a random one from
+    random_below: np.uint64  # otherwise a random id if they are below this, otherwise its own id
+    pool: NDArray[np.int64]  # the ids that replace others at random
     first_special: np.uint64  # the least id that is not MASKABLE
-    special_range: np.uint64  # the largest one minus the least
+    special_range: np.uint64  # the largest such id minus the least
 
 
 class MaskRows(NamedTuple):
-    """The rows of a batch to mask. ids change in place; the last three are overwritten."""
+    """The rows of a batch to mask: ids are masked in place, and the last three arrays are outputs."""
 
     ids: NDArray[np.int64]  # [B, T], each below V
     text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: 0 where a word begins, INSIDE or NOT_STORED; [0, 0]: nothing is stored
+    inside_word: NDArray[np.uint8]  # [B, T]: 0 where a word starts, INSIDE or NOT_STORED; [0, 0]: nothing is stored
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
     weights: NDArray[np.float32]  # [B] with UNIFORM, else [0]
 
 
 class Scratch(NamedTuple):
-    """Arrays that masking overwrites: of T + 8 elements, unless a shape is given."""
+    """Scratch arrays of T + 8 elements, unless a shape is given."""
 
-    selected: NDArray[np.uint8]  # 1 at selected places; all 0 between two rows
+    selected: NDArray[np.uint8]  # 1 at selected places; all 0 before and after each row
     places: NDArray[np.int64]  # the selected places, ascending
     draws: NDArray[np.uint64]
-    starts: NDArray[np.int64]  # of words; of EXACT and UNIFORM, the candidates from index 1 on
+    starts: NDArray[np.int64]  # of words; with EXACT and UNIFORM, the candidates from index 1 on
     stops: NDArray[np.int64]  # of words
-    random_places: NDArray[np.int64]  # [B * K + 1]: places of all rows that get a random id, from the batch's first
+    random_places: NDArray[np.int64]  # [B * K + 1]: flat indexes of the tokens that get a random id
     random_draws: NDArray[np.uint64]  # [B * K + 1]
 
 
@@ -74,7 +74,7 @@ class Scratch(NamedTuple):
 def _candidates(row, n, rules, starts):
     """Return the number of maskable places of a row, and write them to starts[1:] unless all n - 2 places are."""
     num_special = 0
-    for t in range(1, n - 1):  # compiled to vector instructions, which a table of ids is not
+    for t in range(1, n - 1):  # compiled to vector instructions, in contrast to a table of ids
         num_special += uint64(row[t]) - rules.first_special <= rules.special_range
     if num_special == 0:
         return n - 2
@@ -87,7 +87,7 @@ def _candidates(row, n, rules, starts):
 
 @inline()
 def _vectors(count):
-    """Return count rounded up to a multiple of 8: a loop of as many steps has no slow remainder."""
+    """Return count rounded up to a multiple of 8, so that a vectorized loop has no slow remainder."""
     return (count + 7) & ~7
 
 
@@ -106,7 +106,7 @@ def _select_exact(key, num_candidates, quota, selected, draws):
 
 @part()
 def _find_words(rows, b, n, kinds, is_rule_1, starts, stops):
-    """Write where the words of a row begin and end. Return the number of words, and of maskable places."""
+    """Write where the words of a row start and stop. Return the number of words, and of maskable places."""
     num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
         kind = kinds[uint64(rows.ids[b, t])]
@@ -147,8 +147,8 @@ def _split_long_words(num_words, most, starts, stops):
 def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
     """Select each word, in random order, that still fits into the quota of places.
 
-    If that leaves more than half of the quota, rule 2 selects a part of the first word that did not fit: consecutive
-    places from a random one, which continue with the first place of the word after its last one.
+    If more than half of the quota is left, rule 2 selects a part of the first word that did not fit: consecutive places
+    from a random one on, cyclically.
     """
     left, passed_over = quota, -1
     for j in range(num_words):
@@ -173,7 +173,7 @@ def _select_words(key, num_words, quota, is_rule_1, starts, stops, selected):
 
 @part()
 def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected):
-    """Select spans of neighbouring words, of random length, until the quota of places is full; the last is cut."""
+    """Select spans of adjacent words, of random length, until the quota is full. The last span is cut to fit."""
     left = quota
     for attempt in range(64 + 16 * quota):
         if left == 0:
@@ -239,7 +239,7 @@ def _select(rules, rows, b, key, scratch):
 
 @part()
 def _mask_row(rules, rows, b, num_random, scratch):
-    """Mask row b. Add the places that get a random id to the first `num_random`, and return how many there are then."""
+    """Mask row b. Append the places that get a random id to the first `num_random`, and return their new number."""
     row, places, draws = rows.ids[b], scratch.places, scratch.draws
     masked_positions, targets = rows.masked_positions[b], rows.targets[b]
     key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
@@ -262,7 +262,7 @@ def _mask_row(rules, rows, b, num_random, scratch):
 
 @part()
 def _mask_rows(rules, rows, scratch):
-    """Mask all rows, and then write random ids, in a loop whose steps do not wait for each other."""
+    """Mask all rows. Then write random ids, in a loop with independent steps."""
     num_random = np.int64(0)
     for b in range(rows.ids.shape[0]):
         num_random = _mask_row(rules, rows, b, num_random, scratch)

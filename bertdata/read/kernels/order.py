@@ -1,4 +1,4 @@
-"""Which sample comes at which position of the endless stream, and from which source of a mix."""
+"""Stream position → sample, and stream position → source of a mix."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from bertdata import keys
 from bertdata.jit import jit, part
 from bertdata.read.kernels.draws import U0, U1, U2, U32, U63, absorb, below32, draw, key3
 
-# The words of a key that say what it is for. "window" names groups of blocks: the word may not change any more.
+# The purposes of keys. "window" is that of groups of blocks: it must not change.
 ORDER, BLOCKS, GROUP, MIX = (np.uint64(keys.purpose(name)) for name in ("order", "blocks", "window", "mix"))
 ROUNDS = 8
 GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 and a part
-MIX_BLOCK = 100  # positions of a mix that together have each source's share
+MIX_BLOCK = 100  # positions of a mix in which each source has its share
 
 
 @jit()
 def num_bits(n):
-    """b such that 2**b is the smallest power of two that is at least n and at least 64."""
+    """Return b such that 2**b is the smallest power of two that is at least n and at least 64."""
     bits = uint64(6)
     while bits < U63 and (n - U1) >> bits != U0:
         bits += U1
@@ -27,9 +27,9 @@ def num_bits(n):
 
 @jit()
 def permuted(key, n, bits, x):
-    """Where a keyed permutation of [0, n) takes x.
+    """Return the image of x under a keyed permutation of [0, n).
 
-    It is a Feistel network on numbers of `bits` bits, repeated until the result is below n.
+    The permutation is a Feistel network on numbers of `bits` bits, repeated until the result is below n.
     """
     lo = bits // U2
     hi = bits - lo
@@ -49,7 +49,7 @@ def permuted(key, n, bits, x):
 
 @part()
 def _scramble(key, bits, numbers):
-    """Apply the network of `permuted` once to each number, uint64 [n]: compiled to vector instructions."""
+    """Apply the network of `permuted` once to each number, uint64 [n], in vector instructions."""
     lo = bits // U2
     hi = bits - lo
     lo_mask = (U1 << lo) - U1
@@ -64,9 +64,9 @@ def _scramble(key, bits, numbers):
 
 @jit(arrays=True)
 def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
-    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 15 ns a sample.
+    """Write the epoch and the sample id of each stream position, int64 [B] each. 15 ns a sample.
 
-    num_samples int64 [S]: of the epochs of each source. which int64 [B], bounds int64 [S + 1]: positions
+    num_samples int64 [S]: the samples of an epoch of each source. which int64 [B], bounds int64 [S + 1]: positions
     which[bounds[s]] to which[bounds[s + 1] - 1] are of source s.
     """
     numbers = np.empty(which.size, np.uint64)
@@ -89,10 +89,9 @@ def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
 
 @jit()
 def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sample_ids):
-    """As `permute`, for an order in blocks of `most` samples, or of all if a source has less; twice the cost.
+    """As `permute`, for an order in blocks of `most` samples, or of all samples if a source has less; twice the cost.
 
-    Whole blocks are permuted. Each GROUP_BLOCKS of them that then follow one another are a group, and the samples of a
-    group are permuted.
+    Whole blocks are permuted. Each GROUP_BLOCKS consecutive blocks of this order are a group, with permuted samples.
     """
     for s in range(num_samples.size):
         total, block = num_samples[s], min(most, num_samples[s])
@@ -124,9 +123,9 @@ def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sa
 
 @jit()
 def counts_before(weights, block, counts):
-    """Writes how many samples of each source come before a block of a mix. weights, counts int64 [S].
+    """Write how many samples of each source come before a block of a mix. weights, counts int64 [S].
 
-    The sum of the weights is below 2**31, so that nothing here overflows.
+    The sum of the weights is below 2**31, so nothing overflows.
     """
     left, total = block * MIX_BLOCK, weights.sum()
     for s in range(weights.size):
@@ -138,19 +137,19 @@ def counts_before(weights, block, counts):
 
 @jit(arrays=True)
 def mix_sources(positions, weights, seed, sources, inner, which, bounds):
-    """Writes the source of each position of a mix, and which position of the source's own stream it is.
+    """Write the source of each position of a mix, and the position in the stream of the source.
 
-    positions, sources, inner int64 [B]. which int64 [B] gets the rows of source 0, then those of source 1, and so on;
-    those of source s begin at bounds[s], int64 [S + 1]. 10 ns a position, if positions follow one another.
+    positions, sources, inner int64 [B]. which int64 [B]: output, the rows of source 0, then those of source 1, and so
+    on; those of source s start at bounds[s], int64 [S + 1]. 10 ns a position, if positions are consecutive.
     """
     before, after = np.empty_like(weights), np.empty_like(weights)
-    # Zeros, because for a position that does not exist the counts may overflow, and entries are used as indices.
+    # Zeros: counts of invalid positions may overflow, and entries are used as indexes.
     source_at, number_at = np.zeros(MIX_BLOCK, np.int64), np.empty(MIX_BLOCK, np.int64)
     block_start = np.int64(-(1 << 62))
     bounds[:] = 0
     for i in range(positions.size):
         if not 0 <= positions[i] - block_start < MIX_BLOCK:
-            block = positions[i] // MIX_BLOCK  # slow, so not for each position
+            block = positions[i] // MIX_BLOCK  # slow, so once for each block
             block_start = block * MIX_BLOCK
             counts_before(weights, block, before)
             counts_before(weights, block + 1, after)

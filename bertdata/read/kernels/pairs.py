@@ -1,4 +1,4 @@
-"""Samples that are pairs of segments, for next sentence prediction."""
+"""Pairs of segments, for next sentence prediction."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ PAIRS = np.uint64(keys.purpose("pairs"))
 
 PAIR = np.dtype(
     [
-        ("a_start", np.int64),  # where segment A begins in the stream
-        ("a_stop", np.int64),  # where A ends; a B that is not random begins here
-        ("b_stop", np.int64),  # where B ends; 0 if B is random
+        ("a_start", np.int64),  # where segment A starts in the stream
+        ("a_stop", np.int64),  # where A stops; a B that is not random starts here
+        ("b_stop", np.int64),  # where B stops; 0 if B is random
         ("b_wanted", np.int64),  # tokens that a random B should have; 0 if B is not random
-        ("first_sentence", np.int64),  # the first sentence of A's document, counted over the split
+        ("first_sentence", np.int64),  # number of the first sentence of A's document in the split
         ("num_sentences", np.int64),  # sentences of A's document
     ]
 )
-"""A sample of `pairs` as its index stores it: all but which other document a random B comes from."""
+"""A sample of `pairs` in an index. The epoch decides the document of a random B."""
 
 
 class DocumentRange(NamedTuple):
-    """Documents of one shard that follow one another, and what comes before them in the split."""
+    """Consecutive documents of one shard, and the numbers of what comes before them."""
 
     documents: NDArray[np.uint64]  # [D + 1]: offsets of the shard
     sentences: NDArray[np.uint64]  # [S + 1]: offsets of the shard, from documents[0] to documents[-1]
-    first_document: int  # documents before these
-    first_sentence: int  # sentences before these
+    first_document: int  # documents before these, in the split
+    first_sentence: int  # sentences before these, in the split
     shard_start: int  # tokens before the shard
     separator: int  # as in TokenTable
 
 
 class PairRules(NamedTuple):
-    """How documents are cut into pairs; docs/determinism.md, pairs."""
+    """How documents are cut into pairs (docs/determinism.md, "pairs")."""
 
-    max_tokens: int  # text of a pair: T - 3
+    max_tokens: int  # tokens of text in a pair: T - 3
     short_below: np.uint64  # a document gets a shorter target if the high 32 bits of its draw are below this
     seed: np.uint64
 
 
 class PairIndex(NamedTuple):
-    """What `segment` made of a split."""
+    """The output of `segment` for a split."""
 
-    pairs: NDArray[Any]  # PAIR [N]
+    pairs: NDArray[Any]  # PAIR [N], the samples
     sentences: NDArray[np.uint64]  # [Q + 1]: see `pack_sentence`; the last is the end of the stream, as a document
 
 
 class PairColumns(NamedTuple):
-    """The arrays that only a batch of pairs has. int64."""
+    """The arrays of a batch of pairs, in addition to those of all kinds. int64."""
 
     token_type_ids: NDArray[np.int64]  # [B, T]: 1 for B and the [SEP] after it
-    next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is from another document
-    cropped: NDArray[np.int64]  # [B]: tokens that were cut off, because A and B did not fit
+    next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is random
+    cropped: NDArray[np.int64]  # [B]: the number of tokens that were cut off
 
 
 def pack_sentence(start, begins_document):
-    """A sentence as an index stores it, uint64: where it begins in the stream, then whether a document begins there."""
+    """Return a sentence as in an index, uint64: its start in the stream, then 1 bit: a document starts there."""
     return np.uint64(start) << U1 | np.uint64(begins_document)
 
 
@@ -79,10 +79,10 @@ def _sentence_start(sentence):
 
 @jit()
 def segment(part, rules, pairs, sentences):
-    """Cuts documents into pairs of segments as BERT does (Devlin et al., 2019).
+    """Cut documents into pairs of segments as BERT does (Devlin et al., 2019).
 
-    part: a DocumentRange of S sentences. rules: PairRules. pairs PAIR [S] and sentences uint64 [S] are overwritten.
-    Returns the number of pairs, or -1 if offsets do not fit each other.
+    part: a DocumentRange of S sentences. rules: PairRules. pairs PAIR [S], sentences uint64 [S]: outputs. Return the
+    number of pairs, or -1 if the offsets are damaged.
     """
     num_pairs, s, num_sentences = 0, 0, part.sentences.size - 1
     for d in range(part.documents.size - 1):
@@ -129,7 +129,7 @@ def segment(part, rules, pairs, sentences):
             if is_random:
                 pair["b_stop"] = 0
                 pair["b_wanted"] = max(1, target - (a_stop - a_start))
-                i = first + a_sentences - 1  # what would have been B begins the next pair
+                i = first + a_sentences - 1  # the sentences after A start the next pair
             else:
                 b_stop = np.int64(part.sentences[i + 1]) - (part.separator if i == s - 1 else 0)
                 pair["b_stop"] = part.shard_start + b_stop
@@ -144,7 +144,7 @@ def segment(part, rules, pairs, sentences):
 
 @part()
 def _cut_front(key, segment, excess):
-    """How many of `excess` tokens that a segment (1: A, 2: B) loses are at its front; the others are at its end."""
+    """Return how many of the `excess` tokens that a segment (1: A, 2: B) loses are at its front."""
     front = 0
     for word in range((excess + 63) >> 6):
         bits = draw(key, (segment << U32) + uint64(word))
@@ -156,10 +156,9 @@ def _cut_front(key, segment, excess):
 
 @jit()
 def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, num_spans):
-    """Lays out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
+    """Lay out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
 
-    index: PairIndex. columns: PairColumns, overwritten. num_spans: as in Samples.lay_out; -1 if the index points out
-    of its array.
+    index: PairIndex. columns: PairColumns, outputs. num_spans: as in Samples.lay_out; -1 if the index is damaged.
     """
     index, table, frames, columns = PairIndex(*index), TokenTable(*table), Frames(*frames), PairColumns(*columns)
     pairs, sentences, ids = index.pairs, index.sentences, frames.ids
@@ -189,7 +188,7 @@ def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, nu
             return -1
         a_length, b_length = a_stop - a_start, b_stop - b_start
         excess = cropped[b] = max(0, a_length + b_length - max_tokens)
-        if excess:  # tokens are taken one by one from the longer segment, from B if they are equal
+        if excess:  # tokens are cut one by one from the longer segment, from B if they are equal
             from_a = min(excess, max(0, a_length - b_length))
             from_b = min(excess, max(0, b_length - a_length))
             rest = excess - from_a - from_b

@@ -1,4 +1,4 @@
-"""Samples that are one or more pieces of documents."""
+"""Rows of one or more pieces of documents."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bertdata.read.kernels.rows import Frames, TokenTable, add_piece
 
 
 def pack_pieces(starts, lengths):
-    """Pieces as an index stores them, uint64: where the first token is in the stream, then 16 bits of length."""
+    """Return pieces as in an index, uint64: the number of the first token in the stream, then 16 bits of length."""
     return (starts << 16 | lengths).astype(np.uint64)
 
 
 def piece_start(piece):
-    """Where a piece begins in the stream; piece is a number or an array, uint64."""
+    """Return the number of the first token in the stream. piece: a number or an array, uint64."""
     return piece >> np.uint64(16)
 
 
 def piece_length(piece):
-    """The tokens of a piece; piece is a number or an array, uint64."""
+    """Return the number of tokens. piece: a number or an array, uint64."""
     return piece & np.uint64(0xFFFF)
 
 
@@ -31,11 +31,11 @@ _piece_start, _piece_length = inline()(piece_start), inline()(piece_length)
 
 @jit()
 def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, num_spans):
-    """Lays out rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
+    """Lay out rows of one or more pieces of documents, each between its own [CLS] and [SEP].
 
-    pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k holds pieces bounds[k] to bounds[k + 1]; if it is
-    empty, row k holds piece k. position_ids int64 [B, T], or [0, 0] if they are not wanted: they count from 0 in each
-    piece, and from 0 again in the padding. num_spans: as in Samples.lay_out; -1 if the index points out of its array.
+    pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k has the pieces bounds[k] to bounds[k + 1] - 1; if
+    bounds is empty, piece k. position_ids int64 [B, T], or [0, 0] if not needed: from 0 in each piece, and from 0 again
+    in the padding. num_spans: as in Samples.lay_out; -1 if the index is damaged.
     """
     table, frames = TokenTable(*table), Frames(*frames)
     length = frames.ids.shape[1]
@@ -71,15 +71,15 @@ def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, n
 
 @jit(arrays=True)
 def pack(sizes, order, capacity, rows):
-    """Puts pieces into rows by best fit.
+    """Pack pieces into rows by best fit.
 
-    Pieces come in the order order[0], order[1], ... Each goes into the row with the least room that is enough; of
-    several such rows into the one that was changed last; if there is none, it begins a row.
+    Pieces are added in the order order[0], order[1], ... Each is added to the row with the least sufficient room; of
+    several such rows, to the one that was changed last; if there is none, to a new row.
 
-    sizes, order int64 [P]: places of each piece, at most `capacity`, and the order. rows int64 [P] gets the row of each
-    piece. Returns the number of rows. O(P · capacity / 64) at worst.
+    sizes, order int64 [P]: tokens of each piece, at most `capacity`, and the order. rows int64 [P]: output, the row of
+    each piece. Return the number of rows. O(P · capacity / 64) in the worst case.
     """
-    tops = np.full(capacity + 1, -1, np.int64)  # by room: the row on top of the stack of rows with that much room
+    tops = np.full(capacity + 1, -1, np.int64)  # by room: the top of the stack of rows with this room
     under = np.empty(sizes.size, np.int64)  # by row: the row under it in its stack
     with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: the stack of room r is not empty
     num_rows = 0

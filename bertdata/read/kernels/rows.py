@@ -1,4 +1,4 @@
-"""Rows of ids, laid out as spans of the tokens in memory."""
+"""Rows of ids, made from spans of the tokens in memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from bertdata.bits import request
 from bertdata.jit import inline, jit, part
 
-PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself continues a longer one
+PREFETCHED = 1024  # bytes of a span to prefetch; for longer ones the processor continues by itself
 
 
 class TokenTable(NamedTuple):
-    """The tokens of a split in memory: its shards end to end are one stream. One for each Loader."""
+    """The tokens of a split in memory: its shards in order are one stream. Each Loader has one for each source."""
 
-    starts: NDArray[np.int64]  # [num_shards + 1]: where each shard begins in the stream, then the length of the stream
-    addresses: NDArray[np.int64]  # [num_shards]: memory address of the first token of each shard, 0 if it is not mapped
+    starts: NDArray[np.int64]  # [num_shards + 1]: where each shard starts in the stream, and its length
+    addresses: NDArray[np.int64]  # [num_shards]: address of the first token of each shard, 0 if it is not mapped
     itemsize: int  # bytes of a token: 2 or 4
-    separator: int  # tokens after the text of each document: 1, or 0 if the dataset has no separator
+    separator: int  # separators after each document: 1 or 0
     cls: int  # id of [CLS]
     sep: int  # id of [SEP]
 
@@ -33,23 +33,23 @@ SPAN = np.dtype(
         ("row", np.int64),  # row of the batch
         ("place", np.int64),  # place in the row of the first token
         ("length", np.int64),  # tokens
-        ("start", np.int64),  # where the first token is in the stream
+        ("start", np.int64),  # number of the first token in the stream
     ]
 )
-"""Tokens that lie side by side in one shard and belong side by side in one row."""
+"""Consecutive tokens of one shard that are consecutive in one row."""
 
 
 class Frames(NamedTuple):
-    """The rows of a batch before their text is copied: special tokens are there, spans say what belongs between."""
+    """The rows of a batch before their text is copied: special tokens, and spans of text."""
 
     ids: NDArray[np.int64]  # [B, T]
-    text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    text_places: NDArray[np.int64]  # [B]: tokens between the first [CLS] and the last [SEP]
     spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
 
 
 @intrinsic
 def _pointer(typing: Any, address: Any, like: Any) -> Any:
-    """Return a pointer to numbers of the type of `like`. An index that follows it is not checked."""
+    """Return a pointer to numbers of the type of `like`. Indexes of the pointer are not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -59,7 +59,7 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def _prefetch(typing: Any, address: Any) -> Any:
-    """Asks the processor to load the 64 bytes at an address, and does not wait. The address may be invalid."""
+    """Prefetch the 64 bytes at an address. The address may be invalid."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         request(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
@@ -70,7 +70,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
 
 @inline()
 def add_span(table, frames, number, shard, start, length, row, place):
-    """Writes span `number` and prefetches its tokens. Returns number + 1."""
+    """Write span `number` and prefetch its tokens. Return number + 1."""
     address = table.addresses[shard] + (start - table.starts[shard]) * table.itemsize
     span = frames.spans[number]
     span["address"] = address
@@ -85,7 +85,7 @@ def add_span(table, frames, number, shard, start, length, row, place):
 
 @part()
 def shard_of(starts, start):
-    """The number of the shard that holds token `start` of the stream, by bisection."""
+    """Return the number of the shard of token `start` of the stream, by bisection."""
     lo, hi = 0, starts.size - 1
     while hi - lo > 1:
         middle = (lo + hi) // 2
@@ -98,7 +98,7 @@ def shard_of(starts, start):
 
 @inline()
 def add_piece(table, frames, number, start, length, row, place):
-    """Adds a span whose place in the stream comes from an index: -1 if no shard holds all of it."""
+    """Add a span from an index. Return number + 1, or -1 if the span is not inside one shard."""
     if not (0 <= start < table.starts[-1] and length > 0):
         return np.int64(-1)
     shard = shard_of(table.starts, start)
@@ -109,10 +109,10 @@ def add_piece(table, frames, number, start, length, row, place):
 
 @jit()
 def fill_rows(frames, num_spans, like, pad):
-    """Copies the tokens of the first `num_spans` spans into their rows, and pads the rows.
+    """Copy the tokens of the first `num_spans` spans into their rows, and pad the rows.
 
-    like: a number of the dtype of the tokens. The addresses of spans are not checked here. Returns the largest id, and
-    how many places of all rows are padding.
+    like: a number of the dtype of the tokens. The addresses of spans must be valid. Return the largest id, and the
+    number of tokens that are padding.
     """
     frames = Frames(*frames)
     ids = frames.ids
@@ -136,7 +136,7 @@ def fill_rows(frames, num_spans, like, pad):
 
 @jit()
 def attend(text_places, attention_mask):
-    """Writes 1 to attention_mask, int64 [B, T], at the filled places of each row, and 0 at the padding."""
+    """Write attention_mask, int64 [B, T]: 1, and 0 at the padding."""
     for b in range(text_places.size):
         attention_mask[b, : text_places[b] + 2] = 1
         attention_mask[b, text_places[b] + 2 :] = 0
@@ -144,10 +144,10 @@ def attend(text_places, attention_mask):
 
 @jit()
 def mark_inside_words(spans, starts, word_addresses, inside_word):
-    """Writes to inside_word, uint8 [B, T], for each token of a span: 1 if it continues the word before it, else 0.
+    """Write to inside_word, uint8 [B, T], for each token of a span: 1 if it continues the word before it, else 0.
 
     spans: SPAN [n], of one dataset. starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the
-    words array of each shard, with one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
+    words array of each shard (docs/format.md).
     """
     for i in range(spans.size):
         span = spans[i]

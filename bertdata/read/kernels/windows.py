@@ -1,4 +1,4 @@
-"""Samples that are windows: so many tokens that follow one another in the stream."""
+"""Rows of consecutive tokens of the stream."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PHASE = np.uint64(keys.purpose("phase"))
 
 @jit()
 def phase(seed, epoch, total):
-    """Where in a stream of `total` tokens the windows of an epoch begin."""
+    """Return where the windows of an epoch start in a stream of `total` tokens."""
     return np.int64(below(key3(seed, PHASE, uint64(epoch)), uint64(total)))
 
 
 @jit()
 def window_rows(which, epochs, sample_ids, seed, table, frames, num_spans):
-    """Lays out samples that are windows. epochs, sample_ids int64 [B]. num_spans: as in Samples.lay_out."""
+    """Lay out windows. epochs, sample_ids int64 [B]. num_spans: as in Samples.lay_out."""
     table, frames = TokenTable(*table), Frames(*frames)
     total, text_length = table.starts[-1], frames.ids.shape[1] - 2
     last_epoch, first = np.int64(-1), np.int64(0)
