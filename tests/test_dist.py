@@ -93,7 +93,7 @@ def _listens(port):
 @pytest.mark.slow
 def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp_path, monkeypatch):
     """Two agents of torchrun on one machine. One is killed with its rank, and another takes its place."""
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/howto/nodes.md
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/scale.md
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

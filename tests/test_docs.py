@@ -79,7 +79,6 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("docs/finetuning.md", "python search_task.py "): "mteb; tests/test_embeddings.py",
     ("docs/finetuning.md", "euroeval "): "is not installed; tests/test_embeddings.py",
     ("docs/recipes.md", "python benchmarks/"): "takes hours",
-    ("*", "bertdata build gs://"): "needs Google's store",
     ("*", "bertdata build hf://"): "needs the hub",
     ("*", "bertdata build https://"): "needs a web server",
     ("*", "ray start "): "tests/test_ray.py starts a cluster",

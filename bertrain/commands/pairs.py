@@ -2,7 +2,7 @@
 
     bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz
 
-docs/evaluation.md describes the file, the scores and the result.
+docs/tasks.md describes the file and the scores.
 """
 
 from __future__ import annotations

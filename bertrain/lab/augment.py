@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 -m bertrain augment --vectors glove.6B.300d.txt --checkpoint run/ ...
 
 A word of one token is replaced by a word that the masked language model proposes in its place, a word of several tokens
-by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/finetuning.md has the rules.
+by one of the nearest words in a table of vectors (Jiao et al., 2020, algorithm 1). docs/tasks.md has the rules.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class _Rows:
     def __init__(self, ranks: World, directory: str, options: Augmentation) -> None:
         given = Columns(options.text, options.other, options.label)
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
-        kind = pick(of_texts, options.task, "--task", "docs/finetuning.md")(given)
+        kind = pick(of_texts, options.task, "--task", "docs/tasks.md")(given)
         self.options, self.out = options, Path(options.out)
         suffix = Path(options.train).suffix
         if self.out.suffix.lower() != suffix.lower():

@@ -7,7 +7,7 @@ The tasks are those of bertrain.lab.tasks: one class, a number or several labels
 questions. The epoch of each seed that is best on dev is kept, as a Hugging Face directory. Several processes share out
 the seeds, and a seed that is finished is not run again. --from-scratch starts from random weights, to show what
 pre-training gave. With --teacher, labels to train on are those of a larger model that was fine-tuned before.
-docs/finetuning.md has the files, the measures and the rules.
+docs/tasks.md has the files, the measures and the rules.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read(ranks: World, job: Job) -> Inputs:
 
     def read_files() -> Inputs:
         columns = Columns(job.text, job.other, job.label, job.separator, job.skip)
-        task = pick(TASKS, job.task, "--task", "docs/finetuning.md")(columns)
+        task = pick(TASKS, job.task, "--task", "docs/tasks.md")(columns)
         if job.teacher and not task.taught:
             sentence = f"--teacher gives no labels for --task {job.task}; leave it out"
             raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)

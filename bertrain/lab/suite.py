@@ -4,7 +4,7 @@
 
 The files are those that GLUE and SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its
 own directory.
-Test labels are secret, so all figures are of dev, which also chooses the epoch. docs/finetuning.md has the tables.
+Test labels are secret, so all figures are of dev, which also chooses the epoch. docs/tasks.md has the tables.
 """
 
 from __future__ import annotations
