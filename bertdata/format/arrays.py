@@ -104,7 +104,7 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
             if size != expected:
                 raise damaged(path, f"it has {size:,} bytes and should have {expected:,}")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                raise damaged(path, f"it does not begin with the header of {length} numbers of {dtype}")
+                raise damaged(path, f"its header is not that of {length} numbers of {dtype}")
             pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None

@@ -77,7 +77,7 @@ class Dataset:
             split = shard.partition("-")[0]
             return self._array(split, self.splits[split].number_of(shard), name)
         except (KeyError, ValueError):
-            sentence = f"{self.path} stores no {name} of {shard}; give names of a shard and of an array that it stores"
+            sentence = f"{self.path} has no array {name} of a shard {shard}; give the names of a shard and of an array"
             raise UsageError(sentence, "unknown", option="name", given=name) from None
 
     @property
@@ -113,7 +113,7 @@ class Dataset:
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= tokens.size:
             path = array_path(self.path, self.splits[name][number].name, "documents")
-            raise damaged(path, f"document {local} runs from {start} to {stop}")
+            raise damaged(path, f"document {local} has the offsets {start} to {stop}")
         has_separator = self.special_tokens.separator is not None
         return tokens[start : stop - has_separator]
 
@@ -152,7 +152,7 @@ class Dataset:
         path = self._directory / name
         content = read_content(path)  # a longer one has a different digest
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
-            raise damaged(path, f"it is not the file that {MANIFEST} names")
+            raise damaged(path, f"it does not match {MANIFEST}")
         return content
 
 
@@ -203,6 +203,6 @@ def _reopen(path: str, dataset_id: str) -> Dataset:
     dataset = Dataset(path)
     if dataset.dataset_id != dataset_id:
         there = dataset.dataset_id
-        sentence = f"{path} now holds dataset {there}, not {dataset_id}: it was rebuilt meanwhile; open it again"
+        sentence = f"{path} was rebuilt: it now has dataset {there}, not {dataset_id}; open it again"
         raise DatasetError(sentence, "replaced", given=there)
     return dataset

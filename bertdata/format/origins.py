@@ -120,13 +120,13 @@ class Origins:
                 raise ValueError
             return made
         except (KeyError, TypeError, AttributeError, ValueError):
-            raise damaged(name, "it is not a record of the origins of this dataset") from None
+            raise damaged(name, "it is not the record of the origins of this dataset") from None
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Origins | None:
         """Return the origins of a dataset, or None if it has none. Raises DatasetError if the record is damaged."""
         if (directory / ORIGINS).is_symlink():
-            sentence = f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself"
+            sentence = f"{directory / ORIGINS} is a symbolic link; replace it with the directory itself"
             raise DatasetError(sentence, "wrong-file-type", given=directory / ORIGINS)
         path = directory / RECORD
         return cls.parse(read_record(path), manifest, path, directory) if path.exists() else None
@@ -145,14 +145,14 @@ class Origins:
         path = self.directory / INPUTS
         content = read_content(path, self.inputs["bytes"])
         if (len(content), hashlib.sha256(content).hexdigest()) != (self.inputs["bytes"], self.inputs["sha256"]):
-            raise damaged(path, f"it is not the file that {RECORD} names")
+            raise damaged(path, f"it does not match {RECORD}")
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
             if len(inputs) != self.inputs["number"] or any(b"\0" in os.fsencode(each.name) for each in inputs):
                 raise ValueError
             return inputs
         except (ValueError, TypeError, RecursionError):
-            raise damaged(path, "its lines are not a name, a size and a version each") from None
+            raise damaged(path, "each line should be a name, a size and a version") from None
 
     def input_and_place(self, document: int) -> tuple[str, int]:
         """Return the name of a document's input, and the place in it. document: counted as in Dataset.document."""

@@ -334,5 +334,5 @@ def open_one(directory: Path, shard: Shard, name: str) -> NDArray[Any]:
     entry, path = shard.arrays[name], array_path(directory, shard.name, name)
     array = open_array(path, entry["dtype"], entry["length"])
     if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
-        raise damaged(path, f"its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}")
+        raise damaged(path, f"its offsets are {array[0]} to {array[-1]} and should be 0 to {shard.num_tokens}")
     return array

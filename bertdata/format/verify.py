@@ -38,7 +38,7 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
     if table_faults := _digest_faults(directory, manifest.tables):
         return faults + table_faults
     if manifest.computed_id() != manifest.dataset_id:
-        faults.append(f"{directory}: its dataset_id is not that of its arrays")
+        faults.append(f"{directory}: its dataset_id does not match its arrays")
     done, total = 0, manifest.num_bytes
     for shard in manifest.shards:
         crc32_of: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ def _digest_faults(directory: Path, digests: Mapping[str, str]) -> list[str]:
 
     def require(path: Path, sha256: str) -> None:
         if digest(path)[0] != sha256:
-            raise damaged(path, "its SHA-256 is not the one in the manifest")
+            raise damaged(path, "its SHA-256 differs from the manifest")
 
     return [fault for name, sha256 in digests.items() for fault in _errors(require, directory / name, sha256)]
 
@@ -94,7 +94,7 @@ def require_own_tokens(directory: Path, manifest: Manifest) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise damaged(files[0], f"it is not a tokenizer ({type(error).__name__}: {error})") from None
     if replace(found, separator=special.separator) != special:
-        raise damaged(directory / MANIFEST, f"its vocab_size or its special ids are not those of {files[0].name}")
+        raise damaged(directory / MANIFEST, f"its vocab_size or its special ids differ from {files[0].name}")
 
 
 def _recorded_crc32(directory: Path, shard: Shard) -> dict[str, list[int]]:
@@ -103,10 +103,10 @@ def _recorded_crc32(directory: Path, shard: Shard) -> dict[str, list[int]]:
     record = read_record(path)
     try:
         if record["split"] != shard.name.rpartition("-")[0]:
-            raise damaged(path, "its split is not that of the manifest")
+            raise damaged(path, "its split differs from the manifest")
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                raise damaged(path, f"its array {array} is not that of the manifest")
+                raise damaged(path, f"its array {array} differs from the manifest")
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
         raise damaged(path, "it is not the record of this shard") from None
@@ -121,7 +121,7 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
         return
     if sha256 == entry["sha256"]:
         if recorded not in (None, crc32):
-            yield f"{file} is sound, but the CRC-32 in its commit record are not those of the file"
+            yield f"{file} is intact, but the CRC-32 in its commit record differ from the file"
         return
     size = file.stat().st_size
     expected = file_bytes(**entry)
@@ -132,7 +132,7 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
         start = number * BLOCK_BYTES
         yield f"{file}: bytes {start:,} to {min(start + BLOCK_BYTES, size):,} are damaged (CRC-32)"
     if not blocks and size == expected:
-        yield f"{file} is damaged: its SHA-256 is not the one in the manifest"
+        yield f"{file} is damaged: its SHA-256 differs from the manifest"
 
 
 def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterator[str]:
@@ -152,21 +152,21 @@ def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterat
         yield f"{file('tokens')}: {fault}"
     for array in ("documents", "sentences"):
         if array in arrays and (fall := _first(_is_fall, arrays[array], overlap=1)) is not None:
-            yield f"{file(array)}: offset {fall + 1} is not above offset {fall}"
+            yield f"{file(array)}: offset {fall + 1} is not larger than offset {fall}"
             return
     if has_separator:
         if (number := _first(lambda stops: tokens[stops - _ONE] != special.separator, documents[1:])) is not None:
             yield f"{file('tokens')}: document {number} does not end with the separator"
         if (number := _first(lambda each: np.diff(each) == 1, documents, overlap=1)) is not None:
-            yield f"{file('documents')}: document {number} holds nothing but the separator"
+            yield f"{file('documents')}: document {number} has only the separator"
     if "sentences" in arrays:
         sentences = arrays["sentences"]
         if _first(lambda each: sentences[np.searchsorted(sentences, each)] != each, documents) is not None:
-            yield f"{file('sentences')}: a document does not begin with a sentence"
+            yield f"{file('sentences')}: a document does not start with a sentence"
     if "empty" in arrays:
         empty = arrays["empty"]
         if empty[-1] > shard.num_documents or _first(lambda x: x[1:] < x[:-1], empty, overlap=1) is not None:
-            yield f"{file('empty')}: its numbers fall somewhere, or are above {shard.num_documents}"
+            yield f"{file('empty')}: its numbers do not ascend, or are above {shard.num_documents}"
     if "words" in arrays:
         words, number_of_bits = arrays["words"], int(documents[-1])
 
@@ -174,9 +174,9 @@ def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterat
             return words[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8) & 1 == 0
 
         if (number := _first(are_inside, documents[:-1])) is not None:
-            yield f"{file('words')}: the first token of document {number} does not begin a word"
+            yield f"{file('words')}: the first token of document {number} does not start a word"
         elif has_separator and (number := _first(lambda stops: are_inside(stops - _ONE), documents[1:])) is not None:
-            yield f"{file('words')}: the separator of document {number} does not begin a word"
+            yield f"{file('words')}: the separator of document {number} does not start a word"
         elif int(words[-1]) >> (number_of_bits - 8 * (words.size - 1)):
             yield f"{file('words')}: a bit after the last token is 1"
 
@@ -206,7 +206,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     try:
         record = Origins.read(directory, manifest)
         if record is None:
-            yield f"{directory / ORIGINS} belongs to another dataset; remove it"
+            yield f"{directory / ORIGINS} belongs to a different dataset; remove it"
             return
         num_inputs = len(record.named_inputs)
     except DatasetError as error:
@@ -220,7 +220,7 @@ def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
         if not faults:
             numbers = open_array(file, DTYPE, shard.num_documents)
             if _first(_is_fall, numbers, overlap=1) is not None or int(numbers[-1]) >> record.place_bits >= num_inputs:
-                yield f"{file}: its numbers do not ascend, or the last one names no input"
+                yield f"{file}: its numbers do not ascend, or the last one is not an input"
 
 
 def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:

@@ -61,7 +61,7 @@ def open_index(
             stage.publish()
     except OSError as error:
         reason = error.strerror or error
-        sentence = f"the sampling index cannot be written to {directory}: {reason}; set BERTDATA_CACHE"
+        sentence = f"the sampling index cannot be written to {directory}: {reason}; set BERTDATA_CACHE to a directory"
         raise BuildError(sentence, "unwritable", given=directory) from None
     return _read(directory, name, dtypes)
 

@@ -297,11 +297,11 @@ class Loader:
             differing["masking"] = {key: was.get(key) for key in keys}, {key: now.get(key) for key in keys}
         if differing:
             words = "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differing.items())
-            sentence = f"this state belongs to another stream: {words}; give the Loader the same options"
+            sentence = f"this state belongs to a different stream: {words}; give the Loader the same options"
             raise StateError(sentence, "other-stream", option="state", given=differing)
         position = state.get("position")
         if type(position) is not int or not 0 <= position < 1 << 62:
-            sentence = f"position is {position!r} in this state; expected a number of samples"
+            sentence = f"the position in this state is {position!r}; expected a number of samples"
             raise StateError(sentence, "damaged", option="state", given=position)
         self.position = position
         if masking != self.masking:

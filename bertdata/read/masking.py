@@ -62,7 +62,7 @@ class Masker:
         elif masking.random_from == "tokens" and replacing_ids is not None:
             replaces = ordinary & replacing_ids
         if not (ordinary.any() and replaces.any()):
-            sentence = "the vocabulary has only special tokens, so nothing can be masked; give another dataset"
+            sentence = "the vocabulary has only special tokens, so nothing can be masked; give a different dataset"
             raise UsageError(sentence, "unsupported", option="masking")
         kinds = ordinary * kernels.MASKABLE
         if continuing_ids is not None:

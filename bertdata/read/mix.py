@@ -125,5 +125,5 @@ def require_alike(datasets: Sequence[Dataset]) -> None:
             difference = "special tokens or separators"
         else:
             continue
-        sentence = f"{first.path} and {other.path} have different {difference}; make both with the same tokenizer"
+        sentence = f"{first.path} and {other.path} have different {difference}; build both with the same tokenizer"
         raise UsageError(sentence, "tokenizer-differs", option="shards", given=other.path)

@@ -40,7 +40,7 @@ class Pairs(Samples):
         super().__init__(*arguments, **options)
         dataset, split = self.dataset, self.split
         if not dataset.splits[split].stores("sentences"):
-            sentence = f"{dataset.path} stores no sentences, which pairs need; build it again with --sentences line"
+            sentence = f"pairs need sentences, which {dataset.path} does not store; build it with --sentences line"
             raise UsageError(sentence, "not-stored", option="samples", given="pairs")
         if dataset.splits[split].num_documents < 2:
             sentence = f"split {split} of {dataset.path} has one document, and pairs need two; give a larger dataset"

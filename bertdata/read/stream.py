@@ -86,7 +86,7 @@ class Samples:
         read without read-ahead. short_seq_prob, variants: as in Loader.
         """
         if split not in [*dataset.splits]:
-            sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; build it with that"
+            sentence = f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}; give one of these"
             raise UsageError(sentence, "no-split", option="split", given=split)
         expected = f"3 to {MAX_LENGTH:,}: a row has [CLS], text and [SEP]"
         require(3 <= length <= MAX_LENGTH, "length", length, expected)

@@ -50,7 +50,7 @@ def library(name: str, schemes: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        sentence = f"{name} is not installed, which reads and writes {schemes}; {install('remote')}"
+        sentence = f"{schemes} need {name}, which is not installed; {install('remote')}"
         raise RemoteError(sentence, "not-installed") from None
 
 
@@ -115,19 +115,19 @@ def as_remote_error(url: str, error: Exception) -> RemoteError:
     if any(words in text for words in NO_CREDENTIALS):
         return RemoteError(f"{shown}: no credentials were found; {login}", "access-denied", given=shown)
     if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
-        sentence = f"{shown}: the server refuses access ({status or 403}); {login}"
+        sentence = f"{shown}: the server denies access ({status or 403}); {login}"
         return RemoteError(sentence, "access-denied", given=shown)
     if name == "PreconditionError" or status == 412:
         return changed_error(shown)
     if status == 404 or isinstance(error, FileNotFoundError) or name.endswith("NotFoundError"):
         return missing_error(shown)
     if key := re.search(r'[Pp]ath:? ("(?:[^"\\]|\\.)*")', text) if "InvalidPath" in name else None:
-        sentence = f"{shown}: no request can be made for the key {key[1]}; rename the object, or name the other files"
+        sentence = f"{shown}: the key {key[1]} cannot be requested; rename the object, or give the other files"
         return RemoteError(sentence, "unsupported", given=key[1])
     if isinstance(error, http.client.InvalidURL) or "InvalidPath" in name or "path segment" in text:
         return RemoteError(f"{shown} is not a URL that can be requested; check it", "bad-url", given=shown)
     if status is None:
-        return RemoteError(f"{shown}: the server gives no answer, or only a part of it", "server-failed", given=shown)
+        return RemoteError(f"{shown}: the server gives no answer, or an incomplete one", "server-failed", given=shown)
     if status == 429 or status >= 500:
         return RemoteError(f"{shown}: the server answers with {status}", "server-failed", given=shown)
     sentence = f"{shown}: the server answers with {status}; check the URL, or copy the file to this machine"
@@ -168,7 +168,7 @@ class RemoteFile:
     def read(self, most: int) -> bytes:
         """Return all bytes of the file. Raises RemoteError if it has more than `most`."""
         if self.size > most:
-            sentence = f"{self.name} has {self.size:,} bytes, more than the {most:,} that are read; check the URL"
+            sentence = f"{self.name} has {self.size:,} bytes, and the limit is {most:,}; check the URL"
             raise RemoteError(sentence, "bad-url", given=self.size)
         with self.open() as stream:
             return stream.read()

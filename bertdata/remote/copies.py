@@ -84,10 +84,10 @@ def push(
     if there == manifest.dataset_id and not origins:
         return there
     if there not in (None, manifest.dataset_id):
-        sentence = f"{root} holds another dataset already; give another URL, or remove that one first"
+        sentence = f"{root} already has a different dataset; give a different URL, or remove that dataset first"
         raise BuildError(sentence, "out-exists", option="url", given=root)
     if is_public and not public:
-        sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
+        sentence = f"{root} is a public repository; give --public if this dataset may be public"
         raise RemoteError(sentence, "missing", option="public")
     files, done = _files_of(manifest), 0
     if (origins or not is_hub) and (known := Origins.read(source, manifest)):
@@ -147,7 +147,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
             there = []
         (target / LOCK).unlink(missing_ok=True)
     if read_manifest(target).dataset_id != manifest.dataset_id:
-        sentence = f"{target} already holds another dataset; give another directory"
+        sentence = f"{target} already has a different dataset; give a different directory"
         raise BuildError(sentence, "out-exists", option="directory", given=target)
     for name, (sha256, _) in _files_of(manifest).items() if there else ():  # nothing was copied now
         _require_sound(target / name, sha256)
@@ -204,7 +204,7 @@ def _files_of(manifest: Manifest) -> dict[str, tuple[str | None, int]]:
 def _require_own_id(manifest: Manifest) -> None:
     """Raise DatasetError if the dataset_id does not match the arrays: `local_copy` would mistake it for another one."""
     if manifest.computed_id() != manifest.dataset_id:
-        raise damaged(MANIFEST, f"its dataset_id {manifest.dataset_id[:16]} is not that of its arrays")
+        raise damaged(MANIFEST, f"its dataset_id {manifest.dataset_id[:16]} does not match its arrays")
 
 
 def _require_sound(path: Path, sha256: str | None) -> None:
@@ -216,7 +216,7 @@ def _require_sound(path: Path, sha256: str | None) -> None:
 
 
 def _not_named(path: str | Path) -> DatasetError:
-    return damaged(path, f"it is not the file that {MANIFEST} names")
+    return damaged(path, f"it does not match {MANIFEST}")
 
 
 def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest, progress: Progress) -> None:

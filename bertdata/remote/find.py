@@ -41,7 +41,7 @@ def within(url: str) -> Callable[[str], RemoteFile]:
     require_sound(url)
     if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
         shown = without_secrets(url)
-        sentence = f"{shown} was given with a login or a query, which the URL of a dataset cannot have; leave it out"
+        sentence = f"{shown} has a login or a query, which the URL of a dataset must not have; remove it"
         raise UsageError(sentence, "bad-url", given=shown)
     if scheme_of(url) != "hf":
         file_at = web.file_at if scheme_of(url) == "http" else stores.file_at

@@ -19,7 +19,7 @@ def repository_of(url: str) -> tuple[str, str, str | None]:
     revision = r"@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
     match = re.fullmatch(rf"hf://datasets/([^/@]+/[^/@]+)(?:{revision})?/?(.*?)/?(?:{revision})?", url)
     if not match or (match[2] and match[4]):
-        sentence = f"{url} names no dataset of the hub; give hf://datasets/org/name, and /path or @revision"
+        sentence = f"{url} is not a dataset of the hub; give hf://datasets/org/name, with /path or @revision if needed"
         raise UsageError(sentence, "bad-url", given=url)
     return match[1], match[3], urllib.parse.unquote(match[2] or match[4] or "") or None
 

@@ -113,7 +113,7 @@ def _require_bucket(url: str) -> None:
 def _obstore() -> Any:
     obstore = library("obstore", "s3://, gs:// and az://")
     if _first_process() != os.getpid():
-        sentence = "an object store was used before this process was forked; open the dataset before, or spawn"
+        sentence = "this process was forked after an object store was used; fork earlier, or spawn the process"
         raise RemoteError(sentence, "unsupported")
     return obstore
 

@@ -31,7 +31,7 @@ def file_at(url: str) -> RemoteFile:
             span, version, is_part = error.headers.get("Content-Range", ""), _version(error), True
         size, name = span.rpartition("/")[2], without_secrets(url)
         if not is_part or not re.fullmatch(r"[0-9]{1,18}", size):
-            sentence = f"{name}: the server does not send parts of files; download the file first"
+            sentence = f"{name}: the server does not support range requests; download the file first"
             raise RemoteError(sentence, "server-unsuitable", given=name)
         ask_part = partial(part_of, url, name, version=version)
         return RemoteFile(name, int(size), version, ask_part, partial(file_at, url))
