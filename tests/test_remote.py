@@ -320,7 +320,7 @@ def test_what_is_not_there_is_one_sentence(bucket, tmp_path, vocab):
 def files_of_aws(bucket, tmp_path, monkeypatch):
     """files_of_aws(name=content): the files of the AWS command line instead of the variables. Gives the URL of TEXT."""
 
-    def put(**files):
+    def put_all(**files):
         url = bucket.put("a.txt", TEXT)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             monkeypatch.delenv(name)
@@ -330,7 +330,7 @@ def files_of_aws(bucket, tmp_path, monkeypatch):
         stores.store_at.cache_clear()
         return url
 
-    return put
+    return put_all
 
 
 def test_no_credentials_are_one_sentence(files_of_aws, tmp_path, vocab, monkeypatch):
