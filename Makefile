@@ -59,7 +59,7 @@ reference: $(VENV)/.dev  ## docs/errors.md, commands.md and api.md from the sour
 # TOKENIZERS: directory with files of real tokenizers. BENCH_OPTIONS="--rounds 1 --minutes 0.5" is faster.
 BENCH ?= .bench
 
-bench: $(VENV)/.train  ## comparison with other libraries: docs/benchmarks.md, benchmarks/results/comparison.json
+bench: $(VENV)/.dev  ## comparison with other libraries: docs/benchmarks.md, benchmarks/results/comparison.json
 	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) \
 	    $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(BENCH_OPTIONS)
 

@@ -56,8 +56,8 @@ def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> An
     return trackio.init(project=project, name=name, config=options, resume="allow", embed=False)
 
 
-TRACKERS = {"tensorboard": (_tensorboard, "train"), "wandb": (_wandb, "wandb"), "trackio": (_trackio, "trackio")}
-"""Library → a function that begins the record of a run, and the extra that installs the library.
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+"""Library, and the extra that installs it → a function that begins the record of a run.
 
 The function takes the run directory, the options, a name for the record, and the last step that the record may have. It
 returns an object with `log(numbers, step=…)` and `finish()`.
@@ -68,7 +68,7 @@ def require(names: Sequence[str]) -> None:
     """Raise UsageError for a library that is not installed. Import none."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
-            sentence = f"--log-to {name} needs {name}, which is not installed; {install(TRACKERS[name][1])}"
+            sentence = f"--log-to {name} needs {name}, which is not installed; {install(name)}"
             raise UsageError(sentence, "not-installed", option="log_to", given=name)
 
 
@@ -83,8 +83,7 @@ class Trackers:
         identity = (out / ID).read_text().strip() if (out / ID).exists() else secrets.token_hex(4)
         write_file(out / ID, f"{identity}\n".encode())
         for name in dict.fromkeys(names):
-            begin, _ = TRACKERS[name]
-            self._try(name, lambda: self._records.update({name: begin(out, options, identity, step)}))  # noqa: B023
+            self._try(name, lambda: self._records.update({name: TRACKERS[name](out, options, identity, step)}))  # noqa: B023
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Send the numbers of an entry of the log."""

@@ -1,6 +1,6 @@
 """Pre-trains in a loop of accelerate, on masked batches of bertdata.
 
-Takes a dataset, a directory and a number of steps. Run again, it goes on.
+Takes a dataset, a directory and a number of steps. Run again, it continues. Needs the extra accelerate.
     python examples/accelerate_loop.py shards/ trained/ 200
     accelerate launch --num_processes 2 examples/accelerate_loop.py shards/ trained/ 200
 """

@@ -43,7 +43,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError(f"drawing needs matplotlib; {install('train')}", "not-installed") from None
+        raise UsageError(f"drawing needs matplotlib; {install('plot')}", "not-installed") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
