@@ -6,7 +6,6 @@ A file is written under a temporary name, synced and renamed; then its directory
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -97,6 +96,8 @@ def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False
     text "{busy} by process {N}; {advice}" if another process holds it. Raises FileNotFoundError if the file was removed
     before the lock was taken: such a lock holds nobody off.
     """
+    import fcntl  # not on Windows
+
     with open_plain(path, "a+") as lock:
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -216,8 +216,8 @@ class Machines(Options):
 
     @property
     def threads(self) -> int:
-        """Number of threads."""
-        return self.workers or len(os.sched_getaffinity(0))
+        """Number of threads: without workers, the cores that this process may use."""
+        return self.workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, kw_only=True)

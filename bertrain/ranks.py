@@ -116,7 +116,8 @@ def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
     processes.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # PR_SET_PDEATHSIG: die with the launcher, so that no rank writes after it
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        # PR_SET_PDEATHSIG: die with the launcher, so that no rank writes after it
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -129,7 +130,8 @@ def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
             raise UsageError(sentence, "out-of-range", option="nproc_per_node", given=processes)
         device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
-    else:  # glibc shall keep freed memory: otherwise each step touches new pages, 30,000 for 600 targets and 30,522 ids
+    elif sys.platform == "linux":
+        # glibc shall keep freed memory: otherwise each step touches new pages, 30,000 for 600 targets and 30,522 ids
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
             ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

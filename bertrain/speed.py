@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import resource
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -61,11 +61,13 @@ class Clock:
 
         They are of the steps since the last call or `start`; evaluations and waits for checkpoints do not count.
         """
+        import resource  # not on Windows
+
         before, rows, waited = self._before, self._rows, self._waited
         self._begin_entry()
         seconds = max(1e-9, self._before - before)
         flops, on_gpu = rows * self._row_flops / seconds, self._device.type == "cuda"
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         rates = {
             "tokens_per_s": round(rows * self._length * world_size / seconds, 1),
             "data_wait": round(waited / seconds, 5),

@@ -99,6 +99,12 @@ except ModuleNotFoundError as error:
     assert result.stdout.endswith("\ntorch\n")
 
 
+def test_an_import_needs_no_module_that_windows_lacks(hiding):
+    run = "import bertdata, bertrain\nfor name in bertdata.__all__:\n    getattr(bertdata, name)"
+    result = python("-c", run, hide="fcntl resource", before=hiding)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "command", ["-c import bertrain.commands.doctor", "-m bertrain doctor", "-m bertrain.pretrain --help"]
 )
@@ -137,9 +143,10 @@ def test_threads_that_wait_do_not_keep_their_core(given, count):
 
 
 def test_the_engine_needs_no_torch_and_the_extra_does():
-    heavy = {"torch", "transformers", "matplotlib"}
+    heavy, train = {"torch", "transformers"}, names(PROJECT["optional-dependencies"]["train"])
     assert not heavy & names(PROJECT["dependencies"])
-    assert heavy <= names(PROJECT["optional-dependencies"]["train"])
+    assert heavy <= train
+    assert not {"matplotlib", "tensorboard", "accelerate"} & train
 
 
 def pins(file):
@@ -162,7 +169,7 @@ def test_every_lower_bound_is_a_version_that_is_tested():
     oldest, extras = pins("constraints-oldest.txt"), PROJECT["optional-dependencies"]
     tested = [
         *PROJECT["dependencies"],
-        *(line for name in ("train", "ray", "lora", "remote", "test", "dev") for line in extras[name]),
+        *(line for name in extras.keys() - {"wandb", "trackio", "docs"} for line in extras[name]),
     ]
     for requirement in map(Requirement, tested):
         if requirement.name not in (PROJECT["name"], "torch"):  # of torch, older ones than the tested one are allowed

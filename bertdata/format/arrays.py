@@ -6,7 +6,6 @@ import errno
 import hashlib
 import mmap
 import os
-import resource
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,6 +110,8 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENOMEM):  # ENOMEM: there are too many maps
             raise unreadable(path, error) from None
+        import resource  # not on Windows
+
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from bertdata.choices import SAMPLE_KINDS
 from bertdata.errors import UsageError
 from bertdata.format.dataset import Dataset
+from bertdata.options import Machines
 from bertdata.read.loader import Loader
 from bertdata.types import Masking
 
@@ -21,7 +21,7 @@ def measured(path: str, *, length: int, rows: int) -> str:
 
     rows, length: the shape of a batch. Raises UsageError if there is no split train.
     """
-    dataset, cores = Dataset(path), len(os.sched_getaffinity(0))
+    dataset, cores = Dataset(path), Machines().threads
     lines = [
         f"{path}: {dataset.num_tokens:,} tokens, split train, batches of {rows} x {length}, 1 process of {cores} cores",
         f"  {'Mtok/s':<12}{'unmasked':>10}{'masked':>10}",

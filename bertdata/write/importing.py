@@ -21,7 +21,7 @@ import numpy as np
 from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.jit import announcing_compilation
-from bertdata.options import IdsFormat, Shares
+from bertdata.options import IdsFormat, Machines, Shares
 from bertdata.sources.blocks import runs_of
 from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
 from bertdata.sources.iterables import names_of, open_arrays
@@ -102,7 +102,7 @@ def import_ids(
                 staging,
                 units.numbers,
                 units.add,
-                workers=len(os.sched_getaffinity(0)),
+                workers=Machines().threads,
                 progress=lambda done: progress(done, total),
                 items=files[0].files[0].items,
             )
