@@ -125,7 +125,7 @@ class Config(Options):
     """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
     objective: str = option("mlm", kinds.TEXT, MODEL)
     """Objectives to train on, joined by +: mlm, mlm+nsp for sentence pairs, or diffusion with --masking
-    uniform (docs/methods.md).
+    uniform (docs/objectives.md).
     """
     trains: str = option("", PATTERN, MODEL, phase=True, in_files=True)
     """Regular expression: only parameters of the model whose name contains a match are trained."""

@@ -73,7 +73,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
     ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
     ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
-    ("docs/methods.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
+    ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
     ("docs/import.md", "from streaming import "): "tests/test_iterables.py, outside",
     ("docs/import.md", "from litdata import "): "tests/test_iterables.py, outside",
     ("docs/finetuning.md", "python search_task.py "): "mteb; tests/test_embeddings.py",

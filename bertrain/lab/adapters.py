@@ -4,7 +4,7 @@
 
 peft puts the matrices into a model in place, so the model keeps its class, and all callers work as before. Two
 things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
-directory of peft's own. docs/methods.md has the rules.
+directory of peft's own. docs/adapters.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Growth along a run: a model with few layers becomes one with more, and its optimizer continues (docs/methods.md).
+"""Growth along a run: a model with few layers becomes one with more, and its optimizer continues (docs/growth.md).
 
 The grown model is built as a run that begins with so many layers builds it. Then each of its tensors takes the weights
 and the optimizer's moments of the tensor that it comes from:

@@ -60,7 +60,7 @@ LORA = Kind(
 class AdapterOptions(Options):
     lora: str = option("", LORA)
     """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
-    bits=4 and target=PATTERN may follow (docs/methods.md).
+    bits=4 and target=PATTERN may follow (docs/adapters.md).
     """
     rules = (Needs(("lora",), lambda c: c.init, "--init, the weights to freeze"),)
 
@@ -69,7 +69,7 @@ class AdapterOptions(Options):
 class ElasticOptions(Options):
     elastic: str = option("", TEXT)
     """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
-    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/methods.md).
+    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/subnetworks.md).
     """
     sub_networks: int = option(2, COUNT)
     """Number of sub-networks in a step with --elastic."""

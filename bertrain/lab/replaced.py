@@ -3,7 +3,7 @@
 The model of the run is the generator, which learns from masked tokens as in any other run. A token drawn from its
 predictions takes the place of each masked one, and the discriminator says of every token whether it is the one of the
 text (ELECTRA, Clark et al., 2020). The loss is that of the generator plus the discriminator's times a weight. Each
-checkpoint has the discriminator in `discriminator/`, which is the model to fine-tune. docs/methods.md has the rules.
+checkpoint has the discriminator in `discriminator/`, which is the model to fine-tune. docs/objectives.md has the rules.
 """
 
 from __future__ import annotations

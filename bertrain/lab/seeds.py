@@ -80,7 +80,7 @@ class Job(Options):
     precision: str = option("auto", choice("auto", "fp32", "bf16"), TRAINING)
     """Number format of matrix products. auto: bf16 on GPUs since Ampere, else fp32."""
     lora: str | None = option(None, LORA, TRAINING)
-    """Train only an adapter and the head, such as r=8,alpha=16 (docs/methods.md)."""
+    """Train only an adapter and the head, such as r=8,alpha=16 (docs/adapters.md)."""
     freeze: str | None = option(None, choice("all"), TRAINING)
     """all: train only the head, on frozen weights (a linear probe); it needs a higher --lr."""
     from_scratch: bool = option(False, FLAG, TRAINING)

@@ -3,7 +3,7 @@
     bertrain extract --checkpoint run/ --layers 4 --width 192 --heads 3 --feed-forward 384 --out small/
 
 Its logits are those that it has inside the large model, and it may be trained further: bertrain pretrain --init small/.
-docs/methods.md says which sub-networks there are.
+docs/subnetworks.md says which sub-networks there are.
 """
 
 from __future__ import annotations

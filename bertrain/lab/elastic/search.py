@@ -5,7 +5,7 @@
 A trial measures the loss of one sub-network on fixed samples with fixed masks. Its latency is measured before: the
 median time of the encoder's forward pass on this machine. OUT/trials.jsonl has a line for every sub-network that was
 measured. What stands there is not measured again, so a search may be stopped at any time. OUT/search.png shows loss
-against latency. docs/methods.md has the rules.
+against latency. docs/subnetworks.md has the rules.
 """
 
 from __future__ import annotations

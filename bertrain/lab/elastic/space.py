@@ -3,7 +3,7 @@
 A sub-network has the first `layers` layers of the model and the first `width` dimensions of its hidden states. It has
 the first `heads` attention heads, and of each head the first width / heads dimensions. Inside a layer it has the first
 `feed_forward` dimensions. So its configuration is that of the model with four other numbers, transformers builds it,
-and its tensors are slices of the model's: docs/methods.md.
+and its tensors are slices of the model's: docs/subnetworks.md.
 
     tensor                              what a sub-network has of it
     queries, keys, values               rows: of each of its heads the first ones; columns: the first

@@ -1,4 +1,4 @@
-"""Training sub-networks of one model, which share its weights (AutoTinyBERT, Yin et al., 2021; docs/methods.md)."""
+"""Training sub-networks of one model, which share its weights (AutoTinyBERT, Yin et al., 2021; docs/subnetworks.md)."""
 
 from __future__ import annotations
 
