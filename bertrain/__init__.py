@@ -3,9 +3,8 @@
 torchrun --nproc-per-node 2 -m bertrain.pretrain --data shards/ --out run/
 bertrain evaluate --checkpoint run/ --data shards/
 
-Where torch is not installed, `bertrain COMMAND` says what to install; `bertrain --help` does not need it. Where
-`bertdata` is another project's package (the package index has one of that name), the import of this package is an
-ImportError that says so.
+Without torch, `bertrain COMMAND` prints what to install; `bertrain --help` does not need it. If `bertdata` is a package
+of a different project (the package index has one of that name), importing this package raises ImportError.
 """
 
 import os
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import bertdata
 
-# libgomp reads it when torch is imported. A thread of torch that waits for others spins for a while, and takes the core
-# from other programs, by default for 30 times as long.
+# libgomp reads this when torch is imported. A waiting thread of torch spins before it sleeps, and keeps its core from
+# other programs; by default it spins 30 times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -1,7 +1,6 @@
-"""The commands of the trainer: `bertrain pretrain …` is `python -m bertrain.pretrain …`.
+"""The commands of the trainer. `bertrain pretrain …` is the same as `python -m bertrain.pretrain …`.
 
-The module of a command is imported when the command is run, so that `bertrain --help` answers at once, and also where
-torch is not installed.
+The module of a command is imported when the command runs, so `bertrain --help` is fast and does not need torch.
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ COMMANDS = {
     "search": ("lab.elastic.search", "Find the best sub-network within a latency limit."),
     "extract": ("lab.elastic.extract", "Write a sub-network as a separate checkpoint."),
     "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),
-    "transplant": ("lab.transplant", "Give a trained model another vocabulary."),
+    "transplant": ("lab.transplant", "Give a trained model a different vocabulary."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
     "doctor": ("cli:doctor", "Print the phases of a run, and check it before it starts."),
     "trace": ("commands.trace", "Print the documents of a batch of a past run."),
     "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
-"""By name: the module whose `main` is the command, or module:command, and what it is for."""
+"""Name → (module whose `main` is the command, or module:command; help)."""
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module of this package. A package that is not installed ends the program in one line."""
+    """Import a module of this package. If a package is missing, print one line and exit."""
     try:
-        with one_sentence(), leaving_at_interrupt():  # importing torch takes seconds, in which Ctrl-C may come
+        with one_sentence(), leaving_at_interrupt():  # importing torch takes seconds
             return importlib.import_module(f"bertrain.{module}")
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
@@ -78,7 +77,7 @@ def imported(module: str) -> ModuleType:
 
 
 class _Commands(click.Group):
-    """The main of each module in COMMANDS, imported when it is asked for."""
+    """The commands of COMMANDS, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -95,7 +94,7 @@ class _Commands(click.Group):
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names of commands, for which nothing need be imported, and options."""
+        """Complete the names of commands, without importing them, and options."""
         names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -104,7 +103,7 @@ class _Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-_NAMES = dict.fromkeys(COMMANDS, click.Command(""))  # from which click suggests one for an unknown name
+_NAMES = dict.fromkeys(COMMANDS, click.Command(""))  # click suggests one of these for an unknown name
 
 
 @click.command(cls=_Commands, commands=_NAMES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,13 +1,13 @@
-"""Checkpoints: ordinary Hugging Face directories, complete or not there at all.
+"""Checkpoints: ordinary Hugging Face directories that are either complete or absent.
 
-    run/run.json                    the options and what they amount to
-    run/log.jsonl                   what happened
+    run/run.json                    the options and their resolved values
+    run/log.jsonl                   losses, rates, speed, changes
     run/last                        a link to the newest checkpoint
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives; often absent
         …                           what methods export
-        README.md                   a model card, of which no other file knows: it may be edited
+        README.md                   a model card; no other file depends on it, so it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
 
 A checkpoint is written under a temporary name, fsynced and renamed, in a thread while training continues. Seeds of a
@@ -103,7 +103,7 @@ def publish(target: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
-            raise  # else it is how safetensors, torch and tokenizers report a disk that fails
+            raise  # safetensors, torch and tokenizers report a failing disk like this
         reason = str(error).partition("\n")[0]
         sentence = f"{target} cannot be written ({reason}); make room and run the same command again with --out DIR"
         raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
@@ -113,7 +113,7 @@ def _seal(directory: Path) -> None:
     """Sync all files of a directory, then write the index, which has the size and the digest of each."""
 
     def fail(error: OSError) -> None:
-        raise error  # which os.walk would ignore
+        raise error  # os.walk would ignore it
 
     files = {}
     mode = (directory / "config.json").stat().st_mode  # safetensors writes files that only the owner can read
@@ -134,10 +134,10 @@ def fault_of(path: Path) -> str | None:
     try:
         files = json.loads((path / INDEX).read_bytes())["files"]
         if "config.json" not in files or not any(name.endswith(".safetensors") for name in files):
-            return f"{INDEX} names no weights"
+            return f"{INDEX} lists no weights"
         for name, stated in files.items():
             if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
-                return f"{name} is not what {INDEX} says"
+                return f"{name} does not match {INDEX}"
     except (DatasetError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return str(error)
     except OSError as error:
@@ -174,7 +174,7 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         reason = " ".join(str(error).split()[:30])
         sentence = (
             f"{path} has no optimizer state of these parameters ({reason}); give the same --objective and methods, "
-            "another checkpoint, or its weights alone with --init"
+            "a different checkpoint, or only its weights with --init"
         )
         raise DatasetError(sentence, "other-settings", option="objective", given=str(path)) from None
 
@@ -183,7 +183,7 @@ STEP, LAST, DAMAGED = "step-", "last", "damaged-"
 STALE_S = 65.0  # a machine may see the files of another machine only after so many seconds (NFS: 60)
 LAUNCH = ".launch"  # the file of a run directory with the id of the launch of torchrun that made it
 _RUN_FILES = r"\..*|.*\.(out|log|toml|tmp)|run\.json|log\.jsonl|record-id|tensorboard|wandb|last|(step|damaged)-.*"
-"""What a run directory without a checkpoint may hold."""
+"""The files that a run directory without a checkpoint may have."""
 
 
 def directory_of(config: Config) -> Path:
@@ -230,7 +230,7 @@ def lock(run: Path) -> Iterator[None]:
         sentence = f"--out {run} is a file, or below one; give a directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(run))
     make_directory(run)
-    with locked(run / ".lock", f"{run} is in use", "give another --out"):
+    with locked(run / ".lock", f"{run} is in use", "give a different --out"):
         yield
 
 
@@ -283,7 +283,7 @@ def wait_until_seen(path: Path) -> str:
     run, end = path.parent, time.monotonic() + STALE_S
     while not (run.is_dir() and os.listdir(run) and (path / INDEX).is_file()):  # listing makes NFS ask its server
         if time.monotonic() > end:
-            sentence = f"this rank does not see {path}, as rank 0 does; give an --out that all machines share"
+            sentence = f"this rank does not see {path}, but rank 0 does; give an --out that all machines share"
             raise DatasetError(sentence, "other-stream", option="out", given=str(run))
         time.sleep(1)
     return hashlib.sha256((path / INDEX).read_bytes()).hexdigest()
@@ -292,17 +292,17 @@ def wait_until_seen(path: Path) -> str:
 def choose(run: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint of a run, and warnings. Read every byte of it. The caller holds the lock.
 
-    Newer ones, which are damaged, get another name; unfinished ones are removed. Raises DatasetError if no checkpoint
+    Newer ones, which are damaged, are renamed; unfinished ones are removed. Raises DatasetError if no checkpoint
     is complete, or one cannot be read now: a run never starts from the beginning in a directory with checkpoints.
-    Raises UsageError if the run is new and its directory has files that are not of a run.
+    Raises UsageError if the run is new and its directory has files that do not belong to a run.
     """
     path, warnings = newest(run)
     others = sorted(name for name in os.listdir(run) if not re.fullmatch(_RUN_FILES, name))
     if others and path is None:
-        sentence = f"--out {run} has files that are not of a run ({', '.join(others[:3])}); give a new directory"
+        sentence = f"--out {run} has files that do not belong to a run ({', '.join(others[:3])}); give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(run))
     named = zip(warnings, _checkpoints(run), strict=False)
-    warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
+    warnings = [f"{warning}; renamed to {set_aside(damaged)}" for warning, damaged in named]
     for unfinished in run.glob(f".{STEP}*{TEMPORARY}"):
         shutil.rmtree(unfinished, ignore_errors=True)
     return path, warnings
@@ -336,15 +336,15 @@ def find(path: Path, option: str = "checkpoint") -> Path:
         return path
     complete, _ = _first_complete([path] if is_model else _checkpoints(path), option)
     if not complete:
-        sentence = f"{path} holds no checkpoint; give the directory of a run or of a model"
+        sentence = f"{path} has no checkpoint; give the directory of a run or of a model"
         raise UsageError(sentence, "not-a-run", option=option, given=str(path))
     return complete
 
 
 def resolved(spec: str, option: str = "checkpoint") -> str:
-    """Return the directory of a model, for a run that of its newest checkpoint; any other name as it is.
+    """Return the directory of a model: for a run, that of its newest checkpoint; any other name unchanged.
 
-    option: as `find` has it, which raises the same errors.
+    option: see `find`, which raises the same errors.
     """
     return str(find(Path(spec), option)) if spec and Path(spec).is_dir() else spec
 
@@ -365,16 +365,16 @@ class Writer:
         return step_of(self.saved) if self.saved else None
 
     def describe(self) -> str:
-        """Return a sentence about what a stopped run has saved."""
+        """Return a sentence about the newest checkpoint of a stopped run."""
         if not self.saved:
             return "Nothing is saved yet; run the same command again."
         return f"Step {self.saved_step} is saved; run the same command with --out {self.saved.parent} to continue."
 
     def save(self, target: Path, model: PreTrainedModel, content: Content, *, required: bool) -> None:
-        """Copy the content of a checkpoint, and begin to write it into the directory `target`.
+        """Copy the content of a checkpoint, and start writing it into the directory `target`.
 
-        First waits for the write before. A full disk leaves the earlier checkpoints unchanged and gives a warning;
-        required: waits for the end of the write, and raises OSError or BertdataError if it fails.
+        Wait for the previous write first. A full disk gives a warning and leaves earlier checkpoints unchanged.
+        required: wait for the end of the write, and raise OSError or BertdataError if it fails.
         """
         self.wait()
         copied = Content(*self._stager.stage([dict(content.weights), dict(content.objects), dict(content.files)]))
@@ -399,7 +399,7 @@ class Writer:
     def clear(self, saved: Path) -> None:
         """Make `last` point to a checkpoint, and remove all but the newest `keep` ones and milestones.
 
-        Warn of what fails. If `last` is a directory, somebody has copied the link as a directory.
+        Print a warning if this fails. If `last` is a directory, a copy of the run has replaced the link by a directory.
         """
         link, temporary = saved.with_name(LAST), saved.with_name(f".{LAST}{TEMPORARY}")
         try:
@@ -419,5 +419,5 @@ class Writer:
             self.warn(f"{error.filename} cannot be removed: {error.strerror}")
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raises the error of a write that must not fail."""
+        """Wait until nothing is being written. Raises the error of a required write."""
         self._writing.result()

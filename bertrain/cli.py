@@ -1,4 +1,4 @@
-"""The options of a run as a command line: flags, --recipe and --config. It imports no torch before they are parsed."""
+"""The command line of a run: flags, --recipe and --config. torch is not imported before they are parsed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _RunCommand(OneSentence):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return new parameters each time, as a program may have added methods. Set the headings of --help."""
         with one_sentence():
-            all_options()  # which refuses two of one name
+            all_options()  # raises if two have the same name
         self.params = [*self._own]
         methods = {name.replace("_", " ").capitalize(): kind for name, kind in options_of_methods().items()}
         headings: dict[str, list[str]] = {name: [] for name in (*HEADINGS[:3], *methods, *HEADINGS[3:])}
@@ -74,7 +74,7 @@ def command(run: Callable[..., None], **options: Any) -> click.Command:
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
         is_first = os.environ.get("RANK", "0") == "0"
-        with one_sentence(quiet=not is_first):  # every rank would say the same
+        with one_sentence(quiet=not is_first):  # every rank would print the same
             given = {name: value for name in all_options() if (value := flags.pop(name, None)) not in (None, ())}
             config, lines = _config(given, file, recipe)
             imported("plan").options_of(config)  # which names an invalid phase
@@ -101,12 +101,12 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
 
 
 def _require_apart(given: dict[str, Any], read: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option of the command line that would not hold in a phase of a file, or change it."""
+    """Raise UsageError for an option of the command line that a phase of the file sets, or that changes it."""
     phases = read.get("phase", ())
     for number, table in enumerate(phases if isinstance(phases, list) else (), 1):
         for name, value in given.items() if isinstance(table, dict) else ():
             if table.keys() & replaced(read, {name: value}) or name in replaced(given, table):
-                sentence = f"{flag(name)} was given, and [[phase]] {number} of the file has another; change the file"
+                sentence = f"{flag(name)} was given, but [[phase]] {number} of the file sets it too; change the file"
                 raise UsageError(sentence, "conflict", option=name, given=value)
 
 
@@ -144,7 +144,7 @@ doctor = command(
         click.Option(["--nproc"], default=1, show_default=True, help="Number of ranks.", type=click.IntRange(min=1)),
         click.Option(
             ["--hours"],
-            help="Print how many steps fit into 95 % of so many hours.",
+            help="Print how many steps fit into 95 % of this number of hours.",
             type=click.FloatRange(0, None, True),
         ),
     ],

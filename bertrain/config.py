@@ -1,4 +1,4 @@
-"""The options of a run: one dataclass, and the kinds of their values. Methods bring further ones (methods.py)."""
+"""The options of a run: one dataclass, and the kinds of their values. Methods add more (methods.py)."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ OPTIONS = several(_checked("", fields, Options), "options of methods")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """Every option of bertrain.pretrain but those of methods, which `Config.make` takes too.
+    """All options of bertrain.pretrain except those of methods, which `Config.make` accepts too.
 
-    run/run.json holds all of them, and --config reads them from there. Names of objectives, optimizers, schedules and
-    models are checked where they are looked up, so that other programs can add their own.
+    run/run.json contains them, and --config reads them from there. Names of objectives, optimizers, schedules and
+    models are checked where they are looked up, so that external programs can add their own.
     """
 
     data: tuple[str, ...] = option((), TEXTS, DATA, phase=True, resume="content")
@@ -111,8 +111,8 @@ class Config(Options):
     weights: tuple[float, ...] = option((), NUMBERS, DATA, phase=True, of="data")
     """Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3."""
     mix_temperature: float | None = option(None, kinds.FROM_0, DATA, phase=True)
-    """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
-    0.7. 1 is the ratio of their tokens.
+    """Mix several --data by size, instead of --weights: in the ratio of their tokens to this power, such as 0.7. 1 is
+    the ratio of their tokens.
     """
     out: str = option("", DIRECTORY, CHECKPOINTS, resume="free")
     """Directory of the run: checkpoints, log.jsonl and run.json. Default: a new directory, runs/MODEL-DATE."""
@@ -136,7 +136,7 @@ class Config(Options):
     length: int = option(128, kinds.COUNT, DATA, phase=True)
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = option(False, kinds.FLAG, DATA)
-    """Pack several documents into a row; no token attends to another document."""
+    """Pack several documents into a row; tokens attend only to tokens of the same document."""
     steps: int | None = option(None, kinds.COUNT, SCHEDULE, phase=True, resume="told")
     """Number of optimizer steps. Default: one epoch."""
     epochs: float | None = option(None, kinds.ABOVE_0, SCHEDULE, phase=True, resume="told")
@@ -206,8 +206,8 @@ class Config(Options):
     precision: str = option("auto", choice(*PRECISIONS), HARDWARE)
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
     attention: str = option("auto", choice(*ATTENTION), HARDWARE, resume="free")
-    """Kernel of torch for attention in training. auto: torch chooses, without cudnn where it has known faults. On
-    GPUs flash leaves rows with padding to efficient, and flash and cudnn take no fp32; CPUs have flash and math.
+    """Kernel of torch for attention in training. auto: torch chooses, without cudnn if it has known bugs. On
+    GPUs, flash uses efficient for rows with padding, and flash and cudnn do not support fp32; CPUs have flash and math.
     """
     compile: str = option("auto", choice("auto", "on", "off"), HARDWARE, resume="free")
     """Use torch.compile. auto: on GPUs."""
@@ -216,13 +216,13 @@ class Config(Options):
     save_every: int = option(1000, kinds.COUNT, CHECKPOINTS, resume="free")
     """Steps between checkpoints; the last step always has one."""
     save_at: tuple[str, ...] = option((), MILESTONES, CHECKPOINTS, resume="free")
-    """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
-    be repeated.
+    """Write checkpoints that --keep never removes, after these numbers of tokens or words: tokens=1B,2B or
+    words=1M,10M. May be repeated.
     """
     keep: int = option(3, kinds.COUNT, CHECKPOINTS, resume="free")
     """Number of checkpoints to keep."""
     resume: str = option("auto", choice("auto", "no"), CHECKPOINTS, resume="free")
-    """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
+    """auto: continue from the newest complete checkpoint in --out. no: raise an error if there is one."""
     eval_masking: float = option(0.15, kinds.SHARE, CHECKPOINTS)
     """Share of the tokens of the validation split to mask and predict."""
     eval_precision: str = option("auto", choice(*PRECISIONS), CHECKPOINTS)
@@ -245,7 +245,7 @@ class Config(Options):
     rules = (
         Either(TOTALS),
         Either(DURATIONS, "a phase has one duration"),
-        Either(("phase", "share"), "a share is that of a phase"),
+        Either(("phase", "share"), "only a phase has a share"),
         Either(("weights", "mix_temperature")),
         Either(("warmup", "warmup_steps")),
         Either(("model", "init")),
@@ -292,9 +292,9 @@ class Config(Options):
         return next((options for options in self.methods if isinstance(options, kind)), kind())
 
     def differing(self) -> dict[str, Any]:
-        """Return options, as the command line has them, that differ from the default and that decide the weights.
+        """Return options, as the command line has them, that differ from the default and affect the weights.
 
-        A value that is a path here is its last name alone.
+        Of an existing path, only the last name is returned.
         """
         options, differing = all_options(), {}
         for name, value in self.flat().items():
@@ -317,7 +317,7 @@ class Config(Options):
 
 
 def _rules() -> Iterator[Rule]:
-    """Return what is checked of the options of a run and of every method."""
+    """Return the rules of the options of a run and of every method."""
     classes: list[type[Options]] = [Config, *options_of_methods().values()]
     return (rule for each in classes for rule in each.rules)
 
@@ -327,7 +327,7 @@ def all_options() -> dict[str, Field[Any]]:
     options: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
     for name, kind in options_of_methods().items():
         if same := min(kind.names() & (options.keys() | RESERVED), default=""):
-            sentence = f"the method {name} has the option {named(same)}, and there is one already; rename it"
+            sentence = f"the method {name} has the option {named(same)}, which already exists; rename it"
             raise UsageError(sentence, "bad-entry", option=same, given=name)
         options |= {each.name: each for each in fields(kind)}
     return options
@@ -340,10 +340,9 @@ def layered(before: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, An
 
 
 def replaced(before: Mapping[str, Any], layer: Mapping[str, Any]) -> set[str]:
-    """Return the options that do not hold any more with those of a later layer.
+    """Return the options that a later layer makes invalid.
 
-    An option replaces the others of its `Either`. If it has another value than before, it also replaces those that are
-    `of` it.
+    An option replaces the others of its `Either`. If its value changes, it also replaces those that are `of` it.
     """
     options = all_options()
     changed = {name for name in options.keys() & layer.keys() if before.get(name, options[name].default) != layer[name]}
@@ -366,14 +365,14 @@ def known_options(given: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def default_out(config: Config) -> str:
-    """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
+    """Return the directory of a run without --out: runs/<model>-<date>. All ranks must use the result of rank 0."""
     path = Path(config.init or config.model)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"
 
 
 def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
-    """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
+    """Return registry[name]. Raises UsageError, which lists the known names, for an unknown name."""
     if name not in registry:
         known = ", ".join(registry)
         sentence = f"{flag} {name or '(empty)'} is unknown; give one of {known}, or run the file that adds it ({page})"

@@ -47,12 +47,12 @@ def build_loader(
     methods: Sequence[Method] = (),
     starts: Sequence[int] = (),
 ) -> bertdata.Loader:
-    """The batches of a run, for one rank.
+    """Return the loader of a run for one rank.
 
-    length: None for that of the config.
-    variants, starts: as Loader has them.
-    masking: None for that of the first rows.
-    methods: which may change the kind of loader.
+    length: default: that of the config.
+    variants, starts: see bertdata.Loader.
+    masking: default: that of the first phase.
+    methods: may change the kind of loader.
     """
     make: Callable[..., bertdata.Loader] = bertdata.Loader
     for method in methods:
@@ -77,11 +77,11 @@ Sources = Sequence[tuple[Dataset, float]]
 
 
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
+    """Yield exactly `count` micro-batches of at most `size` rows, as arguments of Learner.
 
-    A rank may have one row less than another. A micro-batch after its last row is one row without targets, whose
-    sample_ids is −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on
-    GPUs whose attention kernel needs them, and with an attention_mask there, whether a row has padding or not.
+    Ranks may differ by one row. A micro-batch after the last row of a rank is one row without targets, whose sample_ids
+    is −1, so that every rank runs the same number of passes. On GPUs whose attention kernel needs it, packed rows have
+    cu_seqlens, int32, and always an attention_mask.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sources"}
     for number in range(count):
@@ -101,7 +101,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies through pinned memory, which torch reuses, so that the host need not wait for the copy."""
+    """Return a copy of a tensor on a device. It goes through pinned memory, so the host does not wait for it."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -109,7 +109,7 @@ class Stream:
     """The batches of a run on one rank, from its datasets.
 
     Each phase has its own loader; `loader` makes the next batch. The samples of a dataset in rows of one length are a
-    stream of positions, which continues in whatever phase reads it next (docs/determinism.md, Phases of a run).
+    stream of positions, which continues in the next phase that reads it (docs/determinism.md, Phases of a run).
     """
 
     def __init__(self, config: Config, ranks: World, methods: Sequence[Method] = ()) -> None:
@@ -127,7 +127,7 @@ class Stream:
         self._take_mask_rule(self.loader.state_dict()["masking"])  # the cache of a teacher decides it
 
     def _take_mask_rule(self, masking: Mapping[str, Any]) -> None:
-        """Mask the rows of all phases by the rule of a loader's masks."""
+        """Use the mask rule of a loader for the rows of all phases."""
         phases = [replace(phase, masking=phase.masking.with_rule_of(masking)) for phase in self.plan.phases]
         self.plan = replace(self.plan, phases=tuple(phases))
         self.phase = self.plan.phases[self.phase.number - 1]
@@ -282,8 +282,8 @@ class Stream:
         least = 200 if masking.policy == "bernoulli" else 0
         if masking.policy != "uniform" and self.step == 0 and max(2 * masked, least) < wanted:
             sentence = (
-                f"the first {len(targets)} rows have {masked:,} of the {wanted:,} targets that they should have: most "
-                "tokens are [UNK], or words are too long to mask; give --masking exact, or build with a tokenizer for "
+                f"the first {len(targets)} rows have only {masked:,} of {wanted:,} expected targets: most tokens "
+                "are [UNK], or words are too long to mask; give --masking exact, or build with a tokenizer for "
                 "this text"
             )
             raise TrainingError(sentence, "too-short-to-mask", option="masking", given=masking.policy)

@@ -1,7 +1,7 @@
 """Loss, accuracy and predictions of a model on held-out text, on masks fixed by a seed.
 
-Masks 15 % (80/10/10) by default, also if training used other masks, so that results can be compared. The loss is a mean
-over tokens.
+15 % of the tokens are masked (80/10/10) by default, also if training used other masks, so that results can be compared.
+The loss is a mean over tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bertrain.ranks import Signals, World
 from bertrain.speed import Clock
 from bertrain.trainer import Trainer, autocast_of
 
-MASKING = bertdata.Masking(probability=0.15, rule=1)  # for good, so that results of all versions compare
+MASKING = bertdata.Masking(probability=0.15, rule=1)  # never changes, so that results of all versions can be compared
 ROWS = 64  # of a batch, and of a forward pass
 CONTEXT = 5  # tokens on each side of a masked one
 EVALUATED_SAMPLES = 2048  # of the validation split, in a run
@@ -46,10 +46,9 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Return the mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` samples.
 
-    The order is random and fixed. bits_per_byte are the bits a token × the tokens a byte of the dataset, None if its
-    bytes are not known. All ranks must call it; each takes its part, and all get the same result. autocast: makes the
-    context of forward passes. interrupted: called on all ranks after each batch; if it returns true, the result is
-    None.
+    The order is random and fixed. bits_per_byte: bits a token × tokens a byte of the dataset; None if its bytes are not
+    known. All ranks must call it; each evaluates a part, and all get the same result. autocast: makes the context of
+    forward passes. interrupted: called on all ranks after each batch; if it returns true, the result is None.
     """
     options: dict[str, Any] = {"split": split, "length": length, "masking": masking}
     options |= {"rank": ranks.rank, "world_size": ranks.world_size}
@@ -107,7 +106,7 @@ predictions) of each masked token."""
 def samples(encoder: Encoder, shards: bertdata.Dataset, *, rows: int, best: int, **options: Any) -> list[Shown]:
     """Return the first rows that `evaluate` sees, with the `best` most probable tokens for each mask.
 
-    options: split, length and masking, as `evaluate` has them.
+    options: split, length and masking; see `evaluate`.
     """
     batch = next(loader_for(encoder, shards, rows=rows, **options))
     piece = next(micro_batches(batch, size=rows, count=1, device=encoder.model.device))

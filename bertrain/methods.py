@@ -1,4 +1,4 @@
-"""What a run does beside its objectives: a Method, which others may write too.
+"""Methods: what a run does besides its objectives. External programs can add their own.
 
 A method has options, and hooks that a run calls in a fixed order. A program adds its own to METHODS: docs/extending.md
 has an example.
@@ -34,7 +34,7 @@ It returns what has changed, by name: the values before and after, for the log.
 
 
 class LearnerSetting(NamedTuple):
-    """What a learner is made for."""
+    """The setting in which a learner is built."""
 
     config: Config
     shards: bertdata.Dataset  # which has the tokenizer of all datasets of the run
@@ -45,13 +45,13 @@ class LearnerSetting(NamedTuple):
 class Method:
     """A method of a run. A subclass overrides some of these hooks. All ranks call them, if not stated otherwise.
 
-    What a hook returns is not checked: a method is trusted code.
+    Return values of hooks are not checked: a method is trusted code.
     """
 
     options_type: ClassVar[type[Options]] = Options
     """Its options: a frozen dataclass. A run has the method if one of them is not at its default."""
     frozen_by: ClassVar[str] = ""
-    """The name of the option that freezes the weights of the model: others beside them are trained."""
+    """The option that freezes the weights of the model, so that only added weights are trained; "" for none."""
     name = ""
     """Its name in METHODS."""
 
@@ -61,20 +61,20 @@ class Method:
     # ------------------------------------------------------------------------------------------- options and rows
 
     def loader(self, make: Callable[..., bertdata.Loader]) -> Callable[..., bertdata.Loader]:
-        """Return what makes the loader of the training rows. It is called as `make`, by default bertdata.Loader."""
+        """Return the function that makes the loader of the training rows. `make`: the default, bertdata.Loader."""
         return make
 
     # ------------------------------------------------------------------------------------------------------ the model
 
     def base_model(self, config: Config, resume: Path | None) -> str | None:
-        """Return where the weights come from, if not from --init or from the checkpoint `resume`."""
+        """Return the path of the weights, if it is neither --init nor the checkpoint `resume`."""
         return None
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
         """Change a configuration before the model of a phase is built from it, with random weights."""
 
     def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
-        """Change a model in place. resume: a checkpoint with more of it than the weights."""
+        """Change a model in place. resume: a checkpoint with other files of the model."""
 
     def check_run(self, stream: Stream, learner: Learner, build_model: BuildModel) -> Sequence[str]:
         """Raise UsageError for rows or a model that cannot follow the phases.
@@ -106,13 +106,13 @@ class Method:
         """Prepare a step, before its micro-batches. step: the number of steps before it."""
 
     def remake(self, before: Phase, after: Phase) -> Carry | None:
-        """Return how to fill the model of the phase `after`, if it differs from that of `before`; else None."""
+        """Return a function that fills the model of the phase `after`, or None if it is that of `before`."""
         return None
 
     # --------------------------------------------------------------------------------------------------- a checkpoint
 
     def identity(self, learner: Learner) -> Mapping[str, str]:
-        """Return what a resumed run must have again, by option."""
+        """Return what a resumed run must have again: option → value."""
         return {}
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:

@@ -47,12 +47,12 @@ def amount(given: int | str) -> int:
 
 
 class Kind(NamedTuple):
-    """Which values an option may have."""
+    """The values that an option accepts."""
 
     expected: str  # for errors, after "give"
     parse: Callable[[Any], Any]
     """From Python, a file or the command line. Raises ValueError, TypeError or re.error; ValueError("out-of-range") and
-    ValueError("unknown") name another kind of error than "malformed".
+    ValueError("unknown") set a different kind of error than "malformed".
     """
     metavar: str = "TEXT"
     choices: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ WEIGHT = _kind("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
 class Either(NamedTuple):
     """At most one of these options is given.
 
-    Without `why` they are different ways to say one thing, and one in a later layer replaces the others.
+    Without `why`, they are alternatives, and one in a later layer replaces the others.
     """
 
     names: tuple[str, ...]
@@ -135,7 +135,7 @@ class Needs(NamedTuple):
         for name in self.names:
             if name in given and not self.holds(values):
                 value = getattr(values, name)
-                sentence = f"{named(name)} {value} needs {self.expected}; give that too, or leave {named(name)} out"
+                sentence = f"{named(name)} {value} needs {self.expected}; give that too, or omit {named(name)}"
                 raise UsageError(sentence, "needs-option", option=name, given=value)
 
 
@@ -168,8 +168,8 @@ def option(default: Any, kind: Kind, group: str = "", **more: Any) -> Any:
     in_files: whether only files have it, and not the command line.
     of: the option that this one belongs to. If a later layer changes that option, this one is dropped.
     required: whether the command line must have it.
-    resume: whether a resumed run may have another value. "never": no. "content": what the value names is compared, not
-    the value, as a dataset may have moved. "told": yes, and the run says what changes. "free": yes.
+    resume: whether a resumed run may have a different value. "never": no. "content": the files that the value names are
+    compared, because they may have moved. "told": yes, and the run prints the change. "free": yes.
     """
     usual = {"phase": False, "in_files": False, "of": "", "required": False, "resume": "never"}
     return field(default=default, metadata={"kind": kind, "group": group, **usual, **more})
@@ -208,7 +208,7 @@ class Options:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value says that an option was not given."""
+    """Return whether a value means that an option was not given."""
     return value is None or value in ("", (), [])
 
 
@@ -217,10 +217,10 @@ def _shown(value: Any) -> str:
 
 
 def flag(name: str) -> str:
-    """Return an option as the command line has it."""
+    """Return the flag of an option."""
     return "--" + name.replace("_", "-")
 
 
 def named(name: str) -> str:
-    """Return an option as messages have it: without dashes if only files have it."""
+    """Return the name of an option in messages: without dashes if only files can set it."""
     return name if name in _IN_FILES else flag(name)

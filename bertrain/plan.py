@@ -23,7 +23,7 @@ from bertrain.options import LONGEST, exact, flag
 if TYPE_CHECKING:
     from bertrain.data import Stream
 
-CURVE = ("lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps")  # each of them begins a new curve
+CURVE = ("lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps")  # each of them starts a new curve
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
 
 

@@ -4,9 +4,9 @@
     python -m bertrain.pretrain --data shards/ --out run/ --model bert-base --steps 100000
     python -m bertrain.pretrain --config run/run.json --out run2/ --seed 1
 
-The global batch of every step is the same for any number of ranks, and so is the run, up to the order of sums. (With
-dropout it is not: each rank draws its own.) Stopped and started again, a run continues from the newest checkpoint as if
-nothing had happened; on CPUs bitwise identical.
+The global batch of a step is the same for any number of ranks, and so is the run, up to the order of sums; except with
+dropout, which each rank samples separately. A run that is stopped and started again resumes from the newest checkpoint.
+On CPUs, the result is bitwise identical to that of a run without a stop.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Pretraining:
     """The parts of a run, and its loop."""
 
     def __init__(self, config: Config, ranks: World, resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
-        """Build the parts, without a change of any file. It uses no collective.
+        """Build the parts. Changes no file, and uses no collective operation.
 
         resumed_from: the checkpoint that rank 0 chose. warnings: about other checkpoints. Raises UsageError,
         DatasetError or TrainingError for options, files or rows that cannot be trained on.
@@ -117,23 +117,23 @@ class Pretraining:
         self._tried = self.state.step, self._on_disk  # the last checkpoint that was begun: its step, and the amounts
 
     def _resume(self) -> TrainState:
-        """Return the state to begin with. Raises UsageError if an option has changed that must not change."""
+        """Return the state to start from. Raises UsageError if an option has changed that must not change."""
         if self.resumed_from is None:
             return TrainState()
         if self.config.resume == "no":
             out = self.config.out
-            sentence = f"{out} already holds checkpoints; give another --out, or --resume auto to continue"
+            sentence = f"{out} already has checkpoints; give a different --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=out)
         saved = read(self.resumed_from)
         self.stream.resume(self.resumed_from, saved, self.made_with)
         with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # of a damaged checkpoint
             self.changes = self.stream.plan.describe_change(saved.phases, saved.step)
         if saved.step >= self.stream.plan.steps:  # an evaluation may be missing
-            self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or another --out")
+            self.changes.append(f"the run is complete, with step {saved.step:,}; give more --steps, or a new --out")
         return saved
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on all ranks: options, what they resolve to, datasets and versions."""
+        """Return what must be the same on all ranks: options, their resolved values, datasets and versions."""
         datasets = {path: shards.dataset_id for path, shards in self.stream.datasets.items()}
         resolved = {"precision": self.trainer.precision, "checkpoint": self._index_sha256}
         return self.config.flat() | resolved | self.made_with | datasets | card.versions()
@@ -219,17 +219,17 @@ class Pretraining:
             self.report.evaluation(self.state.step, evaluated)
 
     def _amounts(self) -> dict[str, float]:
-        """Return what --save-at counts: the tokens and words read."""
+        """Return the amounts that --save-at counts: the tokens and words read."""
         words = self.stream.words() if self._marks["words"] else 0.0
         return {"tokens": self.state.tokens, "words": words}
 
     def _milestones(self, *, since: dict[str, float]) -> list[str]:
-        """Return the numbers of --save-at that the run has passed since it had read so much."""
+        """Return the numbers of --save-at that the run has passed since these amounts."""
         now, marks = self._amounts(), self._marks.items()
         return [f"{unit}={n}" for unit, numbers in marks for n in numbers if since[unit] < n <= now[unit]]
 
     def save(self, *, required: bool) -> None:
-        """Copy the state, and write it beside training. Call it on all ranks.
+        """Copy the state, and write it while training continues. Call it on all ranks.
 
         required: wait for the end, and fail if the write fails. Otherwise a full disk does not end the run: the newest
         checkpoint stays, and the next one may fit.
@@ -250,7 +250,7 @@ class Pretraining:
             self.writer.save(target, self.trainer.learner.model, self._content(), required=required)
 
     def _content(self) -> checkpoint.Content:
-        """Return what is saved. Its tensors are those that training changes."""
+        """Return the content of a checkpoint. It shares its tensors with training."""
         trainer, stream, state = self.trainer, self.stream, self.state
         state.seconds, state.milestones = self.clock.seconds, self._milestones(since=self._on_disk)
         state.scaler, state.phase = trainer.scaler.state_dict(), stream.phase.number

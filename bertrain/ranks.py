@@ -1,4 +1,4 @@
-"""Ranks: this process among all, what they exchange, how an error on one rank ends all of them, and signals.
+"""Ranks: this process among all, what they exchange, how an error on one rank ends all, and signals.
 
 Values of the host go over gloo, on GPUs too, so that no rank waits for its GPU to exchange them. Tensors of a GPU go
 over NCCL.
@@ -51,7 +51,7 @@ class World:
     def together(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank. If it fails on some, the first of them raises, and the others exit quietly.
 
-        The action must exchange nothing with other ranks: a rank where it fails would leave the others waiting.
+        The action must not communicate with other ranks: if it fails on one, the others would wait forever.
         """
         error: Exception | None = None
         result: Any = None
@@ -84,7 +84,7 @@ class World:
             for name, value in first.items():
                 if (given := facts.get(name)) != value:
                     sentence = (
-                        f"{name} is {given} on rank {self.rank}, and {value} on rank 0; start all ranks with the same "
+                        f"{name} is {given} on rank {self.rank}, but {value} on rank 0; start all ranks with the same "
                         "options, files and versions"
                     )
                     raise UsageError(sentence, "other-settings", option=name, given=given)
@@ -126,12 +126,12 @@ def world(timeout: timedelta = TIMEOUT) -> Iterator[World]:
     if torch.cuda.is_available():
         local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if count < (processes := max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))):
-            sentence = f"{processes} ranks need a GPU each, and this machine has {count}; give --nproc-per-node {count}"
+            sentence = f"{processes} ranks need a GPU each, but this machine has {count}; give --nproc-per-node {count}"
             raise UsageError(sentence, "out-of-range", option="nproc_per_node", given=processes)
         device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     elif sys.platform == "linux":
-        # glibc shall keep freed memory: otherwise each step touches new pages, 30,000 for 600 targets and 30,522 ids
+        # glibc must keep freed memory: otherwise each step touches new pages, 30,000 for 600 targets and 30,522 ids
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
             ctypes.CDLL(None).mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

@@ -1,4 +1,4 @@
-"""What a run writes and prints: log.jsonl, run.json, lines about steps, trackers, warnings, the model card."""
+"""The output of a run: log.jsonl, run.json, lines about steps, trackers, warnings, the model card."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def entry_of(line: str) -> dict[str, Any] | None:
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
-    """Appends one JSON object a line to log.jsonl.
+    """Append JSON objects to log.jsonl, one in each line.
 
-    A run first removes the entries after its checkpoint; a new run removes all. An entry that does not fit on the disk
-    is written with the next one, or at the end.
+    A run first removes the entries after its checkpoint; a new run removes all. If the disk is full, an entry is
+    written with the next one, or at the end.
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
@@ -90,7 +90,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
 
 
 class Report(contextlib.ExitStack):
-    """Logs and prints a run. Call `log` and `flush` on all ranks; what only rank 0 does, others leave out."""
+    """Log and print a run. Call `log` and `flush` on all ranks; only rank 0 writes and prints."""
 
     def __init__(self, trainer: Trainer, stream: Stream, clock: Clock, *, step: int) -> None:
         """step: of the checkpoint."""
@@ -124,7 +124,7 @@ class Report(contextlib.ExitStack):
     # ------------------------------------------------------------------------------------------------ the first lines
 
     def begin(self, resumed_from: Path | None, warnings: list[str], changes: list[str]) -> None:
-        """Print what the run is, and write run.json. Call it on all ranks.
+        """Print the first lines of the run, and write run.json. Call it on all ranks.
 
         warnings: of models and checkpoints. changes: lines about what has changed since the checkpoint.
         """
@@ -156,7 +156,7 @@ class Report(contextlib.ExitStack):
         settings = [item for each in trainer.learner.encoders for item in each.model.config.to_dict().items()]
         rates = [value for name, value in settings if "dropout" in name and isinstance(value, float)]
         if any(rates) and self.ranks.world_size > 1:
-            self.warn("the model has dropout, so another number of ranks would give another run")
+            self.warn("the model has dropout, so a different number of ranks gives different results")
         if self._log.bad_lines:
             self.warn(f"log.jsonl had invalid lines, which were removed: {', '.join(map(str, self._log.bad_lines))}")
         for warning in [*warnings, *plan.warnings]:
@@ -179,7 +179,7 @@ class Report(contextlib.ExitStack):
         return int(self._log.last_evaluation.get("step", 0))
 
     def _keep_model(self) -> list[str]:
-        """Keep the size of the model and --lr-scale in run.json; return a line for each --lr-scale."""
+        """Save the size of the model and --lr-scale in run.json; return a line for each --lr-scale."""
         scales = scaled_rates(self._trainer.learner.sizes, self.config)
         self._run_json["resolved"] |= {"parameters": self._trainer.num_parameters, "lr_scale": scales}
         self._write_run_json()
@@ -239,7 +239,7 @@ class Report(contextlib.ExitStack):
         step, loss, config = entry["step"], entry["loss"], self.config
         self._keep(entry)
         if causes := " and ".join(entry.get("not_finite", [])):
-            line = f"{causes} was not finite, so {entry['skipped']} of the steps up to step {step} changed nothing"
+            line = f"{causes} was not finite, so {entry['skipped']} of the steps up to step {step} changed no weights"
             self.warn(f"{line}; log.jsonl counts such steps as skipped", once="skipped")
         if step == self.plan.steps or time.perf_counter() - self._last_line > QUIET_S:
             self._last_line = time.perf_counter()
@@ -252,7 +252,7 @@ class Report(contextlib.ExitStack):
             )
         # A run may have fewer steps than PATIENCE. In fp16 the first steps are skipped until the scale is low enough.
         if in_a_row >= (PATIENCE if self._trainer.scaler.is_enabled() else min(PATIENCE, self.plan.steps)):
-            fp16 = ", or give another --precision than fp16" * (self._trainer.precision == "fp16")
+            fp16 = ", or give a --precision other than fp16" * (self._trainer.precision == "fp16")
             sentence = (
                 f"the last {in_a_row} steps up to step {step} were skipped, because {causes} was not finite; lower "
                 f"--lr {config.lr} or lengthen --warmup{fp16}, and continue from a checkpoint in {self.out}"
@@ -295,7 +295,7 @@ class Report(contextlib.ExitStack):
         self.say("\n".join(lines))
 
     def finish(self) -> None:
-        """Print what the time of the run was used for, and keep it in run.json."""
+        """Print how the time of the run was used, and save it in run.json."""
         if self.is_first:
             self.say(", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in self._clock.seconds.items()))
             self._run_json["clock"] = self._clock.entry()
@@ -349,6 +349,6 @@ class Report(contextlib.ExitStack):
 
     def _keep(self, entry: dict[str, Any]) -> None:
         if fault := self._log.write(entry):
-            self.warn(f"log.jsonl cannot be written and is tried again with the next entry: {fault}", once="log")
+            self.warn(f"log.jsonl cannot be written, and the next entry tries again: {fault}", once="log")
         if self.config.log_to and "stream" not in entry:
             self._trackers.write(entry)

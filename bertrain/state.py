@@ -60,7 +60,7 @@ _OPTIONS = {
     "end": "lr_end",
     "stop": "steps",
 }
-"""A member of a phase → the option that sets it, if the option has a different name."""
+"""Member of a phase → the option that sets it, if its name differs."""
 
 
 def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def kept_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kept_phases(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what must not change of phases that have begun, by "phase N option"."""
+    """Return the settings of phases that must not change, as "phase N option" → value."""
     kept: dict[str, Any] = {}
     for number, phase in enumerate(phases, 1):
         flat = phase | phase.get("rate", {}) | phase.get("masking", {}) | phase.get("methods", {})
@@ -114,10 +114,10 @@ def read(path: Path) -> TrainState:
     try:
         saved = json.loads((path / TRAINER).read_bytes())
         if saved["version"] not in (1, VERSION):
-            raise ValueError(f"its version is {saved['version']}, and this bertrain reads 1 and {VERSION}")
+            raise ValueError(f"its version is {saved['version']}, but this bertrain reads 1 and {VERSION}")
         state = TrainState(**(_from_version_1(saved, path) if saved["version"] == 1 else saved))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        sentence = f"{path / TRAINER} is damaged: {error}; give another checkpoint, or its weights alone with --init"
+        sentence = f"{path / TRAINER} is damaged: {error}; give a different checkpoint, or only its weights with --init"
         raise DatasetError(sentence, "damaged", given=str(path)) from None
     return state
 

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and Trackio: libraries that get the log too (--log-to).
+"""TensorBoard, Weights & Biases and Trackio: --log-to also sends the log to them.
 
 An error of a library never ends a run: it is a warning, and the library gets no more entries. log.jsonl stays complete.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from bertdata.support import UsageError, install, write_file
 
 ID = "record-id"  # the file of a run directory with the name of its record in other programs
-ANSWER_S = 20.0  # how long a server may take at the start and at the end of a run
+ANSWER_S = 20.0  # time limit of a server at the start and at the end of a run
 
 
 def _tensorboard(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
@@ -37,7 +37,7 @@ def _wandb(out: Path, options: dict[str, Any], identity: str, step: int) -> Any:
 
     is_offline = wandb.setup().settings.mode in ("offline", "dryrun", "disabled")
     if not is_offline and not wandb.login(prompt=False, verify=False):
-        raise PermissionError("there is no account here; run wandb login, or set WANDB_MODE=offline")
+        raise PermissionError("you are not logged in; run wandb login, or set WANDB_MODE=offline")
     return wandb.init(
         project=os.environ.get("WANDB_PROJECT", "bertrain"),
         name=os.environ.get("WANDB_NAME", out.resolve().name),
@@ -57,7 +57,7 @@ def _trackio(out: Path, options: dict[str, Any], identity: str, step: int) -> An
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
-"""Library, and the extra that installs it → a function that begins the record of a run.
+"""Library, and the extra that installs it → the function that starts the record of a run.
 
 The function takes the run directory, the options, a name for the record, and the last step that the record may have. It
 returns an object with `log(numbers, step=…)` and `finish()`.
@@ -65,7 +65,7 @@ returns an object with `log(numbers, step=…)` and `finish()`.
 
 
 def require(names: Sequence[str]) -> None:
-    """Raise UsageError for a library that is not installed. Import none."""
+    """Raise UsageError for a library that is not installed. Does not import it."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
             sentence = f"--log-to {name} needs {name}, which is not installed; {install(name)}"
@@ -103,4 +103,4 @@ class Trackers:
         except Exception as error:  # of a third-party library
             self._records.pop(name, None)
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self._warn(f"--log-to {name} has failed and gets no more entries: {reason}")
+            self._warn(f"--log-to {name} failed and gets no more entries: {reason}")

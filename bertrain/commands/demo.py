@@ -2,7 +2,7 @@
 
     bertdata demo
 
-Each step is a command that you could type, and is printed. Finished steps are not repeated.
+Each step is a command, which is printed. Finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from bertrain.options import Output
 
 CORPUS_BYTES = 10_000_000
 STEPS = 1600
-THREADS = 2  # for which its seconds are stated
+THREADS = 2  # the stated seconds are for this number
 BUILD = ("--vocab-size", "2000")
 ROWS = ("--length", "64", "--global-batch-size", "32")
 TRAIN = ("--recipe", "tiny", "--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
-MARK = ".demo"  # the file of a directory that a demo has made
+MARK = ".demo"  # marks a directory that a demo has made
 
 
 def make_or_require(out: Path) -> None:
-    """Make the directory. Raises UsageError if it cannot be made, or has files that are not of a demo."""
+    """Make the directory. Raises UsageError if it cannot be made, or has files that do not belong to a demo."""
     try:
         make_directory(out)
         others = sorted(os.listdir(out))
         if not others:
             write_file(out / MARK, b"")
     except OSError as error:
-        sentence = f"--out {out} cannot be used ({error.strerror}); give another directory"
+        sentence = f"--out {out} cannot be used ({error.strerror}); give a different directory"
         raise UsageError(sentence, "unwritable", option="out", given=str(out)) from None
     if others and MARK not in others:
-        sentence = f"--out {out} has files that are not of a demo ({others[0]}); give a new directory"
+        sentence = f"--out {out} has files that do not belong to a demo ({others[0]}); give a new directory"
         raise UsageError(sentence, "out-exists", option="out", given=str(out))
 
 
@@ -64,7 +64,7 @@ def main(out: str) -> None:
     _call("bertdata", bertdata, "verify", shards)
     _call("bertrain pretrain", pretrain.main, "--data", shards, "--out", run, *ROWS, *TRAIN)
     newest = checkpoint.find(Path(run))
-    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has said so
+    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has printed it
         return
     _call("bertrain evaluate", evaluate.main, "--checkpoint", run, "--data", shards, "--show", "4")
     click.echo(f"\nA Hugging Face checkpoint: {newest}")

@@ -1,7 +1,7 @@
 """A corpus that every machine with Python has: the docstrings of its installed packages.
 
-One document per docstring, a blank line between documents (blank lines inside one are dropped), no docstring twice,
-none under 200 characters. The order is that of a hash of the text, so that any prefix is a fair sample.
+Each docstring of at least 200 characters is a document, without its blank lines; a blank line ends it. Repeated
+docstrings are dropped. They are ordered by a hash of the text, so any prefix is a fair sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DOCSTRING = re.compile(r'(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*(?:#[^\n]*)?\n\s+)[rRuU]?
 
 
 def write(path: Path, num_bytes: int) -> tuple[int, int]:
-    """Write a corpus of about so many bytes, completely or not at all. Return its docstrings and its bytes.
+    """Write a corpus of about `num_bytes` bytes, completely or not at all. Return its numbers of docstrings and bytes.
 
-    The corpus is smaller if the packages have less. It reads every Python source file, in some seconds. Raises
-    InputError if there is no docstring.
+    It is smaller if the packages have less text. Reading every Python source file takes some seconds. Raises InputError
+    if there is no docstring.
     """
     texts: dict[bytes, bytes] = {}
     for source in tqdm(sources(), desc="reading docstrings", unit="file", disable=None):
@@ -39,7 +39,7 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
         chosen.append(encoded)
         size += len(encoded) + 2
     if not chosen:
-        sentence = "the installed packages have no docstrings, of which the text is made; build a text of your own"
+        sentence = "the installed packages have no docstrings to make the text of; build your own text"
         raise InputError(sentence, "empty")
     write_file(path, b"\n\n".join(chosen) + b"\n")
     return len(chosen), size

@@ -2,9 +2,9 @@
 
     bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
 
-Takes the options of bertrain pretrain and builds what it would build. Prints the phases of the run, then PASS, WARN or
-FAIL for each check, and what to do. The exit code is 1 if a check fails. If none fails, it takes 25 steps for each row
-length, batch size and number of layers, and prints the time, the memory and the disk space of the run. It leaves no
+It takes the options of bertrain pretrain and builds the parts of this run. It prints the phases of the run, then PASS,
+WARN or FAIL for each check, with advice. The exit code is 1 if a check fails. If none fails, it takes 25 steps for each
+row length, batch size and number of layers, and prints the time, the memory and the disk space of the run. It leaves no
 file.
 """
 
@@ -42,7 +42,7 @@ WARMUP_STEPS, TIMED_STEPS = 5, 20
 
 
 def build(config: Config, nproc: int) -> Pretraining:
-    """Return what rank 0 of a run would build. It changes no file. Raises what would end the run."""
+    """Return the parts of a run on rank 0. Changes no file. Raises the errors that would end the run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Pretraining(config, World(0, nproc, device), checkpoint.newest(Path(config.out))[0])
 
@@ -92,12 +92,12 @@ def _devices(nproc: int) -> Finding:
 def _directory(out: Path) -> Finding:
     """Return whether a run can write to `out`, and what it resumes from."""
     if not ((parent := _existing(out)).is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        return FAIL, f"--out {out} cannot be written, as {parent} is a file or gives no permission; give another --out"
+        return FAIL, f"--out {out} cannot be written, because {parent} is a file or read-only; give a different --out"
     newest, damaged = checkpoint.newest(out)
     if damaged and not newest:
-        return FAIL, f"{damaged[0]}; move it away, or give another --out"
+        return FAIL, f"{damaged[0]}; move it away, or give a different --out"
     begins = f"continues from {newest.name}" if newest else f"{out} is new"
-    return (WARN, f"{damaged[0]}; a run sets it aside and {begins}") if damaged else (PASS, begins)
+    return (WARN, f"{damaged[0]}; a run renames it and {begins}") if damaged else (PASS, begins)
 
 
 def _existing(path: Path) -> Path:
@@ -108,7 +108,7 @@ def _existing(path: Path) -> Path:
 
 
 def _shape(options: Config, ranks: int) -> tuple[int, int, int | None]:
-    """Return what the time of a step depends on: the row length, the rows of one of `ranks`, the number of layers."""
+    """Return the row length, the rows of one of `ranks`, and the number of layers: they decide the time of a step."""
     return options.length, math.ceil(mean_rows(options) / ranks), options.flat().get("layers")
 
 
@@ -127,7 +127,7 @@ def _trial(config: Config, out: str, ranks: int) -> Config:
 
 
 def estimate(config: Config, plan: Plan | None, nproc: int, hours: float | None) -> Iterator[tuple[str, Finding]]:
-    """Train for a few steps. Yield time, memory and disk space and, if `hours` is given, what fits into 95 % of it.
+    """Train for a few steps. Yield time, memory and disk space and, with `hours`, the steps that fit into 95 % of it.
 
     Under torchrun all ranks must call it; only the first one has a plan and yields. Yields nothing if a signal stops
     the steps.

@@ -3,8 +3,8 @@
     bertrain evaluate --checkpoint run/ --data shards/ --show 2
     bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz    (pairs.py)
 
-It always masks 15 % of the tokens (80/10/10), with a fixed seed, so that results of all runs compare. The loss is a
-mean over tokens. Losses of different vocabularies do not compare; bits per byte do.
+It always masks 15 % of the tokens (80/10/10), with a fixed seed, so that results of all runs can be compared. The loss
+is a mean over tokens. Losses of different vocabularies cannot be compared; bits per byte can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEST = 5  # predictions of a masked token that --show prints
 ONLY_WITH = {
     "data": ("split", "length", "show"),
     "pairs": ("score",),
-}  # options that mean nothing with the other one
+}  # options that need --data, and those that need --pairs
 
 
 def _samples(shown: list[Shown]) -> str:
@@ -91,7 +91,7 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 
 
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
-    """Raise UsageError unless there is either --data or --pairs, with its own options alone."""
+    """Raise UsageError unless there is either --data or --pairs, and only its options."""
     if (data is None) == (pairs_path is None):
         sentence = "give either --data, a directory of shards, or --pairs, a file of minimal pairs"
         raise UsageError(sentence, "conflict" if data else "missing", option="data", given=data)
@@ -128,8 +128,8 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     "--score",
     type=click.Choice(pairs.SCORES),
     default="word-l2r",
-    help="How a sentence of a pair is scored. sum: each token is masked in turn, and its log-probabilities are added "
-    "up. mean: the same for each token. word-l2r: the sum, and the rest of a word is masked with its token.",
+    help="Score of a sentence. sum: mask each token in turn, and add up the log-probabilities. mean: the sum divided "
+    "by the number of tokens. word-l2r: as sum, but also mask the rest of the token's word.",
 )
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option(

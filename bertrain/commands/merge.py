@@ -1,9 +1,9 @@
-"""Write the mean of the weights of several checkpoints as a checkpoint of its own.
+"""Write the mean of the weights of several checkpoints as a new checkpoint.
 
     bertrain merge run/step-00008000 run/step-00009000 run/step-00010000 --out merged/
 
-The checkpoints have the same model and the same tokenizer. Adapters are merged into the weights that this command
-reads, so the result has none. docs/models.md says when a mean is useful.
+The checkpoints must have the same model and the same tokenizer. Checkpoints of --lora count with their merged weights.
+docs/models.md says when a mean is useful.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ NAMED = 3  # of the settings in which two models differ
 def chosen(paths: Sequence[str]) -> list[Path]:
     """Return the checkpoints that the paths name, in the order of their directories.
 
-    Raises UsageError for fewer than two, and for one that is named twice.
+    Raises UsageError for fewer than two, and for one that is given twice.
     """
     path = paths[0]
     if len(paths) < 2:
-        sentence = f"{path} is the only checkpoint that was named; name two or more, whose mean is to be written"
+        sentence = f"{path} is the only checkpoint; give two or more"
         raise UsageError(sentence, "missing", option="checkpoints", given=list(paths))
     found = sorted((checkpoint.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
     for one, other in pairwise(found):
         if one.resolve() == other.resolve():
-            sentence = f"{other} was named twice; name each checkpoint once (a run stands for its newest one)"
+            sentence = f"{other} was given twice; give each checkpoint once (a run stands for its newest one)"
             raise UsageError(sentence, "conflict", option="checkpoints", given=str(other))
     return found
 
@@ -80,7 +80,7 @@ def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
     files = load_tokenizer(str(first)).files
     for directory in directories[1:]:
         if not give_same_ids(files[TOKENIZER], load_tokenizer(str(directory)).files[TOKENIZER]):
-            sentence = f"{directory} has another tokenizer than {first}; give checkpoints with the same tokenizer"
+            sentence = f"{directory} has a different tokenizer than {first}; give checkpoints with the same tokenizer"
             raise UsageError(sentence, "tokenizer-differs", option="checkpoints", given=str(directory))
     own = {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
     return plain_tokenizer(files | own)
@@ -93,7 +93,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     """Write the mean of the weights of two or more checkpoints as a new checkpoint.
 
     Each CHECKPOINT is a checkpoint, or a run, which stands for its newest complete checkpoint. All have the same model
-    and the same tokenizer. The order in which they are named changes nothing.
+    and the same tokenizer. Their order has no effect.
     """
     target = checkpoint.require_new(out)
     directories = chosen(checkpoints)

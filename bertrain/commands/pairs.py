@@ -104,8 +104,8 @@ def encode(
     for number, row in enumerate(rows):
         line = pairs[number // 2].line
         if not 2 < len(row) <= most:
-            sentence = f"{path}, line {line}: a sentence has {len(row) - 2} tokens, and 1 to {most - 2} are possible"
-            raise UsageError(f"{sentence}; leave the pair out", "bad-row")
+            sentence = f"{path}, line {line}: a sentence has {len(row) - 2} tokens; the model takes 1 to {most - 2}"
+            raise UsageError(f"{sentence}, so remove the pair", "bad-row")
     return list(zip(rows[::2], rows[1::2], strict=True))
 
 
@@ -122,10 +122,10 @@ def log_likelihoods(
 
     rows: ids, [CLS] first and [SEP] last, which are not scored. score "sum" (Salazar et al., 2020) masks the token
     alone, and "mean" divides that by the number of tokens; "word-l2r" (Kauf and Ivanova, 2023) also masks the tokens to
-    its right that belong to the same word. All ranks must call it; each takes its part, and all get the same result.
+    its right that belong to the same word. All ranks must call it; each scores a part, and all get the same result.
 
-    A row of n ids takes n - 2 rows in the forward pass. Rows of one length go together, so none is padded: this is
-    exact for every family of models, and the fastest. It wastes nothing, as even a single row fills a batch of n - 2.
+    A row of n ids takes n - 2 rows in the forward pass. Rows of one length are in one batch, without padding, which is
+    exact for every family of models, and the fastest.
     """
     encoder.eval()
     device, special = ranks.device, tokenizer.special

@@ -72,7 +72,7 @@ def refuse_halves(content: str, path: object, first: int = 1) -> None:
         if half := match["half"]:
             line = first + content.count("\n", 0, match.start())
             raise UsageError(
-                f"{path}, line {line} has half a character, {half}; write its other half beside it, or remove it",
+                f"{path}, line {line} has half a character, {half}; add its other half, or remove it",
                 "bad-row",
             )
 

@@ -1,4 +1,4 @@
-"""Make the page of plot --html: one file about runs, which needs no network.
+"""The page of plot --html: one file about runs, which needs no network.
 
     log.jsonl, run.json ──► points, evaluations, events, options ──► JSON inside a page ──► a browser draws it
 
@@ -32,8 +32,8 @@ _CLOCK = ("trained_s", "compiled_s", "evaluated_s", "waited_s")  # what the time
 _WAITING = 0.1  # share of the time, for data
 _RISE = 0.02  # nats
 _TOKENIZERS = (
-    "The runs have different tokenizers, so their losses do not compare: none of them is called the best. bertrain "
-    "evaluate measures bits per byte, which compare."
+    "The runs have different tokenizers, so their losses cannot be compared, and no best loss is shown. bertrain "
+    "evaluate measures bits per byte, which can be compared."
 )
 
 
@@ -79,7 +79,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _run(path: Path, num_runs: int) -> dict[str, Any]:
-    """Return all that the page shows of a run.
+    """Return the data of a run for the page.
 
     points: the values of each number by name; None where an entry has none. evaluations: their numbers, and
     predictions (around, target, predicted). events: what changed, and when.
@@ -163,7 +163,7 @@ def _timed(entry: Entry) -> Entry:
 
 
 def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
-    """Return the losses to compare with; none of them, unless both are known."""
+    """Return the losses to compare with, or nothing unless both are known."""
     losses = resolved.get("reference_loss")
     losses = losses if isinstance(losses, dict) else {}
     known = {name: value for name in ("uniform", "unigram") if (value := _finite(losses.get(name))) is not None}
@@ -171,7 +171,7 @@ def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
 
 
 def _thinned(steps: list[Entry], most: int) -> list[Entry]:
-    """Return at most so many entries, evenly spaced. One of them has the highest loss, so that a peak stays."""
+    """Return at most `most` entries, evenly spaced, and always the one with the highest loss."""
     if len(steps) <= most:
         return steps
     peak = max(range(len(steps)), key=lambda number: _finite(steps[number].get("loss")) or 0)
@@ -179,7 +179,7 @@ def _thinned(steps: list[Entry], most: int) -> list[Entry]:
 
 
 def _spread(values: Sequence[Any], most: int) -> list[Any]:
-    """Return at most so many of a list, but two at least, evenly spaced, with both ends."""
+    """Return at most `most` values of a list, but at least two, evenly spaced, with both ends."""
     if len(values) <= most:
         return list(values)
     return [values[number] for number in np.unique(np.linspace(0, len(values) - 1, max(2, most)).astype(int)).tolist()]
@@ -226,7 +226,7 @@ def _median(steps: list[Entry], name: str) -> float | int | None:
 
 
 def _warnings(steps: list[Entry], evaluations: list[Entry], about: dict[str, Any], num_invalid: int) -> Iterator[str]:
-    """Yield what a user should know about a run, each in one sentence."""
+    """Yield warnings about a run, each one sentence."""
     if not about:
         yield "there is no complete run.json, so its options are not known."
     if num_invalid:

@@ -25,7 +25,7 @@ from bertrain.report import entry_of
 class Part(NamedTuple):
     """The tokens of a document that a row has."""
 
-    row: int  # number of the row among those that were asked for
+    row: int  # number of the row among the requested ones
     source: int  # number of the dataset in a mix
     document: int  # number of the document in its dataset: Dataset.document(number) has its ids
     start: int  # the row has the tokens start to stop - 1 of the document
@@ -63,7 +63,7 @@ def _paths(run: Path) -> list[str]:
         phases = json.loads((run / "run.json").read_bytes())["resolved"]["phases"]
         return sorted({str(path) for phase in phases for path, _ in phase["sources"]})
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        sentence = f"{run / 'run.json'} cannot be read ({error!r:.80}); give the datasets of the run by --data"
+        sentence = f"{run / 'run.json'} cannot be read ({error!r:.80}); give the datasets of the run with --data"
         raise UsageError(sentence, "not-a-run", option="data", given=run) from None
 
 
@@ -75,7 +75,7 @@ def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loade
     datasets = {dataset.dataset_id: dataset for dataset in map(bertdata.open, paths)}
     sources = stream.get("sources") or [[stream["dataset_id"], 1]]
     if missing := [name for name, _ in sources if name not in datasets]:
-        sentence = f"the run read the dataset {missing[0][:16]}, which is not {' or '.join(paths)}; give it by --data"
+        sentence = f"the run read the dataset {missing[0][:16]}, which is not {' or '.join(paths)}; give it with --data"
         raise UsageError(sentence, "other-dataset", option="data", given=missing[0])
     names = ("length", "seed", "split", "samples", "short_seq_prob", "shuffle", "variants", "starts")
     options = {name: stream[name] for name in names if stream.get(name) is not None}

@@ -60,7 +60,7 @@ def refusing(name: str, option: str | None, expected: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         reason = f"transformers does not know {reason}" if isinstance(error, KeyError) else reason
         given = f"--{option} {name}" if option else name
-        sentence = f"{given} is not {expected}: {reason}; correct it, or give another"
+        sentence = f"{given} is not {expected}: {reason}; correct it, or give a different one"
         raise UsageError(sentence, "model-unreadable", option=option, given=name) from None
 
 
@@ -116,7 +116,7 @@ def check_runs(model: PreTrainedModel, *, length: int) -> list[str]:
             raise ValueError(f"{ids.numel()} ids give logits of shape {list(logits.shape)}")
         compared = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(COMPARED)[None])
         if not torch.allclose(compared, logits[:, :COMPARED], rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise ValueError("the head in FAMILIES gives other logits than the model (docs/extending.md)")
+            raise ValueError("the head in FAMILIES gives different logits than the model (docs/extending.md)")
         ids[0, 1] += 1
         if family.decoder and torch.equal(model(input_ids=ids).logits[:, 0], logits[:, 0]):
             raise ValueError(f"transformers {transformers.__version__} does not let it attend to both sides")
@@ -141,7 +141,7 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
     if not same or model.config.vocab_size < shards.special_tokens.vocab_size:
         sentence = (
             f"{directory} has a different tokenizer, or a smaller vocabulary, than {shards.path}; use shards built "
-            f"with --tokenizer {directory}, and with --roles, not --special-tokens, where it lacks tokens"
+            f"with --tokenizer {directory}, and for missing tokens with --roles, not --special-tokens"
         )
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
 
@@ -197,7 +197,7 @@ def start_from(
         model.config.pad_token_id = embeddings.padding_idx = shards.special_tokens.pad
     check_length(length, model.config, f"--init {spec}")
     missing, unexpected = (", ".join(sorted(info[name])) for name in ("missing_keys", "unexpected_keys"))
-    warnings = [f"--init {spec} has no weights for {missing}, which begin at random"] if missing else []
+    warnings = [f"--init {spec} has no weights for {missing}, which start at random"] if missing else []
     if unexpected:
         warnings.append(f"--init {spec} has weights that are not used: {unexpected}")
     return model, warnings
@@ -341,8 +341,8 @@ def _fit(
     if (family.positions_after_padding and special.pad is None) or family.padding_id not in (None, special.pad):
         needed = "a padding token" if family.padding_id is None else f"the padding id {family.padding_id}"
         sentence = (
-            f"--model {name}, a {config.model_type}, needs {needed}, and the shards have {special.pad} as padding id; "
-            "give another model, or shards of another tokenizer"
+            f"--model {name}, a {config.model_type}, needs {needed}, but the shards have {special.pad} as padding id; "
+            "give a different model, or shards of a different tokenizer"
         )
         raise UsageError(sentence, "unsupported", option="model", given=name)
     size = config.attribute_map.get("vocab_size", "vocab_size")
@@ -368,7 +368,7 @@ def _fit(
 def tokenizer_files(file_of: Callable[[str], bytes], model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
     """Return the files of a tokenizer as a checkpoint has them. file_of: the content of each file by name.
 
-    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
+    tokenizer_config.json gets the model's length, so that truncation=True cuts text to the rows of the model, and the
     model's inputs: token_type_ids only if it has them. A tokenizer.json that adds no [CLS] and [SEP], as in older
     datasets, adds them here.
     """
