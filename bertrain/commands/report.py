@@ -203,7 +203,7 @@ def _events(log: list[Entry]) -> Iterator[tuple[int, str]]:
 
 
 def _comparable(log: list[Entry]) -> list[Entry]:
-    """Return the newest evaluations with the same row length and data: losses of others are not comparable."""
+    """Return the newest evaluations with the same row length and data: other losses are not comparable."""
     found: list[Entry] = []
     evaluated = now = None
     for entry in log:

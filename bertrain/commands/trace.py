@@ -68,7 +68,7 @@ def _paths(run: Path) -> list[str]:
 
 
 def loader_of(stream: Mapping[str, Any], paths: Sequence[str]) -> bertdata.Loader:
-    """Return the loader of a stream, without masks. paths: of its datasets, and perhaps of others.
+    """Return the loader of a stream, without masks. paths: of its datasets, and perhaps of other datasets.
 
     Raises UsageError if a dataset is missing.
     """
@@ -97,7 +97,7 @@ def parts_of(loader: bertdata.Loader, positions: np.ndarray) -> Iterator[Part]:
         while number < split[shard].num_documents and (first := int(offsets[number])) < begin + length:
             num_tokens = int(offsets[number + 1]) - first - separators
             part = max(0, begin - first), min(num_tokens, begin + length - first)
-            if part[0] < part[1]:  # else the row has nothing but the separator of this document
+            if part[0] < part[1]:  # else the row has only the separator of this document
                 document = earlier + int(split.first_documents[shard]) + number
                 yield Part(row, source, document, *part, num_tokens)
             number += 1

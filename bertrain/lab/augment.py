@@ -87,7 +87,7 @@ class Augmentation(Options):
     """Random seed for the choice of words."""
 
 
-@np.errstate(over="ignore")  # a number becomes infinite, which is refused
+@np.errstate(over="ignore")  # a number becomes infinite, which is an error
 def read_vectors(path: str) -> tuple[list[str], torch.Tensor]:
     """Return words and where they lie, [words, width], as vectors of length 1: their cosines say how near they are.
 
@@ -317,7 +317,7 @@ class _Rows:
             write_file(self.parts[number], content.getvalue())
 
     def write(self) -> None:
-        """Write --out, and remove the parts. Print what there is to say."""
+        """Write --out, and remove the parts. Print a summary."""
         parts, options = [np.lib.format.open_memmap(path, mode="r") for path in self.parts], self.options
         num_known, num_copies = sum(int((part[:, 0] != NONE).sum()) for part in parts), 0
 

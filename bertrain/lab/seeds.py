@@ -1,7 +1,7 @@
 """What a fine-tuning is, and which of its seeds are finished.
 
 A seed is a directory that `checkpoint.publish` wrote: a model, and seed.json, which says what the seed was made of and
-what it gave. A seed that is finished is not trained again, and one that was made of something else is never replaced.
+its results. A seed that is finished is not trained again, and one that was made of something else is never replaced.
 """
 
 from __future__ import annotations

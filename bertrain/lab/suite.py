@@ -4,7 +4,7 @@
 
 The files are those that GLUE and SuperGLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its
 own directory.
-Test labels are secret, so all figures are of dev, which also chooses the epoch. docs/tasks.md has the tables.
+Test labels are secret, so all results are of dev, which also chooses the epoch. docs/tasks.md has the tables.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _spreads(suite: str, results: dict[str, dict[str, Any]]) -> dict[str, dict[s
 def main(*, name: str, data: str, as_json: bool, **flags: Any) -> None:
     """Fine-tune a checkpoint for the tasks of SUITE (glue, superglue or clue) that have files. Also under torchrun.
 
-    Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
+    Each task gets the same options. Results are medians over the seeds, on dev, at the best epoch of each seed.
     """
     with world(LONGEST_WAIT) as ranks:
         base = ranks.together(lambda: from_flags(Job, flags))

@@ -24,7 +24,7 @@ READABLE = {
 }
 """What --distil can read, by type of model: hidden states alone, or nothing.
 
-Of others in FAMILIES also attention: queries, keys and values. Of types that are not in FAMILIES nothing.
+Of other types in FAMILIES also attention: queries, keys and values. Of types that are not in FAMILIES nothing.
 """
 _PROJECTIONS = (
     ("query", "key", "value"),
@@ -72,13 +72,13 @@ def has_attention(model: PreTrainedModel) -> bool:
 class Taps:
     """What passed through some layers in the last forward pass.
 
-    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless asked for, and
+    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless requested, and
     None before the first pass and after `forget`. Raises UsageError for several layers that are one
     module. Call `check` first.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
-        # All names are there from the start: torch.compile would compile once more for a dictionary that has grown.
+        # All names are there from the start: torch.compile would compile again for a dictionary that has grown.
         self.hidden: dict[int, Any] = dict.fromkeys(layers) if hidden else {}
         self._projected: dict[tuple[int, int], Any] = {}
         all_layers = layers_of(model)

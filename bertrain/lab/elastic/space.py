@@ -7,7 +7,7 @@ and its tensors are slices of the model's: docs/subnetworks.md.
 
     tensor                              what a sub-network has of it
     queries, keys, values               rows: of each of its heads the first ones; columns: the first
-    what attention gives back           columns: those rows
+    the output of attention             columns: those rows
     Wqkv, Wi (fused)                    rows: of each matrix in it the first ones; columns: the first
     every other                         the first of each dimension
 """
