@@ -137,7 +137,7 @@ def used(name: str, content: Callable[[int], bytes], use: Callable[[str], Any]) 
 
 
 def examples(path: str) -> Any:
-    return tables.read(path, text="text", other="", label="label")
+    return tables.read(path, {"text": "text", "label": "label"}, only=True)
 
 
 def words(count: int) -> Callable[[int], bytes]:

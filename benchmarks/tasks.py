@@ -22,7 +22,7 @@ import numpy as np
 from common import report
 from study import answer
 
-from bertrain.lab.tasks import TASKS, Columns
+from bertrain.lab.tasks import TASKS
 
 COLUMNS = {
     "sst2": "--task classification --text 0 --label -1",
@@ -51,7 +51,7 @@ def bags(files: dict[str, str]) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import MultinomialNB
 
-    task = TASKS["classification"](Columns("0", "", "-1"))
+    task = TASKS["classification"]()
     train, test = (task.read(files[split])[0] for split in ("train", "test"))
     texts = [example.text for example in train]
     counter = CountVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]")

@@ -93,13 +93,14 @@ def publish(target: Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}{TEMPORARY}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        make_directory(target.parent)  # also that of a run, should somebody have removed it
-        temporary.mkdir()
-        yield temporary
-        _seal(temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(temporary, target)
-        fsync_directory(target.parent)
+        with naming(target):
+            make_directory(target.parent)  # also that of a run, should somebody have removed it
+            temporary.mkdir()
+            yield temporary
+            _seal(temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+            fsync_directory(target.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not (isinstance(error, SafetensorError | RuntimeError) or type(error) is Exception):
@@ -387,8 +388,7 @@ class Writer:
             log = target.with_name("log.jsonl")  # whose entries survive a loss of power before the checkpoint does
             with suppress(FileNotFoundError), naming(log), open(log, "rb") as file:  # the next entry writes it
                 os.fsync(file.fileno())
-            with naming(target):
-                write(target, model, content, methods=self._methods)
+            write(target, model, content, methods=self._methods)
             self.saved = target
             self.clear(target)
         except (OSError, BertdataError) as error:

@@ -1,22 +1,23 @@
-"""Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
+"""Fine-tuning: what is learned and kept, weights and labels of the checkpoint, finished seeds, teachers, refusals."""
 
 import json
 import shutil
+from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
 from support.commands import json_of, refused, refuses, succeeds, tuning
 from support.data import BAD, GOOD, write_labelled
 from support.disk import contents, recorded, write
-from support.runs import cannot_read, weights_in
+from support.runs import cannot_read, on_ranks, weights_in
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
+from bertrain import checkpoint
 from bertrain.commands import plot
 from bertrain.lab import finetune, heads, seeds
-from bertrain.lab.tasks import TASKS, Columns
+from bertrain.lab.seeds import Job
+from bertrain.lab.tasks import TASKS
 from bertrain.models.load import load_model
 
 
@@ -26,8 +27,14 @@ def source(bert_run):
     return bert_run / "step-00000002"
 
 
+@pytest.fixture
+def command(bert_run, tmp_path):
+    """A fine-tuning of one seed into tmp_path/out."""
+    return tuning(bert_run, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
+
+
 def classes(*names):
-    task = TASKS["classification"](Columns("0", "", "-1"))
+    task = TASKS["classification"]()
     task.names = [*names]
     return task
 
@@ -38,39 +45,20 @@ class Follows(TASKS["pairs"]):
     head = AutoModelForNextSentencePrediction
 
 
-@pytest.fixture
-def follows(bert_run, tmp_path, monkeypatch):
-    """A fine-tuning for this task into tmp_path/out."""
+def test_a_task_from_outside_is_trained_and_has_a_card(bert_run, tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "follows", Follows)
     data = write(tmp_path / "data.tsv", *["the river\tthe stone\tyes", "a wind\tthe stone\tno"] * 8)
-    return tuning(bert_run, data, tmp_path / "out", "--task", "follows")
-
-
-def test_a_task_from_outside_is_trained_and_has_a_card(follows, tmp_path):
-    succeeds(finetune.main, *follows)
+    command = tuning(bert_run, data, tmp_path / "out", "--task", "follows")
+    succeeds(finetune.main, *command)
     AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "out" / "seed-0")
-    card = (tmp_path / "out" / "seed-0" / "README.md").read_text()
-    assert "AutoModelForNextSentencePrediction" in card
-    refused(finetune.main, *follows, "--task", "precedes", kind="unknown", option="task", given="precedes")
+    assert "AutoModelForNextSentencePrediction" in (tmp_path / "out" / "seed-0" / "README.md").read_text()
+    refused(finetune.main, *command, "--task", "precedes", kind="unknown", option="task", given="precedes")
 
 
-@pytest.mark.parametrize("when", ["in a loss", "in the last step"])
-def test_a_seed_that_diverges_ends(follows, tmp_path, monkeypatch, when):
-    score = finetune._score
-
-    def diverged(reader, data):
-        next(reader.model.parameters()).fill_(float("nan"))
-        return score(reader, data)
-
-    if when == "in a loss":
-        monkeypatch.setattr(Follows, "loss", lambda self, logits, labels: logits.sum() * float("nan"))
-    else:
-        monkeypatch.setattr(finetune, "_score", torch.no_grad()(diverged))
-    refused(finetune.main, *follows, kind="not-finite", option="lr", given=5e-5)
-    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
+# ------------------------------------------------------------------------------------------------------------ learning
 
 
-def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
+def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, source, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
     options = ["--test", data, "--seeds", 2, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
     result = json_of(finetune.main, *tuning(bert_run, data, tmp_path / "out", *options))
@@ -85,12 +73,92 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
         assert run["dev"] == run["curve"][run["best_epoch"] - 1]["dev"]
         assert run["curve"][-1]["train_loss"] < run["curve"][0]["train_loss"]
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "out" / "seed-1" / name).read_bytes() == (bert_run / "step-00000002" / name).read_bytes()
+        assert (tmp_path / "out" / "seed-1" / name).read_bytes() == (source / name).read_bytes()
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-1")
     assert model.config.id2label == {0: "0", 1: "1"}
     assert model.config.hidden_dropout_prob == 0.1  # the default of --dropout; the checkpoint was trained without
     succeeds(plot.main, tmp_path / "out", "--out", tmp_path / "tuned.png")
     assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
+
+
+def of_pairs():
+    rows = ({"a": a, "b": b, "score": 5.0 * (a in GOOD) + len(b) / 20} for a in GOOD + BAD for b in GOOD)
+    columns = ["--text", "a", "--other", "b", "--label", "score"]
+    return [*map(json.dumps, rows)], [*columns, "--epochs", 8, "--batch-size", 6]
+
+
+def of_labels():
+    named = ((text, [name for name in ("light", "stone", "river") if name in text]) for text in GOOD + BAD)
+    return [json.dumps({"text": text, "label": labels}) for text, labels in named], []
+
+
+def of_questions():
+    for number, (a, b) in enumerate((a, b) for a in ("salt", "light", "bread") for b in ("wind", "house")):
+        entry = {"id": str(number), "question": f"the {a}", "answers": [{"text": a, "answer_start": 0}]}
+        yield {"context": f"{a} river {b} stone", "qas": [entry]}
+
+
+LEARNED = {  # task: lines of a file, options; the measure, and a value that it exceeds
+    "regression": (*of_pairs(), "pearson", 0.5),
+    "multilabel": (*of_labels(), "micro_f1", 0.9),
+    "qa": ([json.dumps({"data": [{"paragraphs": [*of_questions()]}]})], ["--length", 32], "exact_match", 0.9),
+}
+
+
+@pytest.mark.parametrize("name", ["regression", "multilabel", pytest.param("qa", marks=pytest.mark.slow)])
+def test_other_tasks_are_learned(bert_run, tmp_path, name):
+    lines, options, measure, least = LEARNED[name]
+    data = write(tmp_path / f"a.json{'l' * (name != 'qa')}", *lines)
+    given = ["--task", name, "--lr", 3e-3, "--batch-size", 3, "--epochs", 30, *options]
+    result = json_of(finetune.main, *tuning(bert_run, data, tmp_path / "out", *given))
+    assert result[f"dev_{measure}"]["median"] > least
+
+
+def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
+    data = write_labelled(tmp_path / "train.tsv", repeat=3)
+    for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
+        succeeds(finetune.main, *tuning(bert_run, data, tmp_path / out, "--precision", precision))
+    one, same, other = (weights_in(tmp_path / out / "seed-0") for out in ("a", "b", "c"))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
+
+
+@pytest.mark.parametrize("batch_size", [2, 99])  # the loss is not finite, or only what comes after the last step
+def test_a_seed_that_diverges_ends(command, tmp_path, batch_size):
+    wrong = ["--lr", 1e38, "--batch-size", batch_size]
+    refused(finetune.main, *command, *wrong, kind="not-finite", option="lr", given=1e38)
+    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
+
+
+def test_a_seed_that_gets_no_better_ends(command, tmp_path):
+    succeeds(finetune.main, *command, "--epochs", 9, "--lr", 1e-9, "--patience", 2)
+    (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
+    assert len(run["curve"]) == run["best_epoch"] + 2 < 9
+
+
+def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
+    data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
+    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
+    assert succeeds(finetune.main, *command).stderr.count("14 of 20") == 2  # of --train and of --dev
+    assert "14 of 20" not in succeeds(finetune.main, *command, "--seeds", 2).stderr
+
+
+@pytest.mark.slow
+def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(command, tmp_path):
+    common = [*command, "--seeds", 3, "--precision", "fp32", "--out"]
+    alone = json_of(finetune.main, *common, tmp_path / "one")
+    out, _ = on_ranks(2, "bertrain", ["finetune", *common, tmp_path / "two", "--json"])
+    assert json.loads(out) == alone
+    for seed in range(3):
+        one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
+        assert all(torch.equal(one[name], same[name]) for name in one)
+    for wrong in (["--text", "7"], ["--separator", ""]):
+        _, err = on_ranks(2, "bertrain", ["finetune", *common, tmp_path / "three", *wrong], code=2)
+        assert err.count("Error: ") == 1, err
+
+
+# ------------------------------------------------------------------------------------- weights, labels and a tokenizer
 
 
 def test_tokenizer_files_of_transformers_5_are_written_for_every_program(source, tmp_path):
@@ -103,16 +171,6 @@ def test_tokenizer_files_of_transformers_5_are_written_for_every_program(source,
     assert (config["tokenizer_class"], config["additional_special_tokens"]) == ("PreTrainedTokenizerFast", ["<x>"])
     assert not config.keys() & {"backend", "extra_special_tokens", "is_local", "local_files_only"}
     assert content == json.loads((tmp_path / "tokenizer.json").read_bytes()) | {"truncation": None, "padding": None}
-
-
-def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
-    data = write_labelled(tmp_path / "train.tsv", repeat=3)
-    for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
-        succeeds(finetune.main, *tuning(bert_run, data, tmp_path / out, "--precision", precision))
-    one, same, other = (weights_in(tmp_path / out / "seed-0") for out in ("a", "b", "c"))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
-    torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
 
 
 def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
@@ -134,15 +192,12 @@ def test_frozen_weights_stay_and_the_head_learns(source, tmp_path):
     curve = json.loads((out / "result.json").read_text())["runs"][0]["curve"]
     assert curve[-1]["train_loss"] < 0.9 * curve[0]["train_loss"]
     before, after = weights_in(source), weights_in(out / "seed-0")
-    encoder = [name for name in before if name.startswith("bert.")]
-    assert len(encoder) > 30
-    assert all(torch.equal(before[name], after[name]) for name in encoder)
-    refused(finetune.main, *given, "--lora", "r=2,alpha=2", kind="conflict", option="lora")
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("bert."))
 
 
 @pytest.mark.parametrize("name", ["classification", "regression", "qa"])
 def test_what_a_head_was_trained_for_before_is_forgotten(source, tmp_path, name):
-    several, other = (TASKS[kind](Columns("0", "", "-1")) for kind in ("multilabel", name))
+    several, other = (TASKS[kind]() for kind in ("multilabel", name))
     several.names = ["a", "b"]
     other.names = ["a", "b"] if name == "classification" else None
     heads.load(str(source), several, from_scratch=False).save_pretrained(tmp_path / "several")
@@ -164,11 +219,12 @@ HEADS = [  # labels of a head, labels to train on, and the order that the kept h
 ]
 
 
-def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
+@pytest.mark.parametrize("architectures", [["BertForSequenceClassification"], None])
+def test_a_head_for_other_labels_is_replaced(bert_run, source, command, tmp_path, architectures):
     """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
-    data, seed = write_labelled(tmp_path / "train.tsv"), tmp_path / "tuned" / "seed-0"
-    succeeds(finetune.main, *tuning(bert_run, data, tmp_path / "tuned"))
-    saved, config = weights_in(seed), json.loads((seed / "config.json").read_text())
+    seed = tmp_path / "out" / "seed-0"
+    succeeds(finetune.main, *command)
+    saved, config = weights_in(seed), json.loads((seed / "config.json").read_text()) | {"architectures": architectures}
     names = [name for name in saved if name.startswith("bert.")]
     for known, wanted, order in HEADS:
         known = dict(enumerate(known))
@@ -178,13 +234,19 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
         assert [*model.config.id2label.values()] == [*(order or wanted)]
         assert all(torch.equal(model.state_dict()[name], saved[name]) for name in names)
         assert len(heads.take_order(str(seed), classes(*wanted))) == (order is None)
-    (tags := TASKS["token"](Columns("0", "", "-1"))).names = [*known.values()]
-    model = heads.load(str(seed), tags, from_scratch=False)  # its head has the same names and sizes
-    assert not torch.equal(model.classifier.weight, saved["classifier.weight"])
-    assert heads.take_order(str(seed), tags) == heads.take_order(str(bert_run / "step-00000002"), tags) == []
     model = heads.load(str(seed), classes("a", "b", "c"), from_scratch=False)
     assert model.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
     assert all(torch.equal(model.state_dict()[name], saved[name]) for name in names)  # the pooler too
+    shutil.copytree(source, tmp_path / "headless")
+    content = json.loads((source / "config.json").read_text()) | {"architectures": architectures}
+    (tmp_path / "headless" / "config.json").write_text(json.dumps(content))
+    if not architectures:  # then the weights decide, of which the pooler is no part of the head
+        assert heads.take_order(str(tmp_path / "headless"), classes("a", "b")) == []
+        return
+    (tags := TASKS["token"]()).names = [*known.values()]
+    model = heads.load(str(seed), tags, from_scratch=False)  # its head has the same names and sizes
+    assert not torch.equal(model.classifier.weight, saved["classifier.weight"])
+    assert heads.take_order(str(seed), tags) == heads.take_order(str(source), tags) == []
     with refuses("weights-missing"):
         load_model(seed)
     (seed / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
@@ -192,67 +254,84 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
         heads.load(str(seed), classes("a", "b"), from_scratch=False)
 
 
-def test_a_full_disk_is_one_sentence(command, tmp_path, full_disk):
-    seed = tmp_path / "out" / "seed-0"
-    with full_disk(100_000):
-        refused(finetune.main, *command, kind="unwritable", option="out", given=str(seed))
-    assert not (seed / "seed.json").exists()
+# -------------------------------------------------------------------------------------------------- seeds that are kept
+
+
+def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, command, tmp_path):
+    def trained():
+        """The number of times that a seed was trained."""
+        return [(path / "model.safetensors").stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("seed-*"))]
+
     succeeds(finetune.main, *command)
+    first, newest, before = tmp_path / "out" / "seed-0", checkpoint.resolved(str(bert_run)), trained()
+    numbers = json_of(finetune.main, *command, "--seeds", 2)["dev_accuracy"]
+    assert numbers["median"] == pytest.approx((numbers["min"] + numbers["max"]) / 2, abs=1e-5)
+    assert trained()[:1] == before
+    before = trained()
+    succeeds(finetune.main, *command, "--seeds", 2, "--checkpoint", newest)  # by another path
+    assert trained() == before
+    assert len(before) == 2
+    files = {name: content for name, content in contents(first.parent).items() if not name.endswith(".lock")}
+    shutil.copytree(newest, tmp_path / "other")
+    (tmp_path / "other" / "note.json").write_text("{}")
+    (tmp_path / "b.tsv").write_bytes((tmp_path / "train.tsv").read_bytes() + b"light\t0\n")
+    for more, values in (
+        (["--lr", 1e-4], ["--lr", "5e-05", "0.0001"]),
+        (["--test", tmp_path / "b.tsv"], ["--test"]),
+        (["--from-scratch"], ["--from-scratch"]),
+        (["--train", tmp_path / "b.tsv", "--epochs", 3], ["--epochs", "1", "3", "--train"]),
+        (["--task", "regression"], ["--task", "classification", "regression", "accuracy", "pearson"]),
+        (["--checkpoint", tmp_path / "other"], ["--checkpoint", newest, tmp_path / "other"]),
+    ):
+        refusal = refused(finetune.main, *command, *more, kind="other-settings", option="out")
+        assert all(str(value) in refusal.sentence for value in [first, *values])
+    assert {name: content for name, content in contents(first.parent).items() if not name.endswith(".lock")} == files
+    kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
+    del kept["of"]["the order of labels"]  # as in 0.1.0
+    (first / "seed.json").write_text(json.dumps(kept))
+    seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
+    (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
+    refused(finetune.main, *command, kind="other-settings", option="out")
 
 
-# --------------------------------------------------------------------------------------------------- a seed is kept
-
-
-@pytest.fixture
-def command(bert_run, tmp_path):
-    """A fine-tuning of one seed into tmp_path/out."""
-    return tuning(bert_run, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-
-
-def test_a_seed_survives_a_loss_of_power(command, tmp_path):
-    with recorded(tmp_path) as disk:
-        succeeds(finetune.main, *command)
-    seed = tmp_path / "out" / "seed-0"
-    files = [path for path in seed.rglob("*") if path.is_file()]
-    assert {seed / "model.safetensors", seed / "seed.json", seed / "tokenizer.json"} <= {*files}
-    assert all(map(disk.holds, files))
-    assert disk.renames[-2:] == [seed, tmp_path / "out" / "result.json"]
-    assert not disk.pending
-    (seed / "model.safetensors").write_bytes(b"")
-    with recorded(tmp_path) as disk:
-        assert seeds.finished(tmp_path / "out" / "seed-0") is None
-    assert (seed.with_name("damaged-seed-0") / "seed.json").exists()
-    assert not disk.pending
+def test_a_model_is_its_name_or_its_files(source, tmp_path):
+    kind, copy, job = classes("a"), shutil.copytree(source, tmp_path / "copy"), Job(checkpoint=str(source), out="x")
+    by_name = [seeds.settings_key(replace(job, teacher=str(name)), kind) for name in ("org/a", "org/b", source, copy)]
+    assert by_name[0] != by_name[1]
+    assert by_name[2] == by_name[3]
+    (copy / "vocab.txt").write_text("x")
+    assert seeds.settings_key(replace(job, teacher=str(copy)), kind) != by_name[2]
 
 
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
     succeeds(finetune.main, *command)
     out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
-    whole = contents(out)
-    weights = whole["seed-0/model.safetensors"]
+    complete = contents(out)
+    weights = complete["seed-0/model.safetensors"]
     damages = [
         ("model.safetensors", weights[:-1] + bytes([weights[-1] ^ 1])),
-        ("tokenizer.json", whole["seed-0/tokenizer.json"][:-1]),
+        ("tokenizer.json", complete["seed-0/tokenizer.json"][:-1]),
         ("seed.json", b"{}"),
         ("seed.json", b"[" * 100_000),
         ("checkpoint.json", b"[" * 100_000),
-        ("checkpoint.json", None),  # as if it was never written
+        ("checkpoint.json", b""),
     ]
     for turn, (name, damage) in enumerate(damages, start=1):
-        (seed / name).unlink()
-        if damage is not None:
-            (seed / name).write_bytes(damage)
-        damaged = {path.name: path.read_bytes() for path in seed.iterdir()}
+        (seed / name).write_bytes(damage)
+        damaged = contents(seed)
         said = succeeds(finetune.main, *command).stderr
         aside = out / ("damaged-seed-0" if turn == 1 else f"damaged-seed-0-{turn}")
         (line,) = (line for line in said.splitlines() if " is damaged: " in line)
         assert all(str(part) in line for part in (seed, name, aside))
-        assert {path.name: path.read_bytes() for path in aside.iterdir()} == damaged
-        assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == whole
-        assert " is damaged: " not in succeeds(finetune.main, *command).stderr
+        assert contents(aside) == damaged
+        assert {path: known for path, known in contents(out).items() if not path.startswith("damaged")} == complete
+    (seed / "checkpoint.json").unlink()  # as if it was never written
+    assert " is damaged: " in succeeds(finetune.main, *command).stderr
     (seed / "model.safetensors").write_bytes(b"")
     refused(finetune.main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
-    assert (seed / "model.safetensors").read_bytes() == b""
+    with recorded(tmp_path) as disk:
+        assert seeds.finished(seed) is None
+    assert not disk.pending
 
 
 def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, monkeypatch):
@@ -265,118 +344,38 @@ def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, 
     succeeds(finetune.main, *command)
 
 
-def test_weights_that_are_not_there_are_not_made_up(source, tmp_path):
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def without_a_layer(folder):
+    weights = weights_in(folder)
+    save_file({k: v for k, v in weights.items() if "layer.1." not in k}, folder / "model.safetensors", {"format": "pt"})
+
+
+def cut(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+
+
+def without_padding(folder):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+
+
+BROKEN = [  # what is done to a checkpoint, the kind of the error, and a part of it
+    (without_a_layer, "weights-missing", "bert.encoder.layer.1."),
+    (cut, "model-unreadable", ""),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "model-unreadable", ""),
+    (without_padding, "tokenizer-lacks-token", ""),
+]
+
+
+@pytest.mark.parametrize(("damage", "kind", "says"), BROKEN)
+def test_a_checkpoint_that_is_not_complete_is_refused(source, tmp_path, damage, kind, says):
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (broken / name).write_bytes((source / name).read_bytes())
-    weights = weights_in(source)
-    save_file({k: v for k, v in weights.items() if "layer.1." not in k}, broken / "model.safetensors", {"format": "pt"})
+    shutil.copytree(source, broken, ignore=shutil.ignore_patterns("checkpoint.json"))
+    damage(broken)
     arguments = tuning(broken, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-    refused(finetune.main, *arguments, kind="weights-missing", option="checkpoint", says="bert.encoder.layer.1.")
-    (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
-    refused(finetune.main, *arguments, kind="model-unreadable", option="checkpoint")
-    (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    (broken / "tokenizer.json").unlink()
-    refused(finetune.main, *arguments, kind="model-unreadable", option="checkpoint", given=str(broken))
-
-
-def test_a_tokenizer_that_cannot_pad_is_refused(source, tmp_path):
-    bare = tmp_path / "bare"
-    shutil.copytree(source, bare, ignore=shutil.ignore_patterns("checkpoint.json"))
-    settings = json.loads((bare / "tokenizer_config.json").read_text())
-    (bare / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
-    arguments = tuning(bare, write_labelled(tmp_path / "train.tsv"), tmp_path / "out")
-    refused(finetune.main, *arguments, kind="tokenizer-lacks-token", option="checkpoint", given=str(bare))
-
-
-def test_regression(bert_run, tmp_path):
-    rows = [
-        {"a": text, "b": other, "score": 5.0 * (text in GOOD) + len(other) / 20}
-        for text in GOOD + BAD
-        for other in GOOD
-    ]
-    path = write(tmp_path / "pairs.jsonl", *map(json.dumps, rows))
-    columns = ["--task", "regression", "--text", "a", "--other", "b", "--label", "score"]
-    options = ["--epochs", 8, "--lr", 2e-3, "--batch-size", 6]
-    result = json_of(finetune.main, *tuning(bert_run, path, tmp_path / "out", *columns, *options))
-    assert result["dev_pearson"]["median"] > 0.5
-    assert result["dev_spearman"]["median"] > 0.5
-
-
-# ------------------------------------------------------------------------------------------------------------- tables
-
-
-def read(path, text="0", other="", label="-1"):
-    """The texts and the labels of a file."""
-    examples, _ = TASKS["classification"](Columns(text, other, label)).read(str(path))
-    return [example.text for example in examples], [example.label for example in examples]
-
-
-@pytest.mark.parametrize("kind", ["tsv", "tsv with header", "csv", "jsonl", "parquet"])
-def test_the_same_examples_from_any_file(tmp_path, kind):
-    texts, labels = ['say "no", twice', "plain", "naïve 水"], ["b", "a", "b"]
-    path = tmp_path / f"data.{kind.split()[0]}"
-    if kind.startswith("tsv"):
-        lines = ["sentence\tlabel"] * ("header" in kind) + [f"{t}\t{x}" for t, x in zip(texts, labels, strict=True)]
-        path.write_text("\n".join(lines) + "\n")
-    elif kind == "csv":
-        path.write_text('sentence,label\n"say ""no"", twice",b\nplain,a\nnaïve 水,b\n')
-    elif kind == "jsonl":
-        rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
-        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    else:
-        pq.write_table(pa.table({"sentence": [text.encode() for text in texts], "label": labels}), path)
-    assert read(path) == read(path, "-2", "", "1") == (texts, labels)
-    if kind != "tsv":
-        assert read(path, "sentence", "", "label") == (texts, labels)
-
-
-FIRST = '{"text": "x", "label": 1}\n'
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind", "where"),
-    [
-        ("a.tsv", "one\t1\ntwo\n", "bad-row", "line 2"),
-        ("a.csv", "text,label\nx,1,2\n", "bad-row", "line 2"),
-        ("a.csv", b"text,label\nna\xefve,1\n", "not-text", "line 2"),
-        ("a.jsonl", FIRST + '{"text": "y"}\n', "bad-row", "line 2"),
-        ("a.jsonl", FIRST + "{bad\n", "not-of-format", "line 2"),
-        ("a.json", f"[\n{FIRST}]\n", "not-of-format", "line 1"),
-        ("a.jsonl", FIRST + '{"text": "y", "text": "z"}\n', "not-of-format", "line 2"),
-        ("a.jsonl", FIRST + '{"text": "\\ud83d", "label": 0}\n', "bad-row", "line 2"),
-        ("a.tsv", "text\tnote\tnote\tlabel\nx\t1\t2\t1\n", "not-of-format", "'note'"),
-        ("a.csv", "\ntext,text,label\nx,y,1\n", "not-of-format", "'text'"),
-        ("a.xml", "<x/>", "unknown-format", ""),
-    ],
-)
-def test_bad_tables_are_named(tmp_path, name, content, kind, where):
-    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with refuses(kind, says=str(tmp_path / name)) as caught:
-        read(tmp_path / name)
-    assert where in str(caught.value)
-
-
-def test_columns_of_parquet_that_are_not_needed_may_have_any_type(tmp_path):
-    times = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))  # Python has none of these
-    pq.write_table(pa.table({"when": times, "text": ["x"], "kind": ["y"]}), tmp_path / "a.parquet")
-    for text, label in (("text", "kind"), ("1", "-1")):
-        assert read(tmp_path / "a.parquet", text, "", label) == (["x"], ["y"])
-    with refuses("no-column", "text", says="give one of when, text, kind"):
-        read(tmp_path / "a.parquet", "body")
-    columns = [pa.array(["x"]), pa.array(["y"]), pa.array([1])]
-    pq.write_table(pa.table(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
-    with refuses("not-of-format", says="two columns 'text'"):
-        read(tmp_path / "a.parquet")
-
-
-def test_a_header_is_told_by_a_name_that_is_asked_for(tmp_path):
-    path = write(tmp_path / "reviews.tsv", "review\tsentiment", "good\tpos")
-    assert read(path, "review", "", "sentiment") == read(path, "0", "", "sentiment") == (["good"], ["pos"])
-    for option, value in (("text", ""), ("label", ""), ("text", "2"), ("text", "-3")):
-        with refuses("no-column", option):
-            read(path, **{option: value})
+    refused(finetune.main, *arguments, kind=kind, option="checkpoint", given=str(broken), says=says)
 
 
 def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
@@ -385,16 +384,61 @@ def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
     arguments = tuning(bert_run, data, tmp_path / "out")
     for more, kind, option, value in (
         (["--text", "body"], "no-column", "text", "body"),
-        (["--text", "7"], "no-column", "text", "7"),
         (["--dev", none], "not-found", None, str(none)),
         (["--dev", other], "bad-row", None, None),
         (["--task", "regression", "--text", "label", "--label", "sentence"], "bad-row", None, None),
         (["--task", "multilabel", "--separator", ""], "missing", "separator", ""),
+        (["--length", 2], "conflict", "length", 2),
         (["--length", 600], "too-long", "length", 600),
         (["--lora", "r=2,alpha=2", "--from-scratch"], "conflict", "lora", "r=2,alpha=2"),
+        (["--lora", "r=2,alpha=2", "--freeze", "all"], "conflict", "lora", "r=2,alpha=2"),
+        (["--lora", "8"], "malformed", "lora", "8"),
         (["--checkpoint", tmp_path], "not-a-run", "checkpoint", str(tmp_path)),
         (["--checkpoint", gone], "model-not-found", "checkpoint", str(gone)),
         (["--out", data], "out-exists", "out", str(data)),
         (["--out", data / "cola"], "out-exists", "out", str(data / "cola")),
     ):
         assert refused(finetune.main, *arguments, *more, kind=kind, option=option).given == value
+
+
+# ------------------------------------------------------------------------------------------------------------- teachers
+
+TUNING = ["--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
+
+
+@pytest.fixture(scope="module")
+def teacher(source, once):
+    def make(folder):
+        data = write_labelled(folder / "a.tsv", repeat=4)
+        result = json_of(finetune.main, *tuning(source, data, folder / "tuned", *TUNING))
+        assert result["dev_accuracy"]["min"] == 1.0
+
+    return once("teacher of a task", make) / "tuned" / "seed-0"
+
+
+def test_a_student_learns_what_its_teacher_says_and_not_the_labels(source, teacher, tmp_path):
+    data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 4)
+    more = ["--dev", write_labelled(tmp_path / "dev.tsv"), "--teacher", teacher]
+    result = json_of(finetune.main, *tuning(source, data, tmp_path / "out", *more, *TUNING))
+    assert result["dev_accuracy"]["min"] == 1.0
+    assert result["teacher"] == str(teacher)
+    tasks = (classes(*order) for order in ("01", "10"))  # the labels may have another order than those of the teacher
+    said = [heads.teacher(str(teacher), task, "x").logits([{"input_ids": [7, 8, 9]}]) for task in tasks]
+    assert torch.equal(said[0], said[1].flip(-1))
+
+
+def test_a_teacher_of_something_else_is_refused(source, teacher, tmp_path):
+    """Also of another kind of task whose labels have the same names."""
+    data, same = write(tmp_path / "a.tsv", "river\tyes", "salt\tno"), write_labelled(tmp_path / "same.tsv")
+    succeeds(finetune.main, *tuning(source, same, tmp_path / "several", "--task", "multilabel"))
+    several = tmp_path / "several" / "seed-0"
+    common = tuning(source, data, tmp_path / "out", "--teacher")
+    for more, kind in (
+        ([teacher], "unsupported"),
+        ([teacher, "--task", "token"], "conflict"),
+        ([source], "unsupported"),
+        ([tmp_path / "none"], "model-not-found"),
+        ([several, "--train", same, "--dev", same], "unsupported"),
+    ):
+        assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])
+    succeeds(finetune.main, *common, several, "--task", "multilabel", "--train", same, "--dev", same)

@@ -1,30 +1,24 @@
-"""Tasks of fine-tuning: files are read or named, measures are those of known programs, seeds are shared and kept."""
+"""Tasks of fine-tuning: what files give, what is wrong in them, rows and labels, and measures as known programs do."""
 
 import gzip
 import json
 import math
-import shutil
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn
-from support import commands
-from support.commands import json_of, refuses, tuning
-from support.data import BAD, GOOD, byte_level_bpe, write_labelled
+from support.commands import refuses
+from support.data import byte_level_bpe
 from support.disk import write
-from support.runs import on_ranks, weights_in
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from bertrain import checkpoint
-from bertrain.lab import finetune, seeds
-from bertrain.lab.seeds import Job
-from bertrain.lab.tasks import TASKS, Columns, Example, metrics, spans
+from bertrain.lab.tasks import TASKS, Example, metrics, spans
 
 
 @pytest.fixture(scope="module")
@@ -32,76 +26,55 @@ def tokenizer(bert_run):
     return AutoTokenizer.from_pretrained(bert_run / "step-00000002")
 
 
-tuned = partial(json_of, finetune.main)
-
-
-def learned(run, tmp_path, data, name, *more):
-    """The result of a fine-tuning of one seed on small batches."""
-    return tuned(*tuning(run, data, tmp_path / "out", "--task", name, "--lr", 3e-3, "--batch-size", 3, *more))
-
-
-def task(name, text="0", other="", label="-1", **more):
-    return TASKS[name](Columns(text, other, label, **more))
-
-
-def refused(name, path, kind, where="", *, option=None, **columns):
-    """Reading the file must end in an error of this kind, which names the file and where in it."""
-    with refuses(kind, option, says=f"{path}{where}"):
-        task(name, **columns).read(str(path))
+def written(path, content):
+    """Writes text, bytes or a table of Arrow; returns the path."""
+    if isinstance(content, pa.Table):
+        pq.write_table(content, path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
 
 
 # ----------------------------------------------------------------------------------------------------------- measures
 
-INPUTS = pytest.mark.parametrize("inputs", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+
+def of_classes(draw):
+    size, num_labels = int(draw.integers(1, 12)), int(draw.integers(2, 5))
+    predicted, labels = draw.integers(0, num_labels, (2, size))
+    f1 = sklearn.f1_score(labels, predicted, zero_division=0, average="binary" if num_labels == 2 else "macro")
+    mcc = sklearn.matthews_corrcoef(labels, predicted)
+    theirs = {"accuracy": sklearn.accuracy_score(labels, predicted), "f1": f1, "mcc": mcc}
+    return metrics.classification(predicted, labels, num_labels), theirs
 
 
-@INPUTS
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:A single label was found")
-def test_measures_of_classes_are_those_of_scikit_learn(inputs):
-    draw = np.random.default_rng(0)
-    for number in range(inputs):
-        size, num_labels = int(draw.integers(1, 12)), int(draw.integers(2, 5))
-        predicted, labels = draw.integers(0, num_labels, (2, size))
-        found = metrics.classification(predicted, labels, num_labels)
-        average = {"average": "binary" if num_labels == 2 else "macro"}
-        f1 = sklearn.f1_score(labels, predicted, zero_division=0, **average)
-        mcc = sklearn.matthews_corrcoef(labels, predicted)
-        expected = {"accuracy": sklearn.accuracy_score(labels, predicted), "f1": f1, "mcc": mcc}
-        assert found == pytest.approx(expected, abs=1e-9), (number, predicted, labels)
+def of_labels(draw):
+    predicted, labels = draw.random((2, int(draw.integers(1, 9)), 3)) < draw.random()
+    f1 = {f"{a}_f1": sklearn.f1_score(labels, predicted, average=a, zero_division=0) for a in ("micro", "macro")}
+    return metrics.multilabel(predicted, labels), f1 | {"accuracy": sklearn.accuracy_score(labels, predicted)}
 
 
-@INPUTS
-def test_measures_of_several_labels_are_those_of_scikit_learn(inputs):
-    draw = np.random.default_rng(0)
-    for number in range(inputs):
-        predicted, labels = draw.random((2, int(draw.integers(1, 9)), 3)) < draw.random()
-        f1 = {kind: sklearn.f1_score(labels, predicted, average=kind, zero_division=0) for kind in ("micro", "macro")}
-        expected = {f"{kind}_f1": value for kind, value in f1.items()}
-        expected["accuracy"] = sklearn.accuracy_score(labels, predicted)
-        assert metrics.multilabel(predicted, labels) == pytest.approx(expected, abs=1e-9), number
+def of_numbers(draw):
+    a, b = draw.integers(-3, 4, (2, int(draw.integers(3, 12)))).astype(float)
+    is_constant, kinds = np.ptp(a) == 0 or np.ptp(b) == 0, {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
+    return metrics.regression(a, b), {n: 0.0 if is_constant else kind(a, b).statistic for n, kind in kinds.items()}
 
 
-@INPUTS
-def test_correlations_are_those_of_scipy(inputs):
-    draw = np.random.default_rng(0)
-    for number in range(inputs):
-        a, b = draw.integers(-3, 4, (2, int(draw.integers(3, 12)))).astype(float)
-        is_constant = np.ptp(a) == 0 or np.ptp(b) == 0
-        theirs = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
-        expected = {name: 0.0 if is_constant else kind(a, b).statistic for name, kind in theirs.items()}
-        assert metrics.regression(a, b) == pytest.approx(expected, abs=1e-9), number
-
-
-@INPUTS
-def test_entities_are_those_of_seqeval(inputs):
+def of_entities(draw):
     seqeval = pytest.importorskip("seqeval.metrics")
-    draw = np.random.default_rng(0)
     tags = np.array(["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("PER", "LOC"))])
+    mine, true = ([tags[draw.integers(0, len(tags), size)].tolist() for size in (3, 6)] for _ in "ab")
+    kinds = {"entity_f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
+    return metrics.entity_f1(mine, true), {name: kind(true, mine, zero_division=0) for name, kind in kinds.items()}
+
+
+@pytest.mark.parametrize("inputs", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("measured", [of_classes, of_labels, of_numbers, of_entities])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:A single label was found")
+def test_measures_are_those_of_known_programs(measured, inputs):
+    draw = np.random.default_rng(0)
     for number in range(inputs):
-        sides = [[tags[draw.integers(0, len(tags), size)].tolist() for size in (3, 6)] for _ in "ab"]
-        kinds = {"entity_f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
-        expected = {name: kind(sides[1], sides[0], zero_division=0) for name, kind in kinds.items()}
-        assert metrics.entity_f1(*sides) == pytest.approx(expected), number
+        ours, theirs = measured(draw)
+        assert ours == pytest.approx(theirs, abs=1e-9), number
 
 
 def test_answers_are_compared_as_squad_does():
@@ -115,114 +88,6 @@ def test_answers_are_compared_as_squad_does():
         ("北京大学", ["北京"], 0, 2 / 3),
     ):
         assert metrics.answer(predicted, answers) == (exact, pytest.approx(f1)), predicted
-
-
-# ------------------------------------------------------------------------------------------------- one and many labels
-
-
-def test_pairs_are_classification_of_two_texts(bert_run, tmp_path):
-    data = write(tmp_path / "a.tsv", *(f"{a}\t{b}\t{int(a in GOOD)}" for a in GOOD + BAD for b in GOOD))
-    one = tuned(*tuning(bert_run, data, tmp_path / "pairs", "--task", "pairs"))
-    same = tuned(*tuning(bert_run, data, tmp_path / "classes", "--other", 1))
-    assert one["dev_accuracy"] == same["dev_accuracy"]
-    one, same = (weights_in(tmp_path / out / "seed-0") for out in ("pairs", "classes"))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-
-
-def test_several_labels_are_learned(bert_run, tmp_path):
-    texts = {text: [name for name in ("light", "stone", "river") if name in text] for text in GOOD + BAD}
-    tsv = write(tmp_path / "a.tsv", *(f"{text}\t{'; '.join(labels)}" for text, labels in texts.items()))
-    jsonl = write(tmp_path / "a.jsonl", *(json.dumps({"t": t, "l": labels}) for t, labels in texts.items()))
-    more = ["--dev", jsonl, "--separator", ";", "--epochs", 30]
-    result = learned(bert_run, tmp_path, tsv, "multilabel", *more)
-    assert result["dev_micro_f1"]["median"] > 0.9
-    assert set(result) >= {"dev_macro_f1", "dev_accuracy"}
-    for kind, path in ((task("multilabel", separator=";"), tsv), (task("multilabel"), jsonl)):
-        assert [example.label for example in kind.read(str(path))[0]] == list(texts.values())
-
-
-ORDERS = [  # labels to train on, their names in order, and the number of each
-    ([*range(11)], "0 1 2 3 4 5 6 7 8 9 10", [*range(11)]),
-    (["10", "9", "-1", "1e1", "0.5"], "-1 0.5 9 10 1e1", [3, 2, 0, 4, 1]),
-    ([1.0, "1", "0.0", 2], "0.0 1 2", [1, 1, 0, 2]),
-    (["b", "10", "9", "a"], "9 10 a b", [3, 1, 0, 2]),
-    (["1.10", "1.1", "01", "1"], "01 1 1.1 1.10", [3, 2, 0, 1]),
-    ([True, False], "False True", [1, 0]),
-    (["1e99999999999999999999", "2"], "2 1e99999999999999999999", [1, 0]),
-]
-
-
-@pytest.mark.parametrize(("labels", "names", "numbers"), ORDERS)
-def test_numbers_are_sorted_as_numbers(labels, names, numbers):
-    classes, several, tags = (task(kind) for kind in ("classification", "multilabel", "token"))
-    examples = [Example("x", None, label, "a.tsv, line 1") for label in labels]
-    classes.learn(examples)
-    several.learn([example._replace(label=[example.label]) for example in examples])
-    tags.learn([Example(labels, None, [*map(str, labels)], "a.tsv, line 1")])
-    assert classes.names == several.names == tags.names == names.split()
-    assert [*map(classes.number, examples)] == numbers
-
-
-def test_labels_that_do_not_fit_are_named_by_line(tmp_path):
-    several = task("multilabel")
-    examples, _ = several.read(str(write(tmp_path / "a.tsv", "x\ta,b", "y\t", 'z\t["b", "c"]')))
-    assert [example.label for example in examples] == [["a", "b"], [], ["b", "c"]]
-    several.names = ["a", "b"]
-    with refuses("bad-row", says="a.tsv, line 3"):
-        several.number(examples[2])
-    for cell in ("[a", "[" * 100_000):
-        refused("multilabel", write(tmp_path / "b.tsv", "x\ta", f"y\t{cell}"), "bad-row", ", line 2")
-    with refuses("empty"):
-        several.learn(several.read(str(write(tmp_path / "d.tsv", "x\t", "y\t")))[0])
-
-
-# --------------------------------------------------------------------------------------------------------------- tags
-
-CONLL = """-DOCSTART- -X- O
-
-river NN B-PLACE
-light NN I-PLACE
-
-# HASH O
-salt NN B-THING
-"""
-
-
-UNIVERSAL = (
-    "# x\n1-2\tdon't\t_\t_\n1\tdo\t_\tAUX\n2\tn't\t_\tPART\n2.1\tgo\t_\tX\n3\tNew York\t_\tPROPN\n\n# y\n1\t#\t_\tSYM\n"
-)
-WORD_FILES = [  # end of the name, columns of words and tags, contents, sentences as word/tag
-    ("txt", 0, -1, CONLL, "river/B-PLACE light/I-PLACE", "#/O salt/B-THING"),
-    ("txt", 0, -1, "-DOCSTART- O\nriver X\n-DOCSTART-\nlight Y\n", "river/X", "light/Y"),  # no blank lines
-    ("tsv", 1, 2, "1\t-DOCSTART-\tO\n1\triver\tX\n \n1\tsalt \t Y\r\n", "river/X", "salt/Y"),
-    ("txt", 0, -1, "river X\rlight Y\r\rsalt Z\r", "river/X light/Y", "salt/Z"),
-    ("txt", 0, -1, b"\xef\xbb\xbfriver NN\n", "river/NN"),  # a byte order mark is not part of a word
-    ("txt", 0, -1, b"river X\r\r\nlight Y\r\r\n\r\r\nsalt Z\r\r\n", "river/X light/Y", "salt/Z"),
-    ("conllu", 1, 3, UNIVERSAL, "do/AUX n't/PART New York/PROPN", "#/SYM"),
-    ("jsonl", 0, 1, '{"w": ["#", "salt"], "t": ["O", "B-THING"]}', "#/O salt/B-THING"),
-    *(
-        (
-            "txt",
-            0,
-            column,
-            f"10{space}000{by}CD{by}O\n{space}a{space}{by}NN{by}O",
-            f"10{space}000/{t} {space}a{space}/{u}",
-        )
-        for space in "\u00a0\u202f\u2009\u3000\u0085\u2028\x1c\x1f\x0b\x0c"
-        for by, column, t, u in ((" ", 1, "CD", "NN"), ("\t", -1, "O", "O"))
-    ),
-]
-
-
-@pytest.mark.parametrize(("end", "text", "label", "content", "expected"), [(*row[:4], row[4:]) for row in WORD_FILES])
-def test_files_of_words_and_tags(tmp_path, end, text, label, content, expected):
-    path = tmp_path / f"a.{end}"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    sentences, _ = task("token", str(text), label=str(label)).read(str(path))
-    found = [" ".join(map("/".join, zip(words, tags, strict=True))) for words, _, tags, _ in sentences]
-    assert found == list(expected)
-    if content == CONLL:
-        assert [sentence.place for sentence in sentences] == [f"{path}, line {line}" for line in (3, 6)]
 
 
 SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entities by the rules of seqeval, or an error
@@ -254,7 +119,7 @@ SEQEVAL = [  # tags, predicted tags; numbers of right, predicted and true entiti
 
 @pytest.mark.parametrize(("gold", "mine", "expected"), [(gold, mine, more) for gold, mine, *more in SEQEVAL])
 def test_the_forms_of_tags_are_measured_as_seqeval_does(gold, mine, expected):
-    tags, (true, found) = task("token"), (side.split() for side in (gold, mine))
+    tags, (true, predicted) = TASKS["token"](), (side.split() for side in (gold, mine))
     sentence = Example(true, None, true, "a.txt, line 7")
     if isinstance(expected[0], str):
         with refuses("bad-row", says="a.txt, line 7") as caught:
@@ -262,32 +127,325 @@ def test_the_forms_of_tags_are_measured_as_seqeval_does(gold, mine, expected):
         assert expected[0] in str(caught.value)
         return
     tags.learn([sentence])
-    answer = torch.tensor([tags.names.index(tag) for tag in found])
+    answer = torch.tensor([tags.names.index(tag) for tag in predicted])
     scores = tags.score([answer], ([sentence], [{i: i for i in range(len(true))}]))
-    assert scores.pop("accuracy") == sum(a == b for a, b in zip(true, found, strict=True)) / len(true)
+    assert scores.pop("accuracy") == sum(a == b for a, b in zip(true, predicted, strict=True)) / len(true)
     assert (scores == {}) == (expected[0] is None) == (tags.main == "accuracy")
     if scores:
-        right, predicted, num_true = expected
-        precision, recall = right / max(1, predicted), right / max(1, num_true)
-        f1 = 2 * right / max(1, predicted + num_true)
+        right, num_predicted, num_true = expected
+        precision, recall = right / max(1, num_predicted), right / max(1, num_true)
+        f1 = 2 * right / max(1, num_predicted + num_true)
         assert scores == pytest.approx({"entity_f1": f1, "precision": precision, "recall": recall})
 
 
-def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
-    refused("token", tmp_path / "none.txt", "not-found")
-    path = write(tmp_path / "a.txt", "river NN")
-    refused("token", path, "not-of-format", text="word")
-    refused("token", path, "bad-row", ", line 1", label="5")
-    refused("token", path, "bad-row", ", line 1", other="2")
-    for column in ("--1", "²"):  # neither is a number
-        refused("token", path, "not-of-format", text=column)
-        refused("classification", write(tmp_path / "a.tsv", "x\t1"), "no-column", option="text", text=column)
+# -------------------------------------------------------------------------------------------------------------- files
 
 
-def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong(tokenizer, tmp_path):
-    tags = task("token")
-    path = write(tmp_path / "a.txt", "rivers A", "x-ray B", "\u200b A", "salt B", "stone A")
-    examples, _ = tags.read(str(path))
+def tagged(sentence):
+    """An example of words and their tags, from word/tag word/tag, in which _ stands for a space."""
+    words, tags = zip(*(part.replace("_", " ").split("/") for part in sentence.split(" ")), strict=True)
+    return [*words], None, [*tags]
+
+
+def rows(*values):
+    """JSON lines, with a blank line after each."""
+    return "".join(json.dumps(value) + "\n\n" for value in values)
+
+
+def wsc(text, noun, pronoun, label="true", **more):
+    places = {"span1_text": noun, "span1_index": text.find(noun), "span2_index": text.find(pronoun)}
+    return {"text": text, "label": label, "target": places | {"span2_text": pronoun} | more}
+
+
+COPA = {"premise": "salt", "choice1": "river", "choice2": "light", "question": "cause", "label": 0}
+WIC = {
+    "sentence1": "light it",
+    "sentence2": "the light",
+    "start1": 0,
+    "end1": 5,
+    "start2": 4,
+    "end2": 9,
+    "label": False,
+}
+
+
+def multirc(*labels):
+    answers = [{"text": f"salt {number}", "label": label} for number, label in enumerate(labels)]
+    return {"idx": 0, "passage": {"text": "the river", "questions": [{"question": "what", "answers": answers}]}}
+
+
+def c3(text, answer):
+    return json.dumps([[text, [{"question": " what ", "choice": ["salt", "light"], "answer": answer}], "1"]])
+
+
+TEXTS, CLASSES = ['say "no", twice', "plain", "naïve 水"], ["b", "a", "b"]
+PLAIN = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, CLASSES, strict=True))
+OF_CLASSES = {
+    ".tsv": PLAIN,
+    "header.tsv": f"sentence\tlabel\n{PLAIN}",
+    ".csv": 'sentence,label\n"say ""no"", twice",b\nplain,a\nnaïve 水,b\n',
+    ".jsonl": rows(*({"sentence": text, "label": label} for text, label in zip(TEXTS, CLASSES, strict=True))),
+    ".parquet": pa.table({"sentence": [text.encode() for text in TEXTS], "label": CLASSES}),
+}
+BY_COLUMN = {}, {"text": "-2", "label": "1"}, {"text": "sentence", "label": "label"}
+TIMES = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))  # which Python does not have
+TIMED = pa.table({"when": TIMES, "text": ["x"], "kind": ["y"]})
+CONLL = "-DOCSTART- -X- O\n\nriver NN B-P\nlight NN I-P\n\n# HASH O\nsalt NN B-T\n"
+UNIVERSAL = (
+    "# x\n1-2\tdon't\t_\t_\n1\tdo\t_\tAUX\n2\tn't\t_\tPART\n2.1\tgo\t_\tX\n3\tNew York\t_\tPROPN\n\n# y\n1\t#\t_\tSYM\n"
+)
+SECOND = {"text": "1", "label": "2"}
+CHOICE = {"text": "text", "other": "choices", "label": "label"}
+LISTED = [("x", None, ["a", "b"]), ("y", None, []), ("z", None, ["b", "c"])]
+ASKED = [{"text": "a", "choices": ["b", "c"], "label": label} for label in (1.0, True, "b")]
+OF_BOARD = wsc("The board met him. he left", "the board", "he", span1_index=0, span2_index=4)
+CAUSES = ["What was the cause? river", "What was the cause? light"]
+EFFECTS = ["What happened then? river", "What happened then? light"]
+GOOD_FILES = [  # task, end of the file's name, columns, contents, examples as (text, other, label)
+    *(
+        ("classification", end, columns, content, *zip(TEXTS, [None] * 3, CLASSES, strict=True))
+        for end, content in OF_CLASSES.items()
+        for columns in BY_COLUMN[: 2 if end == ".tsv" else 3]
+    ),
+    ("classification", ".parquet", {"text": "text", "label": "kind"}, TIMED, ("x", None, "y")),
+    ("classification", ".parquet", {"text": "1"}, TIMED, ("x", None, "y")),
+    ("classification", ".tsv", {"label": "mood"}, "review\tmood\ngood\tpos\n", ("good", None, "pos")),
+    ("classification", ".tsv", {"text": "review", "label": "mood"}, "review\tmood\ngood\tpos\n", ("good", None, "pos")),
+    ("classification", ".jsonl", {}, '{"text": ["a", 5], "label": 1}', ("a 5", None, 1)),
+    ("pairs", ".tsv", {}, "a\tb\tyes\n", ("a", "b", "yes")),
+    ("pairs", ".csv", {"text": "two", "other": "one", "label": "label"}, "one,two,label\na,b,no\n", ("b", "a", "no")),
+    ("multilabel", ".tsv", {}, 'x\ta,b\ny\t\nz\t["b", "c"]\n', *LISTED),
+    ("multilabel", ".jsonl", {"separator": ";"}, rows({"t": "x", "l": "a, b; c "}), ("x", None, ["a, b", "c"])),
+    ("multilabel", ".jsonl", {}, rows({"t": "x", "l": [1, "b"]}), ("x", None, ["1", "b"])),
+    ("token", ".txt", {}, CONLL, "river/B-P light/I-P", "#/O salt/B-T"),
+    ("token", ".txt", {}, "-DOCSTART- O\nriver X\n-DOCSTART-\nlight Y\n", "river/X", "light/Y"),
+    ("token", ".tsv", SECOND, "1\t-DOCSTART-\tO\n1\triver\tX\n \n1\tsalt \t Y\r\n", "river/X", "salt/Y"),
+    ("token", ".txt", {}, "river X\rlight Y\r\rsalt Z\r", "river/X light/Y", "salt/Z"),
+    ("token", ".txt", {}, b"\xef\xbb\xbfriver NN\n", "river/NN"),  # a byte order mark is not part of a word
+    ("token", ".txt", {}, "river X\r\r\nlight Y\r\r\n\r\r\nsalt Z\r\r\n", "river/X light/Y", "salt/Z"),
+    ("token", ".conllu", {"text": "1", "label": "3"}, UNIVERSAL, "do/AUX n't/PART New_York/PROPN", "#/SYM"),
+    ("token", ".jsonl", {"label": "1"}, '{"w": ["#", "salt"], "t": ["O", "B-T"]}', "#/O salt/B-T"),
+    *(
+        (
+            "token",
+            ".txt",
+            {"label": column},
+            f"10{space}000{by}CD{by}O\n{space}a{space}{by}NN{by}O",
+            ([f"10{space}000", f"{space}a{space}"], None, tags),
+        )
+        for space in "\u00a0\u202f\u2009\u3000\u0085\u2028\x1c\x1f\x0b\x0c"
+        for by, column, tags in ((" ", "1", ["CD", "NN"]), ("\t", "-1", ["O", "O"]))
+    ),
+    ("choice", ".jsonl", CHOICE, rows(*ASKED), *(("a", ["b", "c"], number) for number in (1, 1, 0))),
+    ("choice", ".json", {}, c3(["男：水", "女：light"], "salt"), ("男：水\n女：light", ["what salt", "what light"], 0)),
+    ("coreference", ".json", CHOICE, rows(wsc("床上有书，它很软", "床", "它")), ("_床_上有书，[它]很软", None, "true")),
+    ("coreference", ".json", CHOICE, rows(wsc("他说老王来了", "老王", "他", "x")), ("[他]说_老王_来了", None, "x")),
+    ("coreference", ".jsonl", CHOICE, rows(OF_BOARD), ("_The board_ met him. [he] left", None, "true")),
+    ("copa", ".jsonl", {}, rows(COPA), ("salt", CAUSES, 0)),
+    ("copa", ".jsonl", {}, rows(COPA | {"question": "effect", "label": 1}), ("salt", EFFECTS, 1)),
+    ("wic", ".jsonl", {}, rows(WIC), ("[light] it", "the [light]", False)),
+    (
+        "multirc",
+        ".jsonl",
+        {},
+        rows(multirc(0, True), multirc(1.0)),
+        *(("the river", f"what salt {n}", label) for n, label in ((0, 0), (1, 1), (0, 1))),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", GOOD_FILES, ids=lambda row: f"{row[0]} {row[1]}")
+def test_files_give_these_examples(tmp_path, row):
+    name, end, columns, content, *expected = row
+    examples, warnings = TASKS[name](**columns).read(written(tmp_path / f"a{end}", content))
+    expected = [tagged(each) if isinstance(each, str) else each for each in expected]
+    assert ([example[:3] for example in examples], warnings) == (expected, [])
+    if content is CONLL:
+        assert [example.place for example in examples] == [f"{tmp_path}/a.txt, line {line}" for line in (3, 6)]
+
+
+def test_the_second_file_of_c3_is_read_too(tmp_path):
+    """One of them begins with a byte order mark. The second one is read alone."""
+    written(tmp_path / "d-train.json", c3(["a"], "salt").encode("utf-8-sig"))
+    written(tmp_path / "m-train.json", c3(["b"], "light"))
+    for name, texts in (("d", ["a", "b"]), ("m", ["b"])):
+        path, choice = tmp_path / f"{name}-train.json", TASKS["choice"]()
+        assert [example.text for example in choice.read(str(path))[0]] == texts
+        assert choice.files(str(path)) == [str(tmp_path / f"{each}-train.json") for each in "dm"[2 - len(texts) :]]
+
+
+QUESTION = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
+
+
+def squad_of(context="river light", **changed):
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [QUESTION | changed]}]}]}, indent=1)
+
+
+NO_NUMBERS = "--1", "²"
+LATIN = b"river NN\nna\xefve NN\n"
+FIRST = '{"text": "x", "label": 1}\n'
+ASK = '{"question": %s, "choice": ["c", "d"], "answer": "c"}'
+NO_ANSWERS = [{"text": ["light"]}, ["light"], [{"answer_start": 6}], [{"answer_start": "6", "text": "light"}], None]
+NO_CHOICES = [
+    *(f'["b", "c"], "label": {n}' for n in ("2", '"d"', "1e999", "0.5")),
+    '["b"], "label": 0',
+    '"b", "label": 0',
+]
+NO_PLACES = [{"span1_index": 2}, *({"span2_index": place} for place in (-1, "x", math.inf))]
+NO_WORDS = {"start1": "0"}, {"end2": 10}, {"start1": 5}
+TWICE = pa.table([["x"], ["y"], [1]], names=["text", "text", "label"])
+BAD_FILES = [  # task, end of the name, columns, kind of error and option, place or part of the sentence, contents
+    ("classification", ".tsv", {}, "bad-row", "line 2", "one\t1\ntwo\n", "one\t1\ntwo\t\n", "one\t1\ntwo\t1\t1\n"),
+    ("classification", ".csv", {}, "bad-row", "line 2", "text,label\nx,1,2\n"),
+    ("classification", ".csv", {}, "not-text", "line 2", b"text,label\nna\xefve,1\n"),
+    ("classification", ".jsonl", {}, "bad-row", "line 2", f'{FIRST}{{"text": "y"}}', f"{FIRST}5"),
+    ("classification", ".jsonl", {}, "bad-row", "line 2", f'{FIRST}{{"text": "\\ud83d", "label": 0}}'),
+    ("classification", ".jsonl", {}, "not-of-format", "line 2", f"{FIRST}{{bad", f"{FIRST}{'[' * 100_000}"),
+    ("classification", ".jsonl", {}, "not-of-format", "'text' twice", f'{FIRST}{{"text": "y", "text": "z"}}'),
+    ("classification", ".json", {}, "not-of-format", "line 1", f"[\n{FIRST}]\n"),
+    ("classification", ".tsv", {}, "not-of-format", "'note' twice", "text\tnote\tnote\tlabel\nx\t1\t2\t1\n"),
+    ("classification", ".csv", {}, "not-of-format", "'text' twice", "\ntext,text,label\nx,y,1\n"),
+    ("classification", ".parquet", {}, "not-of-format", "'text' twice", TWICE),
+    ("classification", ".xml", {}, "unknown-format", "", "<x/>"),
+    ("classification", ".parquet", {"text": "body"}, "no-column text", "give one of when, text, kind", TIMED),
+    *(
+        ("classification", ".tsv", {"text": name}, "no-column text", "", "x\t1\n")
+        for name in ("", "2", "-3", "--1", "²")
+    ),
+    ("classification", ".tsv", {"label": ""}, "no-column label", "", "x\t1\n"),
+    ("pairs", ".tsv", {"text": "b", "label": "label"}, "conflict other", "", "a\tb\tlabel\n0\ta\tyes\n"),
+    ("multilabel", ".tsv", {}, "bad-row", "line 2", "x\ta\ny\t[a\n", f"x\ta\ny\t{'[' * 100_000}\n"),
+    ("token", ".txt", {}, "bad-row", "line 2", "river NN\nlight\n"),
+    ("token", ".txt", {}, "empty", "", "\n\n"),
+    ("token", ".txt", {}, "not-text", "line 2", LATIN),
+    *(("token", ".txt", {"text": name}, "not-of-format", "", "river NN\n") for name in ("word", *NO_NUMBERS)),
+    ("token", ".txt", {"label": "5"}, "bad-row", "line 1", "river NN\n"),
+    ("token", ".txt", {"other": "2"}, "bad-row", "line 1", "river NN\n"),
+    ("token", ".txt.gz", {}, "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
+    ("token", ".txt.gz", {}, "not-text", "line 2", gzip.compress(LATIN, mtime=0)),
+    ("token", ".jsonl.gz", {}, "unknown-format", "", '{"w": ["a"], "t": ["X"]}\n'),  # not taken for a word a line
+    ("token", ".jsonl", {}, "bad-row", "line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
+    ("token", ".jsonl", {}, "bad-row", "line 1", *(f'{{"w": ["a"], "t": {t}}}' for t in ('"X"', '[""]', "[null]"))),
+    ("qa", ".json", {}, "empty", "", '{"data": []}'),
+    ("qa", ".json", {}, "not-of-format", "", "{}", '{"data": "abc"}', '{"data": [{"title": "x"}]}'),
+    ("qa", ".json", {}, "bad-row", "question 'q7'", squad_of(5), squad_of(context=None), squad_of(question=None)),
+    ("qa", ".json", {}, "bad-row", "question 'q7'", *(squad_of(answers=answers) for answers in NO_ANSWERS)),
+    ("qa", ".json", {}, "bad-row", "answers", squad_of().replace('"answers"', '"answer"')),
+    *(("qa", ".json", {"skip": skip}, "bad-row", "question 'q7'", squad_of("riverlight")) for skip in (False, True)),
+    ("qa", ".json", {}, "bad-row", "line 10", squad_of().replace('"a"', '"\\ud83d"')),
+    ("qa", ".json", {}, "not-of-format", "line 1", squad_of()[:-20]),
+    ("qa", ".json", {}, "not-text", "line 6", squad_of().replace("river", "na\xefve").encode("latin-1")),
+    ("choice", ".json", CHOICE, "bad-row", "line 1", *(f'{{"text": "a", "choices": {row}}}' for row in NO_CHOICES)),
+    ("choice", ".json", {}, "bad-row", "--other", '{"text": "a", "choices": ["b", "c"], "label": 0}'),
+    ("choice", ".json", {}, "not-of-format", "C3", '[["a", 1]]', '[{"text": "a"}]', f"[{rows(*ASKED[:1]).strip()}]"),
+    ("choice", ".json", {}, "not-of-format", "C3", f'[[["a"], []], ["abc", [{ASK % 5}]]]', f'[[["a"], [{ASK % 5}]]]'),
+    ("choice", ".json", {}, "not-of-format", "line 3", '[\n[["a"],\n[{"question":'),
+    ("choice", ".json", {}, "not-text", "line 2", b'[\n[["na\xefve"],[]]]'),
+    ("choice", ".json", {}, "empty", "", "[]"),
+    ("coreference", ".json", CHOICE, "bad-row", "line 1", '{"text": "a", "target": "b", "label": 1}'),
+    ("coreference", ".json", CHOICE, "bad-row", "line 1", *(rows(wsc("床上有书", "床", "书", **x)) for x in NO_PLACES)),
+    ("coreference", ".json", CHOICE, "bad-row", "line 1", rows(wsc("xab c", "ab", "c", span1_index=9, span2_index=1))),
+    ("copa", ".jsonl", {}, "bad-row", "line 1", *(rows(COPA | x) for x in ({"question": "why"}, {"choice2": None}))),
+    ("copa", ".jsonl", {}, "bad-row", "line 1", rows(COPA | {"label": 2})),
+    (
+        "wic",
+        ".jsonl",
+        {},
+        "bad-row",
+        "line 1",
+        *(rows(WIC | x) for x in ({"start1": "0"}, {"end2": 10}, {"start1": 5})),
+    ),
+    ("multirc", ".jsonl", {}, "bad-row", "line 1", *(rows(multirc(x)) for x in ("x", math.inf, 0.5))),
+    ("multirc", ".jsonl", {}, "bad-row", "line 1", '{"idx": 0, "passage": "a"}'),
+]
+
+
+@pytest.mark.parametrize("row", BAD_FILES, ids=lambda row: f"{row[0]} {row[1]} {row[3]}")
+def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, row):
+    name, end, columns, error, where, *contents = row
+    for number, content in enumerate(contents):
+        path = written(tmp_path / f"{number}{end}", content)
+        with refuses(*error.split(), says=path) as caught:
+            TASKS[name](**columns).read(path)
+        assert where in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    for name in ("classification", "token", "qa", "choice"):
+        with refuses("not-found", says="d-none.json"):
+            TASKS[name]().read(str(tmp_path / "d-none.json"))
+
+
+def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_together(tmp_path):
+    unlabelled, choice, pronoun = {"label": "-"}, ASKED[0], wsc("床上有书，它很软", "床", "它")
+    for name, wrong in (
+        ("copa", [COPA, COPA | unlabelled, COPA | {"question": "why"}]),
+        ("wic", [WIC, WIC | unlabelled, WIC | {"start1": None}]),
+        ("choice", [choice, choice | unlabelled, choice | {"choices": []}]),
+        ("coreference", [pronoun, pronoun | unlabelled, pronoun | {"target": {}}]),
+        ("classification", [choice, choice | unlabelled, choice | {"text": ""}]),
+    ):
+        columns = CHOICE | ({} if name == "choice" else {"other": ""})
+        path = written(tmp_path / f"{name}.jsonl", rows(*wrong))
+        read, (warning,) = TASKS[name](**columns, skip=True).read(path)
+        assert "2 rows left out" in warning
+        assert len(read) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- labels
+
+ORDERS = [  # labels to train on, their names in order, and the number of each
+    ([*range(11)], "0 1 2 3 4 5 6 7 8 9 10", [*range(11)]),
+    (["10", "9", "-1", "1e1", "0.5"], "-1 0.5 9 10 1e1", [3, 2, 0, 4, 1]),
+    ([1.0, "1", "0.0", 2], "0.0 1 2", [1, 1, 0, 2]),
+    (["b", "10", "9", "a"], "9 10 a b", [3, 1, 0, 2]),
+    (["1.10", "1.1", "01", "1"], "01 1 1.1 1.10", [3, 2, 0, 1]),
+    ([True, False], "False True", [1, 0]),
+    (["1e99999999999999999999", "2"], "2 1e99999999999999999999", [1, 0]),
+]
+
+
+@pytest.mark.parametrize(("labels", "names", "numbers"), ORDERS)
+def test_numbers_are_sorted_as_numbers(labels, names, numbers):
+    classes, several, tags = (TASKS[kind]() for kind in ("classification", "multilabel", "token"))
+    examples = [Example("x", None, label, "a.tsv, line 1") for label in labels]
+    classes.learn(examples)
+    several.learn([example._replace(label=[example.label]) for example in examples])
+    tags.learn([Example(labels, None, [*map(str, labels)], "a.tsv, line 1")])
+    assert classes.names == several.names == tags.names == names.split()
+    assert [*map(classes.number, examples)] == numbers
+
+
+def test_labels_that_cannot_be_learned_are_named_by_line():
+    """The square of a number beyond 1e18 would make the loss infinite."""
+    several = TASKS["multilabel"]()
+    with refuses("empty", says="a.tsv, line 2"):
+        several.learn([Example("x", None, [], "a.tsv, line 2")])
+    several.names = ["a", "b"]
+    wrong = ["1e19", -1e30, "1e39", "1e300", 10**400, "-inf", "nan", "five"]
+    for task, label in [(several, ["b", "c"]), *((TASKS["regression"](), label) for label in wrong)]:
+        with refuses("bad-row", says="a.tsv, line 2"):
+            task.number(Example("x", None, label, "a.tsv, line 2"))
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "multilabel"])
+def test_a_teacher_that_is_sure_is_worth_its_labels(name):
+    task = TASKS[name]()
+    logits, student = torch.tensor([[40.0, -40.0], [-40.0, 40.0], [-40.0, 40.0]]), torch.randn(3, 2)
+    labels = torch.tensor([0, 1, 1])
+    if name == "regression":
+        logits, student, labels = logits[:, :1], student[:, :1], logits[:, 0]
+    if name == "multilabel":
+        labels = torch.eye(2)[labels]
+    torch.testing.assert_close(task.loss(student, task.taught(logits)), task.loss(student, labels))
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_or_not_known_counts_as_wrong(tokenizer, tmp_path):
+    tags = TASKS["token"]()
+    examples, _ = tags.read(str(write(tmp_path / "a.txt", "rivers A", "x-ray B", "\u200b A", "salt B", "stone A")))
     tags.learn(examples)
     data, warned = tags.encode(tokenizer, examples, 64)
     tokens = tokenizer.convert_ids_to_tokens(data.rows[0]["input_ids"])
@@ -299,77 +457,45 @@ def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong
     data, warned = tags.encode(tokenizer, examples, 8)
     assert "3 of 5" in warned[0]
     assert data.labels.shape == (1, 8)
-
-
-def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, tmp_path):
-    tags = task("token")
-    tags.learn(tags.read(str(write(tmp_path / "a.txt", "river A", "salt B")))[0])
     data, warned = tags.encode(tokenizer, tags.read(str(write(tmp_path / "b.txt", "river A", "salt C")))[0], 64)
     assert all(part in warned[0] for part in ("b.txt, line 1", "'C'"))
     assert tags.score([torch.zeros(4, dtype=torch.int64)], data.gold) == {"accuracy": 1 / 2}
 
 
-# ------------------------------------------------------------------------------------------------------------ answers
-
-
-def squad(path, *questions):
-    """questions: (text, context, the answer or None)."""
-    entries = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": str(i),
-                    "question": question,
-                    "is_impossible": answer is None,
-                    "answers": [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}],
-                }
-            ],
-        }
-        for i, (question, context, answer) in enumerate(questions)
-    ]
-    path.write_text(json.dumps({"version": "2.0", "data": [{"title": "x", "paragraphs": entries}]}))
-    return path
+def asking(text, context, answer):
+    """A question of SQuAD; answer None: it has none."""
+    return Example(text, context, [] if answer is None else [(context.index(answer), answer)], "a.json, question '0'")
 
 
 LONG = "the stone of the river under the light of morning " * 6 + "salt bread " + "the wind of the house " * 6
 
 
-def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
-    answers = task("qa")
-    path = squad(tmp_path / "a.json", ("the salt " * 40, LONG, "salt bread the"), ("the house", "river light", None))
-    examples, _ = answers.read(str(path))
+def test_the_answer_is_where_its_window_says(tokenizer):
+    answers = TASKS["qa"]()
+    examples = [asking("the salt " * 40, LONG, "salt bread the"), asking("the house", "river light", None)]
     answers.learn(examples)
-    assert answers.may_be_none
+    with refuses("out-of-range", "length"):
+        answers.encode(tokenizer, examples, 16)
     data, _ = answers.encode(tokenizer, examples, 48)
     assert max(len(row["input_ids"]) for row in data.rows) == 48
-    assert len(data.rows) > 4
     assert data.rows[0]["input_ids"].index(tokenizer.sep_token_id) == 1 + 24  # the question is cut to half a row
     _, windows = data.gold
     first, second = (window.spans[window.spans[:, 1] > 0] for window in windows[:2])
     assert first[-16:].tolist() == second[:16].tolist()  # they overlap by a third of a row
-    covered = np.zeros(len(LONG), bool)
-    for window in windows[:-1]:
-        for begin, end in window.spans:
-            covered[begin:end] = True
-    assert all(covered[i] or LONG[i] == " " for i in range(len(LONG)))
-    found = 0
-    for row, (first, last) in zip(data.rows, data.labels.tolist(), strict=True):
-        if first:
-            found += 1
-            assert tokenizer.decode(row["input_ids"][first : last + 1]) == "salt bread the"
-    assert found >= 1
+    covered = {at for window in windows[:-1] for begin, end in window.spans for at in range(begin, end)}
+    assert all(at in covered or LONG[at] == " " for at in range(len(LONG)))
+    pairs = zip(data.rows, data.labels.tolist(), strict=True)
+    found = [tokenizer.decode(row["input_ids"][first : last + 1]) for row, (first, last) in pairs if first]
+    assert {*found} == {"salt bread the"}
     # Logits that are sure of the labels give all answers, also that there is none.
-    sure = [torch.zeros(48, 2) for _ in data.rows]
+    sure, nothing = torch.zeros(2, len(data.rows), 48, 2)
     for logits, (first, last) in zip(sure, data.labels.tolist(), strict=True):
         logits[first, 0] = logits[last, 1] = 9.0
-    assert answers.score(sure, data.gold) == {"exact_match": 1.0, "f1": 1.0}
-    nothing = [torch.zeros(48, 2) for _ in data.rows]
-    for logits in nothing:
-        logits[0] = 9.0
-    assert answers.score(nothing, data.gold)["exact_match"] == 0.5
-    answers.may_be_none = False  # as where all questions to train on have an answer
-    assert answers.score(nothing, data.gold)["exact_match"] == 0.0
+    nothing[:, 0] = 9.0
+    assert answers.score([*sure], data.gold) == {"exact_match": 1.0, "f1": 1.0}
+    assert answers.score([*nothing], data.gold)["exact_match"] == 0.5
+    answers.learn(examples[:1])  # all questions to train on have an answer
+    assert answers.score([*nothing], data.gold)["exact_match"] == 0.0
 
 
 ENDS = ("", " ", "\n", "\t", "\u00a0", "\u3000", "\u200b", "\u00ad", "\ufe0f", " \u200b\n")
@@ -387,23 +513,13 @@ ANSWERED = [  # text, answer, its tokens in the first row and in the last one; "
 
 
 @pytest.mark.parametrize(("text", "answer", "in_first", "in_last"), ANSWERED)
-def test_an_answer_is_its_tokens(tokenizer, tmp_path, text, answer, in_first, in_last):
+def test_an_answer_is_its_tokens(tokenizer, text, answer, in_first, in_last):
     if in_first[0] == " ":
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(500, ["[CLS]", "[PAD]"]), pad_token="[PAD]")
-    answers = task("qa")
-    examples, _ = answers.read(str(squad(tmp_path / "a.json", ("the house", text, answer))))
-    data, warnings = answers.encode(tokenizer, examples, 32)
+    data, warnings = TASKS["qa"]().encode(tokenizer, [asking("the house", text, answer)], 32)
     assert bool(warnings) == (in_first == in_last == "[CLS]")
     rows = [row["input_ids"][a : b + 1] for row, (a, b) in zip(data.rows, data.labels.tolist(), strict=True)]
     assert [tokenizer.decode(rows[0]), tokenizer.decode(rows[-1])] == [in_first, in_last]
-
-
-def test_words_beyond_the_length_are_said_once(bert_run, tmp_path):
-    data = write(tmp_path / "a.txt", *["river A", "salt B"] * 10)
-    command = tuning(bert_run, data, tmp_path / "out", "--task", "token", "--text", 0, "--length", 8)
-    said = commands.succeeds(finetune.main, *command).stderr
-    assert said.count("14 of 20") == 2  # of --train and of --dev
-    assert "14 of 20" not in commands.succeeds(finetune.main, *command, "--seeds", 2).stderr
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 18))
@@ -414,58 +530,23 @@ def test_the_best_span_is_the_best_of_all(seed, length):
     allowed = [
         (scores[i, 0] + scores[j, 1], i, j) for i in range(length) for j in range(i, length) if inside[i] and inside[j]
     ]
-    found = spans.best_span(scores, tokens)
-    assert found == (max(allowed) if allowed else (-math.inf, 0, 0))
+    assert spans.best_span(scores, tokens) == (max(allowed) if allowed else (-math.inf, 0, 0))
 
 
 def test_an_answer_is_not_longer_than_it_may_be():
     tokens = np.stack([np.arange(60), np.arange(60) + 1], 1)
-    for size, is_found in ((spans.LONGEST_ANSWER, True), (spans.LONGEST_ANSWER + 1, False), (60, False)):
+    for size, is_allowed in ((spans.LONGEST_ANSWER, True), (spans.LONGEST_ANSWER + 1, False), (60, False)):
         scores = np.zeros((60, 2))
         scores[0, 0] = scores[size - 1, 1] = 9.0
-        assert (spans.best_span(scores, tokens)[1:] == (0, size - 1)) == is_found
+        assert (spans.best_span(scores, tokens)[1:] == (0, size - 1)) == is_allowed
 
 
-@pytest.mark.slow
-def test_answers_are_learned(bert_run, tmp_path):
-    pairs = [(f"the {a}", f"{a} river {b} stone", a) for a in ("salt", "light", "bread") for b in ("wind", "house")]
-    data = squad(tmp_path / "a.json", *pairs)
-    result = learned(bert_run, tmp_path, data, "qa", "--epochs", 40, "--length", 32)
-    assert result["dev_exact_match"]["median"] > 0.9
-    AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out" / "seed-0")
-
-
-def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
-    wrong = json.loads(squad(tmp_path / "a.json", ("a", "river light", "light")).read_text())
-    wrong["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 7
-    (tmp_path / "b.json").write_text(json.dumps(wrong))
-    refused("qa", tmp_path / "b.json", "bad-row", ", question '0'")
-    refused("qa", tmp_path / "b.json", "bad-row", ", question '0'", skip=True)
-    refused("qa", tmp_path / "none.json", "not-found")
-    examples, _ = task("qa").read(str(tmp_path / "a.json"))
-    with refuses("out-of-range", "length"):
-        task("qa").encode(tokenizer, examples, 16)
-
-
-# ------------------------------------------------------------------------------------------------ choices and pronouns
-
-
-def asked(path, *questions):
-    return write(path, *(json.dumps({"text": t, "choices": c, "label": a}) for t, c, a in questions))
-
-
-def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
-    choices = task("choice", text="text", other="choices", label="label")
-    questions = ("the river", ["salt", "light", "wind"], 1), ("the house", ["stone", "1"], "stone")
-    path = asked(tmp_path / "a.jsonl", *questions)
-    examples, warnings = choices.read(str(path))
-    assert (warnings, [question.label for question in examples]) == ([], [1, 0])
-    others, _ = choices.read(str(asked(tmp_path / "b.jsonl", ("a", ["b", "c"], 1.0), ("a", ["b", "c"], True))))
-    assert [question.label for question in others] == [1, 1]
+def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer):
+    choices = TASKS["choice"]()
+    examples = [Example("the river", ["salt", "light", "wind"], 1, ""), Example("the house", ["stone", "1"], 0, "")]
     data, _ = choices.encode(tokenizer, examples, 32)
     texts = [tokenizer.decode(row["input_ids"]) for row in data.rows]
-    pairs = [(question.text, choice) for question in examples for choice in question.other]
-    assert texts == [f"[CLS] {text} [SEP] {choice} [SEP]" for text, choice in pairs]
+    assert texts == [f"[CLS] {each.text} [SEP] {choice} [SEP]" for each in examples for choice in each.other]
     assert data.labels.tolist() == [0, 1, 0, 1, 0]
     sure = [torch.tensor([score]) for score in data.labels]
     assert choices.score(sure, data.gold) == {"accuracy": 1.0}
@@ -475,257 +556,12 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
     assert tokenizer.decode(long.rows[1]["input_ids"]).endswith("[SEP] light [SEP]")  # the longer part is cut
 
 
-def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
-    """One of them begins with a byte order mark. The second one is read alone."""
-    for kind, text, answer in (("d", ["男：水", "女：light"], "salt"), ("m", ["river"], "light")):
-        entry = [text, [{"question": "what", "choice": ["salt", "light"], "answer": answer}], "1"]
-        encoding = "utf-8-sig" if kind == "d" else "utf-8"
-        (tmp_path / f"{kind}-train.json").write_text(json.dumps([entry]), encoding)
-    examples, _ = task("choice").read(str(tmp_path / "d-train.json"))
-    expected = [("男：水\n女：light", ["what salt", "what light"], 0), ("river", ["what salt", "what light"], 1)]
-    assert [question[:3] for question in examples] == expected
-    assert [question[:3] for question in task("choice").read(str(tmp_path / "m-train.json"))[0]] == expected[1:]
-    common = tuning(bert_run, tmp_path / "d-train.json", tmp_path / "out", "--task", "choice")
-    tuned(*common)
-    other = tmp_path / "m-train.json"
-    other.write_text(other.read_text().replace("river", "wind"))
-    refusal = commands.refused(finetune.main, *common, kind="other-settings", option="out")
-    assert "the content of --train" in refusal.sentence
-
-
-def wsc(text, noun, pronoun, label="true", **more):
-    places = {"span1_text": noun, "span1_index": text.find(noun), "span2_index": text.find(pronoun)}
-    return json.dumps({"text": text, "label": label, "target": places | {"span2_text": pronoun} | more})
-
-
-def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
-    path = write(tmp_path / "a.json", wsc("床上有书，它很软", "床", "它"), wsc("他说老王来了", "老王", "他", "false"))
-    examples, _ = task("coreference", text="text", label="label").read(str(path))
-    assert [example.text for example in examples] == ["_床_上有书，[它]很软", "[他]说_老王_来了"]
-    assert [example.label for example in examples] == ["true", "false"]
-    of_superglue = wsc("The board met him. he left", "the board", "he", span1_index=0, span2_index=4)
-    path = write(tmp_path / "b.jsonl", of_superglue)
-    examples, _ = task("coreference", text="text", label="label").read(str(path))
-    assert examples[0].text == "_The board_ met him. [he] left"
-
-
-def copa(**more):
-    row = {"premise": "salt", "choice1": "river", "choice2": "light", "question": "cause", "label": 0}
-    return json.dumps(row | more)
-
-
-def wic(**more):
-    row = {"sentence1": "light it", "sentence2": "the light", "start1": 0, "end1": 5, "start2": 4, "end2": 9}
-    return json.dumps(row | {"label": False} | more)
-
-
-def multirc(*labels):
-    answers = [{"text": f"salt {number}", "label": label} for number, label in enumerate(labels)]
-    return json.dumps(
-        {"idx": 0, "passage": {"text": "the river", "questions": [{"question": "what", "answers": answers}]}}
-    )
-
-
-def test_files_of_superglue_are_read(tmp_path):
-    path = str(write(tmp_path / "a.jsonl", copa(), copa(question="effect", label=1)))
-    (questions, _) = task("copa").read(path)
-    expected = [("salt", "What was the cause? river"), ("salt", "What happened then? light")]
-    assert [(question.text, question.other[question.label]) for question in questions] == expected
-    examples, _ = task("wic").read(str(write(tmp_path / "b.jsonl", wic())))
-    assert examples[0][:3] == ("[light] it", "the [light]", False)
-    examples, _ = task("multirc").read(str(write(tmp_path / "c.jsonl", multirc(0, 1), multirc(1))))
-    rows = [("the river", f"what salt {number}", label) for number, label in ((0, 0), (1, 1), (0, 1))]
-    assert [example[:3] for example in examples] == rows
-    assert len({example.place for example in examples}) == 2
-
-
-def test_rows_that_a_table_leaves_out_and_rows_that_a_task_does_are_counted_together(tmp_path):
-    unlabelled = {"label": "-"}
-    choice = {"text": "a", "choices": ["b", "c"], "label": 1}
-    pronoun = json.loads(wsc("床上有书，它很软", "床", "它"))
-    for name, rows, columns in (
-        ("copa", [copa(), copa(**unlabelled), copa(question="why")], {}),
-        ("wic", [wic(), wic(**unlabelled), wic(start1=None)], {}),
-        ("choice", map(json.dumps, [choice, choice | unlabelled, choice | {"choices": []}]), {"other": "choices"}),
-        ("coreference", map(json.dumps, [pronoun, pronoun | unlabelled, pronoun | {"target": {}}]), {}),
-    ):
-        columns = {"text": "text", "label": "label", "skip": True} | columns
-        read, (warning,) = task(name, **columns).read(str(write(tmp_path / f"{name}.jsonl", *rows)))
-        assert "2 rows left out" in warning
-        assert len(read) == 1
-
-
 def test_a_question_with_several_answers_is_right_if_all_of_them_are(tmp_path, tokenizer):
-    answers = task("multirc")
-    examples, _ = answers.read(str(write(tmp_path / "a.jsonl", multirc(0, True), multirc(1, 1.0), multirc(0))))
+    answers = TASKS["multirc"]()
+    examples, _ = answers.read(written(tmp_path / "a.jsonl", rows(multirc(0, True), multirc(1, 1.0), multirc(0))))
     answers.learn(examples)
     data, _ = answers.encode(tokenizer, examples, 16)
     logits = [torch.eye(2)[label] for label in (0, 1, 1, 0, 0)]  # one of five is wrong
     scores = answers.score(logits, data.gold)
     assert (scores["accuracy"], scores["exact_match"]) == (pytest.approx(4 / 5), pytest.approx(2 / 3))
     assert scores["f1"] == pytest.approx(4 / 5)  # two of three right answers are found, and nothing else
-
-
-# ------------------------------------------------------------------------------------------------ files that do not fit
-
-
-ASKED = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
-
-
-def squad_of(context="river light", **changed):
-    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [ASKED | changed]}]}]}, indent=1)
-
-
-LATIN = b"river NN\nna\xefve NN\n"
-ASK = '{"question": %s, "choice": ["c", "d"], "answer": "c"}'
-C3 = ASK % '"b"'
-OF_C3 = f'[[["a"], []], ["abc", [{C3}]]]', f'[[["a"], [{ASK % 5}]]]'
-ANSWERS = ({"text": ["light"]}, ["light"], [{"answer_start": 6}], [{"answer_start": "6", "text": "light"}])
-LABELS = ("2", '"d"', "1e999", "0.5")
-ROWS = (*(f'["b", "c"], "label": {label}' for label in LABELS), '["b"], "label": 0', '"b", "label": 0')
-PLACES = [{"span1_index": 2}, *({"span2_index": place} for place in (-1, "x", math.inf))]
-OF_WSC = (
-    *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES),
-    wsc("xab c", "ab", "c", span1_index=9, span2_index=1),
-)
-BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
-    ("token", "txt", "bad-row", ", line 2", "river NN\nlight\n"),
-    ("token", "txt", "empty", "", "\n\n"),
-    ("token", "txt", "not-text", ", line 2", LATIN),
-    ("token", "txt.gz", "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
-    ("token", "txt.gz", "not-text", ", line 2", gzip.compress(LATIN, mtime=0)),
-    ("token", "jsonl.gz", "unknown-format", "", '{"w": ["a"], "t": ["X"]}\n'),  # not taken for a word a line
-    ("token", "jsonl", "bad-row", ", line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
-    (
-        "token",
-        "jsonl",
-        "bad-row",
-        ", line 1",
-        *(f'{{"w": ["a"], "t": {t}}}' for t in ('"X"', '[""]', "[null]")),
-    ),
-    ("qa", "json", "empty", "", '{"data": []}'),
-    ("qa", "json", "not-of-format", "", "{}", '{"data": "abc"}'),
-    ("qa", "json", "not-of-format", "", '{"data": [{"title": "x"}]}'),
-    ("qa", "json", "bad-row", ", question 'q7'", squad_of(5), squad_of(context=None)),
-    ("qa", "json", "bad-row", ", question 'q7'", squad_of(question=None)),
-    ("qa", "json", "bad-row", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
-    ("qa", "json", "bad-row", ", question 'q7'", squad_of().replace('"answers"', '"answer"'), squad_of(answers=None)),
-    ("qa", "json", "bad-row", ", line 10", squad_of().replace('"a"', '"\\ud83d"')),
-    ("qa", "json", "not-of-format", ", line 1", squad_of()[:-20]),
-    ("qa", "json", "not-text", ", line 6", squad_of().replace("river", "na\xefve").encode("latin-1")),
-    ("choice", "json", "bad-row", ", line 1", *(f'{{"text": "a", "choices": {row}}}' for row in ROWS)),
-    ("choice", "json", "not-of-format", "", '[["a", 1]]', '[{"text": "a"}]', *OF_C3),
-    ("choice", "json", "not-of-format", ", line 3", '[\n[["a"],\n[{"question":'),
-    ("choice", "json", "not-text", ", line 2", b'[\n[["na\xefve"],[]]]'),
-    ("choice", "json", "empty", "", "[]"),
-    ("coreference", "json", "bad-row", ", line 1", '{"text": "a", "target": "b", "label": 1}', *OF_WSC),
-    ("copa", "jsonl", "bad-row", ", line 1", copa(question="why"), copa(choice2=None), copa(label=2)),
-    ("wic", "jsonl", "bad-row", ", line 1", wic(start1="0"), wic(end2=10), wic(start1=5)),
-    ("multirc", "jsonl", "bad-row", ", line 1", *map(multirc, ("x", math.inf, 0.5)), '{"idx": 0, "passage": "a"}'),
-]
-
-
-@pytest.mark.parametrize(("name", "end", "kind", "where", "contents"), [(*row[:4], row[4:]) for row in BAD_FILES])
-def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, name, end, kind, where, contents):
-    columns = {"choice": {"other": "choices"}, "coreference": {}}
-    columns = columns[name] | {"text": "text", "label": "label"} if name in columns else {}
-    for number, content in enumerate(contents):
-        path = tmp_path / f"{number}.{end}"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        refused(name, path, kind, where, **columns)
-
-
-@pytest.mark.parametrize("label", ["1e19", -1e30, "1e39", "1e300", 10**400, "-inf", "nan", "five"])
-def test_a_label_that_is_not_a_number_to_learn_is_named(label):
-    """The square of one beyond 1e18 would make the loss infinite."""
-    with refuses("bad-row", says="a.tsv, line 2"):
-        task("regression").number(Example("x", None, label, "a.tsv, line 2"))
-
-
-# ------------------------------------------------------------------------------------------------------ seeds, patience
-
-
-def arguments(run, tmp_path, *more):
-    return tuning(run, write_labelled(tmp_path / "a.tsv"), tmp_path / "out", "--epochs", 2, *more)
-
-
-def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp_path, monkeypatch):
-    trained, run = [], finetune.train_seed
-    monkeypatch.setattr(finetune, "train_seed", lambda work, seed, out: trained.append(seed) or run(work, seed, out))
-    common = arguments(bert_run, tmp_path)
-    tuned(*common)
-    result = tuned(*common, "--seeds", 2)
-    assert trained == [0, 1]
-    figures = result["dev_accuracy"]
-    assert figures["median"] == pytest.approx((figures["min"] + figures["max"]) / 2, abs=1e-5)
-    first, newest = tmp_path / "out" / "seed-0", checkpoint.resolved(str(bert_run))
-    tuned(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
-    assert trained == [0, 1]
-    files = {path: path.read_bytes() for path in first.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
-    assert {first / "model.safetensors", first.parent / "result.json"} <= {*files}
-    shutil.copytree(newest, tmp_path / "other")
-    (tmp_path / "other" / "note.json").write_text("{}")
-    (tmp_path / "b.tsv").write_bytes((tmp_path / "a.tsv").read_bytes() + b"light\t0\n")
-    for more, values in (
-        (["--lr", 1e-4], ["--lr", "5e-05", "0.0001"]),
-        (["--test", tmp_path / "b.tsv"], ["--test"]),
-        (["--from-scratch"], ["--from-scratch"]),
-        (["--train", tmp_path / "b.tsv", "--epochs", 3], ["--epochs", "2", "3", "--train"]),
-        (["--task", "regression"], ["--task", "classification", "regression", "accuracy", "pearson"]),
-        (["--checkpoint", tmp_path / "other"], ["--checkpoint", newest, tmp_path / "other"]),
-    ):
-        refusal = commands.refused(finetune.main, *common, *more, kind="other-settings", option="out")
-        assert all(str(value) in refusal.sentence for value in [first, *values])
-    assert all(path.read_bytes() == content for path, content in files.items())
-    kept, config = (json.loads((first / name).read_text()) for name in ("seed.json", "config.json"))
-    del kept["of"]["the order of labels"]  # as in 0.1.0
-    (first / "seed.json").write_text(json.dumps(kept))
-    seeds.refuse_others(first.parent, kept["of"] | {"the order of labels": "0, 1"})
-    (first / "config.json").write_text(json.dumps(config | {"id2label": {"0": "1", "1": "0"}}))
-    commands.refused(finetune.main, *common, kind="other-settings", option="out")
-    (first / "seed.json").write_text("{}")  # not complete
-    tuned(*common)
-    assert trained == [0, 1, 0]
-
-
-def test_a_model_is_its_name_or_its_files(bert_run, tmp_path):
-    job = Job(checkpoint=checkpoint.resolved(str(bert_run)), out=str(tmp_path))
-    kind, copy = task("classification"), shutil.copytree(job.checkpoint, tmp_path / "copy")
-    names = ("org/a", "org/b", job.checkpoint, str(copy))
-    by_name = [seeds.settings_key(replace(job, teacher=name), kind) for name in names]
-    assert by_name[0] != by_name[1]
-    assert by_name[2] == by_name[3]
-    (copy / "vocab.txt").write_text("x")
-    assert seeds.settings_key(replace(job, teacher=str(copy)), kind) != by_name[2]
-
-
-def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
-    tuned(*arguments(bert_run, tmp_path, "--epochs", 9, "--lr", 1e-9, "--patience", 2))
-    (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
-    assert len(run["curve"]) == run["best_epoch"] + 2 < 9
-
-
-@pytest.mark.slow
-def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
-    common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
-    alone = tuned(*common, "--out", tmp_path / "one")
-    out, _ = on_ranks(2, "bertrain", ["finetune", *common, "--json", "--out", tmp_path / "two"])
-    assert json.loads(out) == alone
-    for seed in range(3):
-        one, same = (weights_in(tmp_path / out / f"seed-{seed}") for out in ("one", "two"))
-        assert all(torch.equal(one[name], same[name]) for name in one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [("--text", "7"), ("--separator", ""), ("--lora", "r=2,alpha=4", "--freeze", "all")])
-def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path, wrong):
-    common = arguments(bert_run, tmp_path, "--seeds", 2, *wrong)
-    _, err = on_ranks(2, "bertrain", ["finetune", *common], code=2)
-    assert err.count("Error: ") == 1, err
-
-
-def test_a_pair_needs_two_columns(tmp_path):
-    path = write(tmp_path / "rte.tsv", "index\tsentence1\tsentence2\tlabel", "0\ta\tb\tyes", "1\tc\td\tno")
-    refused("pairs", path, "conflict", option="other", text="sentence1", label="label")
-    examples, _ = task("pairs", "sentence1", "sentence2", "label").read(str(path))
-    assert [example.other for example in examples] == ["b", "d"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from transformers import PreTrainedModel
 
-from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer, naming
+from bertdata.support import TOKENIZER, OneSentence, UsageError, give_same_ids, load_tokenizer
 from bertrain import card, checkpoint
 from bertrain.commands.reading import plain_tokenizer
 from bertrain.models.families import add_names_of_4
@@ -102,9 +102,7 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     parts = "\n".join(f"- `{path.resolve().parent.name}/{path.resolve().name}`" for path in directories)
     about = f"The weights are the mean of those of:\n\n{parts}\n\nThe cards of these have the data and the training."
     files |= {card.CARD: card.content(target.name, about, config=model.config)}
-    content = checkpoint.Content(model.state_dict(), {}, files)
-    with naming(target):
-        checkpoint.write(target, model, content)
+    checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
     click.echo(f"{out}: the mean of {len(directories)} checkpoints; bertrain pretrain --init {out} trains it further")
 
 

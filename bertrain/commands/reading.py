@@ -63,7 +63,7 @@ def parsed(
     except ValueError as error:  # a number of thousands of digits
         reason = str(error).partition(";")[0]
     row = f"{path}, line {line}" if line else path
-    raise UsageError(f"{row} is not JSON ({reason}); {advice}", "not-of-format")
+    raise UsageError(f"{row} cannot be read as JSON ({reason}); {advice}", "not-of-format")
 
 
 def refuse_halves(content: str, path: object, first: int = 1) -> None:

@@ -94,17 +94,17 @@ def _needed(package: str, advice: str) -> Any:
         raise UsageError(f"--lora needs {package}; {advice}", "not-installed", option="lora") from None
 
 
-def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] = ()) -> None:
+def add(model: PreTrainedModel, lora: Lora, *, seed: int, in_full: Sequence[str] = ()) -> None:
     """Freeze a model and put matrices beside its linear maps, in place. They are the same on every rank.
 
-    whole: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
+    in_full: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
     is missing, or nothing fits.
     """
     peft = _needed("peft", install("lora"))
-    names = _targets(model, lora.target, whole)
+    names = _targets(model, lora.target, in_full)
     if lora.four_bits:
         _quantize(model, names)
-    options: dict[str, Any] = {"target_modules": names, "modules_to_save": list(whole) or None}
+    options: dict[str, Any] = {"target_modules": names, "modules_to_save": list(in_full) or None}
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **options, base_model_name_or_path=model.name_or_path)
     torch.manual_seed(key(seed, "lora") >> 1)
     peft.inject_adapter_in_model(config, model)
@@ -115,12 +115,12 @@ def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] =
         config.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
 
 
-def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list[str]:
+def _targets(model: PreTrainedModel, pattern: str, in_full: Sequence[str]) -> list[str]:
     """Return the names of the linear maps that get matrices."""
     maps = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith(tuple(whole))
+        if isinstance(module, nn.Linear) and not name.startswith(tuple(in_full))
     }
     inside = {part for layer in layers_of(model) for part in layer.modules()}
     targets = [name for name, each in maps.items() if (re.search(pattern, name) if pattern else each in inside)]

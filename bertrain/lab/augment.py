@@ -37,7 +37,7 @@ from bertrain.lab import tables
 from bertrain.lab.fingerprint import fingerprint
 from bertrain.lab.heads import tokenizer_of
 from bertrain.lab.options import from_flags
-from bertrain.lab.tasks import TASKS, Columns
+from bertrain.lab.tasks import TASKS
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.models.load import load_model, max_length
 from bertrain.options import COUNT, COUNT_OR_0, SHARE, TEXT, Options, option
@@ -272,9 +272,8 @@ class _Rows:
     """The rows, the texts in them, and what is known of these so far, in a directory beside --out."""
 
     def __init__(self, ranks: World, directory: str, options: Augmentation) -> None:
-        given = Columns(options.text, options.other, options.label)
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
-        kind = pick(of_texts, options.task, "--task", "docs/tasks.md")(given)
+        task = pick(of_texts, options.task, "--task", "docs/tasks.md")(options.text, options.other, options.label)
         self.options, self.out = options, Path(options.out)
         suffix = Path(options.train).suffix
         if self.out.suffix.lower() != suffix.lower():
@@ -282,15 +281,12 @@ class _Rows:
             raise UsageError(sentence, "malformed", option="out", given=options.out)
         checkpoint.require_new(options.out)
         self.directory = self.out.with_name(self.out.name + ".parts")
-        self.table = tables.read(options.train, kind.roles)
-        for part, place in self.table.parts():
-            kind.require_values(part, place)
+        self.table = tables.read(options.train, task.roles)
         self.columns = [name for role, name in self.table.columns.items() if role != "label"]
-        self.numbers: dict[str, int] = {}
-        for _, row in self.table.rows:
-            for name in self.columns:
-                self.numbers.setdefault(tables.text_of(row[name]), len(self.numbers))
-        self.texts = [*self.numbers]
+        examples = [example for part, place in self.table.parts() for example in task.checked(part, place)]
+        self.texts_of_rows = [[example.text, example.other][: len(self.columns)] for example in examples]
+        self.texts = [*dict.fromkeys(text for texts in self.texts_of_rows for text in texts)]
+        self.numbers = {text: number for number, text in enumerate(self.texts)}
         self.ends = np.cumsum([0, *(len(WORD.findall(text)) for text in self.texts)])  # where its words begin, of all
         kept = frozenset(reading.text(options.keep, "keep").lower().split()) if options.keep else frozenset[str]()
         vectors, most = read_vectors(options.vectors) if options.vectors else None, options.candidates
@@ -321,22 +317,20 @@ class _Rows:
         parts, options = [np.lib.format.open_memmap(path, mode="r") for path in self.parts], self.options
         num_known, num_copies = sum(int((part[:, 0] != NONE).sum()) for part in parts), 0
 
-        def copies(number: int, texts: list[str]) -> Iterator[list[str]]:
-            known = []
-            for text in texts:
-                part, of_text = self.numbers[text] // TEXTS, self.numbers[text]
-                first, end = self.ends[of_text : of_text + 2] - self.ends[part * TEXTS]
-                known.append((text, parts[part][first:end]))
-            for copy in range(options.copies):
-                draw = np.random.default_rng(bertdata.key(options.seed, "augment", number, copy))
-                yield [replaced(text, some, self.proposer.words, options.share, draw) for text, some in known]
+        def proposals(text: str) -> np.ndarray:
+            number = self.numbers[text]
+            first, end = self.ends[number : number + 2] - self.ends[number // TEXTS * TEXTS]
+            return parts[number // TEXTS][first:end]
 
         def rows() -> Iterator[dict[Any, Any]]:
             nonlocal num_copies
             shown = tqdm(self.table.rows, desc="write", unit="row", unit_scale=True, leave=False, disable=None)
-            for number, (_, row) in enumerate(shown):
-                texts = [tables.text_of(row[name]) for name in self.columns]
-                different = {tuple(new): None for new in (texts, *copies(number, texts))}  # in their order
+            for number, ((_, row), texts) in enumerate(zip(shown, self.texts_of_rows, strict=True)):
+                known, different = [(text, proposals(text)) for text in texts], {tuple(texts): None}  # in their order
+                for copy in range(options.copies):
+                    draw = np.random.default_rng(bertdata.key(options.seed, "augment", number, copy))
+                    words, share = self.proposer.words, options.share
+                    different[tuple(replaced(text, some, words, share, draw) for text, some in known)] = None
                 num_copies += len(different) - 1
                 yield from (row | dict(zip(self.columns, new, strict=True)) for new in different)
 

@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 import bertdata
-from bertdata.support import OneSentence, UsageError, naming, write_file
+from bertdata.support import OneSentence, UsageError, write_file
 from bertrain import card, checkpoint, optim
 from bertrain.cli import flags_of
 from bertrain.config import pick
@@ -36,7 +36,7 @@ from bertrain.lab import adapters, heads, seeds
 from bertrain.lab.heads import Reader
 from bertrain.lab.options import JSON, from_flags, parse_lora
 from bertrain.lab.seeds import Job
-from bertrain.lab.tasks import TASKS, Columns, Data, Example, Task
+from bertrain.lab.tasks import TASKS, Data, Example, Task
 from bertrain.models.encoder import choose_attention
 from bertrain.models.load import max_length
 from bertrain.ranks import LONGEST_WAIT, World, world
@@ -79,19 +79,19 @@ def read(ranks: World, job: Job) -> Inputs:
     start = ranks.from_first(lambda: checkpoint.resolved(job.checkpoint))
 
     def read_files() -> Inputs:
-        columns = Columns(job.text, job.other, job.label, job.separator, job.skip)
-        task = pick(TASKS, job.task, "--task", "docs/tasks.md")(columns)
+        kind = pick(TASKS, job.task, "--task", "docs/tasks.md")
+        task = kind(job.text, job.other, job.label, separator=job.separator, skip=job.skip)
         if job.teacher and not task.taught:
             sentence = f"--teacher gives no labels for --task {job.task}; leave it out"
             raise UsageError(sentence, "conflict", option="teacher", given=job.teacher)
         known = replace(job, checkpoint=start, length=heads.length_of(start, job.length))
-        found = {split: task.read(path) for split, path in job.files.items()}
-        task.learn(found["train"][0])
-        warnings = [*(line for _, lines in found.values() for line in lines), *heads.take_order(start, task)]
+        parts = {split: task.read(path) for split, path in job.files.items()}
+        task.learn(parts["train"][0])
+        warnings = [*(line for _, lines in parts.values() for line in lines), *heads.take_order(start, task)]
         task.main = job.measure or task.main
         settings_key = seeds.settings_key(known, task)
         seeds.refuse_others(Path(job.out), settings_key)
-        return Inputs(known, task, {split: part for split, (part, _) in found.items()}, warnings, settings_key, ranks)
+        return Inputs(known, task, {split: part for split, (part, _) in parts.items()}, warnings, settings_key, ranks)
 
     return ranks.together(read_files)
 
@@ -111,7 +111,7 @@ def tune(ranks: World, job: Job) -> dict[str, Any]:
         runs += [each for part in done for each in part]
     result = {"checkpoint": inputs.job.checkpoint, "task": job.task, "seeds": job.seeds, **inputs.job.settings}
     result |= {"teacher": job.teacher} if job.teacher else {}
-    for split in job.held_out:
+    for split in [*job.files][1:]:
         for metric in runs[0][split]:
             values = [run[split][metric] for run in runs]
             result[f"{split}_{metric}"] = {name: round(spread(values), 5) for name, spread in SPREAD.items()}
@@ -124,9 +124,8 @@ def _run(inputs: Inputs, seed: int) -> dict[str, Any]:
     """What a seed gave, which is trained now if it is not finished. Prints its measures."""
     directory = Path(inputs.job.out, f"seed-{seed}")
     run = seeds.finished(directory) or train_seed(inputs, seed, directory)
-    measures = (
-        f"{split} {metric} {value:.4f}" for split in inputs.job.held_out for metric, value in run[split].items()
-    )
+    splits = [*inputs.job.files][1:]
+    measures = (f"{split} {metric} {value:.4f}" for split in splits for metric, value in run[split].items())
     click.echo(f"seed {seed}: best after epoch {run['best_epoch']}: {', '.join(measures)}", err=True)
     return run
 
@@ -165,8 +164,7 @@ def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
             click.echo(warning, err=True)
     data = sets.pop("train")
     data = data if taught is None else data._replace(labels=taught)
-    curve, weights = _trained(inputs, reader, data, sets, seed=seed, bf16=bf16)
-    best = _best(curve, inputs.task)
+    curve, best, weights = _trained(inputs, reader, data, sets, seed=seed, bf16=bf16)
     scores = {name: best[name] for name in sets}
     run = {"seed": seed, "best_epoch": best["epoch"], **scores, "curve": curve}
     facts = {"seed": seed, "epoch": best["epoch"], "rows": len(data.rows)}
@@ -184,7 +182,7 @@ def train_seed(inputs: Inputs, seed: int, out: Path) -> dict[str, Any]:
     files[seeds.SEED] = json.dumps({"of": inputs.settings_key, "run": run}, indent=1).encode()
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     reader.model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    with naming(out), checkpoint.publish(out) as temporary:
+    with checkpoint.publish(out) as temporary:
         adapters.save(reader.model, weights, temporary)
         for name, content in files.items():
             (temporary / name).write_bytes(content)
@@ -198,7 +196,7 @@ def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
     bf16 = heads.is_bf16(model, job.precision, device)
     choose_attention(model, "auto", precision="bf16" if bf16 else "fp32", device=device, length=job.length or 0)
     if job.lora:
-        adapters.add(model, parse_lora(job.lora), seed=seed, whole=adapters.heads_of(model))
+        adapters.add(model, parse_lora(job.lora), seed=seed, in_full=adapters.heads_of(model))
     if job.freeze:
         model.requires_grad_(False)
         for name in adapters.heads_of(model):
@@ -212,14 +210,15 @@ def _start(inputs: Inputs, seed: int) -> tuple[Reader, bool]:
 
 def _trained(
     inputs: Inputs, reader: Reader, data: Data, held_out: dict[str, Data], *, seed: int, bf16: bool
-) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Train a model. Return its curve, and the weights after the best epoch, on the CPU."""
+) -> tuple[Curve, dict[str, Any], dict[str, torch.Tensor]]:
+    """Train a model. Return its curve, its point of the best epoch on dev, and the weights then, on the CPU."""
     job, task, model, device = inputs.job, inputs.task, reader.model, inputs.ranks.device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     steps = job.epochs * -(-len(data.rows) // job.batch_size)
     rates = optim.Curve(peak=job.lr, steps=steps, warmup_steps=round(WARMUP * steps), schedule="linear")
     curve: Curve = []
+    best: dict[str, Any] = {}
     weights: dict[str, torch.Tensor] = {}
     step = 0
     for epoch in range(1, job.epochs + 1):
@@ -244,16 +243,12 @@ def _trained(
             sentence = f"seed {seed}, epoch {epoch}: the loss ({train_loss}) or a prediction is not finite; lower --lr"
             raise TrainingError(f"{sentence} {job.lr} and run again", "not-finite", option="lr", given=job.lr)
         curve.append({"epoch": epoch, "train_loss": train_loss, **scores})
-        if (best := _best(curve, task)) is curve[-1]:
+        if not best or scores["dev"][task.main] > best["dev"][task.main]:
+            best = curve[-1]
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
         elif job.patience and epoch - best["epoch"] >= job.patience:
             break
-    return curve, weights
-
-
-def _best(curve: Curve, task: Task) -> dict[str, Any]:
-    """The point of the best epoch on dev, the first of equal ones."""
-    return max(curve, key=lambda point: point["dev"][task.main])
+    return curve, best, weights
 
 
 def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> list[np.ndarray]:

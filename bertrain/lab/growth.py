@@ -119,14 +119,10 @@ def carry(
         parameter.copy_(source)
         if moments := old.state.get(source):
             new.state[parameter] = copy.deepcopy(moments)
-    buffers = dict(before.named_buffers())
-    for name, buffer in after.named_buffers():
-        if not name.startswith("objectives."):
-            continue  # those of objectives are such as a queue of earlier rows
+    buffers = dict(before.get_submodule("objectives").named_buffers())
+    for name, buffer in after.get_submodule("objectives").named_buffers():  # such as a queue of earlier rows
         if name not in buffers or buffers[name].shape != buffer.shape:
-            sentence = (
-                f"the buffer {name} cannot be kept as the model grows; give it one shape for any number of layers"
-            )
+            sentence = f"the buffer objectives.{name} has another shape in a model of more layers; give it one shape"
             raise UsageError(f"{sentence}, or leave layers out of the phases", "bad-entry", option="layers")
         buffer.copy_(buffers[name])
     return {"layers": [len(layers_of(learner.model)) for learner in (before, after)]}

@@ -58,18 +58,15 @@ def load(directory: str, task: Task, *, from_scratch: bool, dropout: float = 0.0
     Raises UsageError if anything but heads was not in it.
     """
     config = _config(directory)
-    is_same = task.keeps(_labels(config, task))
+    is_same = task.keeps(_labels(directory, task))
     settings = task.config() | {name: dropout for name in dir(config) if _DROPOUT.fullmatch(name)}
-    model, info = _with_head(directory, task, "checkpoint", ignore_mismatched_sizes=True, **settings)
-    encoder = f"{model.base_model_prefix}."
-    missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    lacking = [name for name in needed_weights(model, missing) if name.startswith(encoder)]
-    if lacking:
+    model, missing = _with_head(directory, task, "checkpoint", ignore_mismatched_sizes=True, **settings)
+    if lacking := needed_weights(model, missing):
         sentence = f"--checkpoint {directory} has no weights for {lacking[0]}; give a complete checkpoint"
         raise UsageError(sentence, "weights-missing", option="checkpoint", given=directory)
     if from_scratch:
         return task.head.from_config(copy.deepcopy(model.config))
-    if is_same or not all(name.startswith(encoder) for name in missing):
+    if is_same or not all(name.startswith(f"{model.base_model_prefix}.") for name in missing):
         return model
     of_labels, name = growing(model, "num_labels"), model.name_or_path  # a complete head for other labels
     weights = {key: weight for key, weight in model.state_dict().items() if key not in of_labels}
@@ -78,18 +75,23 @@ def load(directory: str, task: Task, *, from_scratch: bool, dropout: float = 0.0
     return model
 
 
-def _labels(config: Any, task: Task) -> list[str]:
+def _labels(directory: str, task: Task) -> list[str]:
     """Return the labels of the head for such a task that a checkpoint has, in their order; none if it has no such head.
 
-    The class of a model, such as BertForTokenClassification, says which head it has.
+    The class of a model, such as BertForTokenClassification, says which head it has; without one, its weights do.
     """
-    kind = task.head.__name__.removeprefix("AutoModel")
-    return [*config.id2label.values()] if any(kind in name for name in config.architectures or ()) else []
+    config, kind = _config(directory), task.head.__name__.removeprefix("AutoModel")
+    if config.architectures:
+        has_head = any(kind in name for name in config.architectures)
+    else:
+        model, missing = _with_head(directory, task, "checkpoint", ignore_mismatched_sizes=True)
+        has_head = all(name.startswith(f"{model.base_model_prefix}.") for name in missing)
+    return [*config.id2label.values()] if has_head else []
 
 
 def take_order(directory: str, task: Task) -> list[str]:
     """Give a task the order of the labels that a checkpoint has. Return lines about a new head and a decoder."""
-    known, lines = _labels(config := _config(directory), task), []
+    config, known, lines = _config(directory), _labels(directory, task), []
     if known and not task.keeps(known):
         lines = [f"{directory} has a head for other labels, such as {known[0]}; a new head replaces it"]
     if family_of(config).decoder and as_encoder(config):
@@ -97,17 +99,17 @@ def take_order(directory: str, task: Task) -> list[str]:
     return lines
 
 
-def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model with a head for a task, and what transformers says about its loading. option: names it."""
+def _with_head(directory: str, task: Task, option: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model with a head for a task, and the weights that it lacks or has in other sizes. option: names it."""
     config, has_head = _config(directory, option), f"a model with an {task.head.__name__} in transformers"
     with refusing(directory, option, has_head):
         kind = task.head._model_mapping.get(type(config), None)  # noqa: SLF001
         if kind is None or (family_of(config).decoder and kind.base_model_prefix != "model"):
             raise ValueError(f"{config.model_type} has no such head")  # or one that reads only its own checkpoints
     with refusing(directory, option, "a model that transformers can load"):
-        return task.head.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, **HARMLESS, **options
-        )
+        options |= HARMLESS
+        model, info = task.head.from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **options)
+        return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
 
 
 def _config(directory: str, option: str = "checkpoint") -> Any:
@@ -159,11 +161,11 @@ def teacher(directory: str, task: Task, name: str) -> Reader:
 
     name: of the task.
     """
-    model, info = _with_head(directory, task, "teacher")
+    model, missing = _with_head(directory, task, "teacher")
     known, several = [*(model.config.id2label or {}).values()], "multi_label_classification"
     wanted = task.names or known[: task.num_labels]  # a number may have any name
     is_other = (model.config.problem_type == several) != (task.problem_type == several)
-    if info["missing_keys"] or sorted(known) != sorted(wanted) or is_other:
+    if missing or sorted(known) != sorted(wanted) or is_other:
         sentence = (
             f"--teacher {directory} was not fine-tuned for --task {name} and the labels of --train "
             f"({', '.join(wanted) if task.names else 'numbers'}); give a seed of bertrain finetune that was"

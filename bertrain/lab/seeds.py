@@ -98,11 +98,6 @@ class Job(Options):
         return {split: path for split in ("train", "dev", "test") if (path := getattr(self, split))}
 
     @property
-    def held_out(self) -> list[str]:
-        """Return the names of the files that models are measured on."""
-        return [name for name in self.files if name != "train"]
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Return how a seed is trained."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["group"] == TRAINING}

@@ -35,7 +35,6 @@ class Entry(NamedTuple):
     """A task of a suite: where its files are, and what stands in them."""
 
     files: tuple[str, ...]  # to train on, dev, and perhaps a second dev, reported at the epoch that dev chose
-    directory: str  # whose letters may be small or capital, with or without _public
     task: str
     columns: str  # of the text, the other text, and the label
     metrics: str  # those that the suite judges by; the first chooses the epoch
@@ -43,35 +42,35 @@ class Entry(NamedTuple):
 
 SUITES: dict[str, dict[str, Entry]] = {
     "glue": {
-        "cola": Entry(GLUE, "CoLA", "classification", "3,,1", "mcc"),
-        "sst2": Entry(GLUE, "SST-2", "classification", "sentence,,label", "accuracy"),
-        "mrpc": Entry(GLUE, "MRPC", "pairs", "#1 String,#2 String,Quality", "f1 accuracy"),
-        "stsb": Entry(GLUE, "STS-B", "regression", "sentence1,sentence2,score", "pearson spearman"),
-        "qqp": Entry(GLUE, "QQP", "pairs", "question1,question2,is_duplicate", "f1 accuracy"),
-        "mnli": Entry(MNLI, "MNLI", "pairs", "sentence1,sentence2,gold_label", "accuracy"),
-        "qnli": Entry(GLUE, "QNLI", "pairs", "question,sentence,label", "accuracy"),
-        "rte": Entry(GLUE, "RTE", "pairs", "sentence1,sentence2,label", "accuracy"),
-        "wnli": Entry(GLUE, "WNLI", "pairs", "sentence1,sentence2,label", "accuracy"),
+        "cola": Entry(GLUE, "classification", "3,,1", "mcc"),
+        "sst2": Entry(GLUE, "classification", "sentence,,label", "accuracy"),
+        "mrpc": Entry(GLUE, "pairs", "#1 String,#2 String,Quality", "f1 accuracy"),
+        "stsb": Entry(GLUE, "regression", "sentence1,sentence2,score", "pearson spearman"),
+        "qqp": Entry(GLUE, "pairs", "question1,question2,is_duplicate", "f1 accuracy"),
+        "mnli": Entry(MNLI, "pairs", "sentence1,sentence2,gold_label", "accuracy"),
+        "qnli": Entry(GLUE, "pairs", "question,sentence,label", "accuracy"),
+        "rte": Entry(GLUE, "pairs", "sentence1,sentence2,label", "accuracy"),
+        "wnli": Entry(GLUE, "pairs", "sentence1,sentence2,label", "accuracy"),
     },
     "superglue": {
-        "boolq": Entry(SUPERGLUE, "BoolQ", "pairs", "question,passage,label", "accuracy"),
-        "cb": Entry(SUPERGLUE, "CB", "pairs", "premise,hypothesis,label", "accuracy f1"),
-        "copa": Entry(SUPERGLUE, "COPA", "copa", ",,label", "accuracy"),
-        "multirc": Entry(SUPERGLUE, "MultiRC", "multirc", ",,label", "f1 exact_match"),
-        "rte": Entry(SUPERGLUE, "RTE", "pairs", "premise,hypothesis,label", "accuracy"),
-        "wic": Entry(SUPERGLUE, "WiC", "wic", ",,label", "accuracy"),
-        "wsc": Entry(SUPERGLUE, "WSC", "coreference", "text,,label", "accuracy"),
+        "boolq": Entry(SUPERGLUE, "pairs", "question,passage,label", "accuracy"),
+        "cb": Entry(SUPERGLUE, "pairs", "premise,hypothesis,label", "accuracy f1"),
+        "copa": Entry(SUPERGLUE, "copa", ",,label", "accuracy"),
+        "multirc": Entry(SUPERGLUE, "multirc", ",,label", "f1 exact_match"),
+        "rte": Entry(SUPERGLUE, "pairs", "premise,hypothesis,label", "accuracy"),
+        "wic": Entry(SUPERGLUE, "wic", ",,label", "accuracy"),
+        "wsc": Entry(SUPERGLUE, "coreference", "text,,label", "accuracy"),
     },
     "clue": {
-        "afqmc": Entry(CLUE, "afqmc", "pairs", "sentence1,sentence2,label", "accuracy"),
-        "tnews": Entry(CLUE, "tnews", "classification", "sentence,,label", "accuracy"),
-        "iflytek": Entry(CLUE, "iflytek", "classification", "sentence,,label", "accuracy"),
-        "cmnli": Entry(CLUE, "cmnli", "pairs", "sentence1,sentence2,label", "accuracy"),
-        "ocnli": Entry(("train.50k.json", "dev.json"), "ocnli", "pairs", "sentence1,sentence2,label", "accuracy"),
-        "csl": Entry(CLUE, "csl", "pairs", "abst,keyword,label", "accuracy"),
-        "cluewsc2020": Entry(CLUE, "cluewsc2020", "coreference", "text,,label", "accuracy"),
-        "cmrc2018": Entry(CLUE, "cmrc2018", "qa", ",,label", "exact_match f1"),
-        "c3": Entry(("d-train.json", "d-dev.json"), "c3", "choice", ",,label", "accuracy"),
+        "afqmc": Entry(CLUE, "pairs", "sentence1,sentence2,label", "accuracy"),
+        "tnews": Entry(CLUE, "classification", "sentence,,label", "accuracy"),
+        "iflytek": Entry(CLUE, "classification", "sentence,,label", "accuracy"),
+        "cmnli": Entry(CLUE, "pairs", "sentence1,sentence2,label", "accuracy"),
+        "ocnli": Entry(("train.50k.json", "dev.json"), "pairs", "sentence1,sentence2,label", "accuracy"),
+        "csl": Entry(CLUE, "pairs", "abst,keyword,label", "accuracy"),
+        "cluewsc2020": Entry(CLUE, "coreference", "text,,label", "accuracy"),
+        "cmrc2018": Entry(CLUE, "qa", ",,label", "exact_match f1"),
+        "c3": Entry(("d-train.json", "d-dev.json"), "choice", ",,label", "accuracy"),
     },
 }
 """The tasks of each suite. Two are not here, as they are too many rows: ChID of CLUE, half a million blanks with ten
@@ -79,22 +78,25 @@ choices each, and ReCoRD of SuperGLUE, a hundred thousand with a dozen.
 """
 
 
+def _task_of(directory: str) -> str:
+    """Return the task that a directory may be of: "sst2" for SST-2, "csl" for csl_public."""
+    return directory.lower().replace("-", "").removesuffix("_public")
+
+
 def find(data: str, suite: str) -> dict[str, list[str]]:
     """The files of each task of a suite that is there. Raises UsageError where some are there and others are not."""
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for task, entry in SUITES[suite].items():
-        names = [entry.directory.lower() + end for end in ("", "_public")]
-        for directory in sorted(path for path in Path(data).glob("*/") if path.name.lower() in names):
+        for directory in sorted(path for path in Path(data).glob("*/") if _task_of(path.name) == task):
             missing = [name for name in entry.files if not (directory / name).is_file()]
             if missing:
                 sentence = f"{directory} has no {' and no '.join(missing)}; put its files there, or move it away"
                 raise UsageError(sentence, "not-found", option="data", given=str(directory))
-            found.setdefault(task, [str(directory / name) for name in entry.files])
-    if not found:
-        names = [entry.directory for entry in SUITES[suite].values()]
-        sentence = f"--data {data} holds no task of {suite}; give a directory that holds some of {', '.join(names)}"
+            files.setdefault(task, [str(directory / name) for name in entry.files])
+    if not files:
+        sentence = f"--data {data} holds no task of {suite}; give a directory of some of {', '.join(SUITES[suite])}"
         raise UsageError(sentence, "empty", option="data", given=data)
-    return found
+    return files
 
 
 def _job(base: Job, name: str, entry: Entry, files: list[str]) -> Job:

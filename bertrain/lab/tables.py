@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from typing import Any
 from bertdata.support import Stage, UsageError
 from bertrain.commands import reading
 
-ROLES = ("text", "other", "label")  # the options that name columns
 LONGEST_CELL = 1 << 26  # characters, in a CSV
 _ROWS = 10_000  # of a row group of Parquet
 
@@ -28,10 +28,10 @@ class Table:
     columns: dict[str, Any]  # the name of each, by its role
     rows: list[tuple[int, dict[Any, Any]]]  # the line of each, from 1, and values by the names of the columns
 
-    def parts(self) -> Iterator[tuple[dict[Any, Any], str]]:
-        """Yield each row, with its values by role too, and its place: "file, line n"."""
+    def parts(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the values of each row by role, and its place: "file, line n"."""
         for line, row in self.rows:
-            yield row | {role: row.get(name) for role, name in self.columns.items()}, f"{self.path}, line {line}"
+            yield {role: row.get(name) for role, name in self.columns.items()}, f"{self.path}, line {line}"
 
 
 def text_of(value: Any) -> str:
@@ -52,8 +52,6 @@ def read(path: str, roles: dict[str, str], *, only: bool = False) -> Table:
     except UsageError:
         raise
     except (ValueError, csv.Error, OSError) as error:  # of csv, pyarrow, or the system
-        if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
-            reading.decoded(file.read_bytes(), path)  # which names the line
         sentence = f"{path} cannot be read: {error}; correct it, or give another file"
         kind = "not-found" if isinstance(error, FileNotFoundError) else "not-of-format"
         raise UsageError(sentence, kind, given=path) from None
@@ -126,20 +124,20 @@ def _rows(file: Path, roles: dict[str, str], only: bool) -> tuple[list[Any], lis
         names = _unique(pyarrow.parquet.read_schema(file).names)
         used = {_named(name, names) for name in roles.values()}
         columns = [name for name in names if name in used or not only]
-        found = pyarrow.parquet.read_table(file, columns=columns).to_pylist()
-        for row in found:
+        parts = pyarrow.parquet.read_table(file, columns=columns).to_pylist()
+        for row in parts:
             row |= {name: row[name].decode() for name in used & row.keys() if isinstance(row[name], bytes)}
-        return names, list(enumerate(found, 1))
+        return names, list(enumerate(parts, 1))
     if kind not in (".tsv", ".csv", ".txt", ".jsonl", ".json"):
         sentence = f"{file} has an unknown file extension; give .tsv, .csv, .jsonl or .parquet"
         raise UsageError(sentence, "unknown-format", given=str(file))
-    with open(file, encoding="utf-8-sig", newline="") as lines:
-        if kind in (".jsonl", ".json"):
-            rows = [(number, _parsed(line, file, number)) for number, line in enumerate(lines, 1) if line.strip()]
-            return [*rows[0][1]] if rows else [], rows
-        csv.field_size_limit(LONGEST_CELL)
-        reader = csv.reader(lines, **_form(kind))
-        cells = [(reader.line_num, row) for row in reader if any(row)]
+    lines = io.StringIO(reading.decoded(file.read_bytes(), file), newline="")
+    if kind in (".jsonl", ".json"):
+        rows = [(number, _parsed(line, file, number)) for number, line in enumerate(lines, 1) if line.strip()]
+        return [*rows[0][1]] if rows else [], rows
+    csv.field_size_limit(LONGEST_CELL)
+    reader = csv.reader(lines, **_form(kind))
+    cells = [(reader.line_num, row) for row in reader if any(row)]
     names = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in ("label", *roles.values()) if not is_number(name)):
         names = _unique([name or number for number, name in enumerate(cells.pop(0)[1])])
@@ -153,7 +151,7 @@ def _form(kind: str) -> dict[str, Any]:
 
 def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
     """Parse a line of JSON. Raises UsageError if it is not an object, or cannot be written again."""
-    advice = "give one JSON object in each line"
+    advice = "give one JSON object in each line, and each name once"
     row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=_object)
     if not isinstance(row, dict):
         raise UsageError(f"{file}, line {number} is not a JSON object; {advice}", "bad-row")
@@ -161,11 +159,12 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return dict(zip(_unique([name for name, _ in pairs]), (value for _, value in pairs), strict=True))
+    _unique([name for name, _ in pairs])
+    return dict(pairs)
 
 
 def _unique(names: list[Any]) -> list[Any]:
     """Return names of columns. Raises ValueError if two are equal, because one of them would be lost."""
-    if len(set(names)) < len(names):
-        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r}")
+    if len({*names}) < len(names):
+        raise ValueError(f"it has {max(names, key=names.count)!r} twice")
     return names

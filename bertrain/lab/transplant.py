@@ -14,36 +14,20 @@ from __future__ import annotations
 import copy
 from operator import methodcaller
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import torch
 from transformers import PreTrainedModel
 
-from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer, naming
+from bertdata.support import TOKENIZER, LoadedTokenizer, OneSentence, Spelling, load_tokenizer
 from bertrain import card, checkpoint
 from bertrain.models.families import family_of, first_position
 from bertrain.models.load import load_model, max_length, new_model, tokenizer_files
 from bertrain.options import Output
 
 
-class Pieces(NamedTuple):
-    """For each new id the old ids whose mean its rows are, none for rows at random; and how many tokens were copied."""
-
-    of_id: list[list[int]]
-    copied: int
-
-    @property
-    def means(self) -> int:
-        return sum(len(ids) > 0 for ids in self.of_id) - self.copied
-
-    @property
-    def random(self) -> int:
-        return sum(not ids for ids in self.of_id)
-
-
-def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> Pieces:
-    """The old ids that each new token is made of.
+def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> tuple[list[list[int]], int]:
+    """Return the old ids whose mean each new token begins as, none for one at random; and how many tokens are copied.
 
     A special token is the old one of the same role. A token is the old one that adds the same text. Any other is cut
     from its beginning into the longest old tokens; where that ends before the token does, with a space in front of it,
@@ -57,13 +41,13 @@ def pieces(old: LoadedTokenizer, new: LoadedTokenizer) -> Pieces:
     known = old.special.roles()
     roles = {number: known[role] for role, number in new.special.roles().items() if role in known}
     longest = max(map(len, by_text))
-    of_id, copied = [], 0
+    origins, copied = [], 0
     for number, text in enumerate(_texts(new)):
         same = roles.get(number, by_token.get((text, new.spell(number)), by_text.get(text)))
         other = text.removeprefix(b" ") if text.startswith(b" ") else b" " + text
-        of_id.append([same] if same is not None else _cut(text, by_text, longest) or _cut(other, by_text, longest))
+        origins.append([same] if same is not None else _cut(text, by_text, longest) or _cut(other, by_text, longest))
         copied += same is not None
-    return Pieces(of_id, copied)
+    return origins, copied
 
 
 def _texts(tokenizer: LoadedTokenizer) -> list[bytes]:
@@ -85,7 +69,7 @@ def _cut(text: bytes, by_text: dict[bytes, int], longest: int) -> list[int]:
     return ids
 
 
-def transplanted(directory: Path, new: LoadedTokenizer, origins: Pieces, *, seed: int) -> PreTrainedModel:
+def transplanted(directory: Path, new: LoadedTokenizer, origins: list[list[int]], *, seed: int) -> PreTrainedModel:
     """The model of a checkpoint with the vocabulary of a tokenizer. Rows at random are those of a new model.
 
     Raises UsageError if its family cannot have this vocabulary, such as one without the padding id that it needs.
@@ -102,7 +86,7 @@ def transplanted(directory: Path, new: LoadedTokenizer, origins: Pieces, *, seed
     weights = model.state_dict()
     for name, tensor in old.state_dict().items():
         if name in of_vocabulary:
-            for number, ids in enumerate(origins.of_id):
+            for number, ids in enumerate(origins):
                 if ids:
                     weights[name][number] = tensor[ids].mean(0)
         elif name in of_positions:
@@ -140,12 +124,12 @@ def main(path: str, spec: str, out: str, seed: int) -> None:
     target = checkpoint.require_new(out)
     directory = checkpoint.find(Path(path))
     new = load_tokenizer(spec)
-    origins = pieces(load_tokenizer(str(directory)), new)
+    origins, copied = pieces(load_tokenizer(str(directory)), new)
     model = transplanted(directory, new, origins, seed=seed)
-    counts = f"{origins.copied:,} tokens copied, {origins.means:,} means of tokens, {origins.random:,} at random"
+    known = sum(map(bool, origins))
+    counts = f"{copied:,} tokens copied, {known - copied:,} means of tokens, {len(origins) - known:,} at random"
     about = f"It has the weights of `{directory.resolve().name}` and another vocabulary: {counts}. Train it further."
     files = tokenizer_files(new.files.__getitem__, model, max_length(model.config))
     files |= {card.CARD: card.content(target.name, about, config=model.config)}
-    with naming(target):
-        checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
+    checkpoint.write(target, model, checkpoint.Content(model.state_dict(), {}, files))
     click.echo(f"{out}: {counts}; bertrain pretrain --init {out} trains it further")

@@ -204,9 +204,10 @@ def start_from(
 
 
 def needed_weights(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Return the names of weights that a checkpoint must have: without poolers and weights that never train."""
-    spare = tuple(f"{model.base_model_prefix}.{part}." for part in ("pooler", *family_of(model).untrained))
-    return [name for name in names if not name.startswith(spare)]
+    """Return the names of weights that an encoder must have. It needs no pooler, and no weights that never train."""
+    encoder = f"{model.base_model_prefix}."
+    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
+    return [name for name in names if name.startswith(encoder) and not name.startswith(spare)]
 
 
 def _from_pretrained(
@@ -228,9 +229,8 @@ def _from_pretrained(
         if info["mismatched_keys"]:
             name, stored, wanted = min(info["mismatched_keys"])
             raise ValueError(f"{name} has shape {list(stored)}, but config.json says {list(wanted)}")
-    encoder, missing = f"{model.base_model_prefix}.", sorted(info["missing_keys"])
-    of_encoder = [name for name in needed_weights(model, missing) if name.startswith(encoder)]
-    if needed := missing if complete else of_encoder:
+    missing = sorted(info["missing_keys"])
+    if needed := missing if complete else needed_weights(model, missing):
         given = f"--{option} {spec}" if option else spec
         sentence = f"{given} has no weights for {needed[0]}; give a complete checkpoint"
         raise UsageError(sentence, "weights-missing", option=option, given=spec)

@@ -130,7 +130,7 @@ class Distil(Objective):
         for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):
             teacher = piece[name]
             heads = relation_heads(student.shape[-1], teacher.shape[-1])
-            scores = (_scores(x, x, heads).masked_fill(~seen, _HIDDEN_SCORE) for x in (student, teacher))
+            scores = (attention_scores(x, x, heads).masked_fill(~seen, _HIDDEN_SCORE) for x in (student, teacher))
             log_q, log_p = (score.log_softmax(-1) for score in scores)  # [B, heads, T, T]
             kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
             losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
@@ -147,7 +147,7 @@ class Distil(Objective):
         layers = [layer for layer, _ in self.layer_pairs if layer != EMBEDDINGS]
         for number, layer in enumerate(layers if self.compares_attention else []):
             queries, keys = self._taps.projections(layer)[:2]
-            scores = _scores(queries, keys, encoder.model.config.num_attention_heads)
+            scores = attention_scores(queries, keys, encoder.model.config.num_attention_heads)
             both = (seen * filled[:, None, :, None]).expand(-1, -1, -1, scores.shape[-1])
             squares = ((scores - piece["teacher_scores"][number].float()).square() * both).sum((1, 2, 3))
             losses = losses + squares / (both.sum((1, 2, 3)) * scores.shape[1] * len(layers))
@@ -182,7 +182,7 @@ class Teacher:
             if self._student.compares_attention:
                 layers, heads = self._layers, self._encoder.model.config.num_attention_heads
                 both = [self._taps.projections(layer)[:2] for layer in layers if layer != EMBEDDINGS]
-                tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in both])
+                tensors["teacher_scores"] = torch.stack([attention_scores(q, k, heads) for q, k in both])
         self._taps.forget()
         return tensors
 
@@ -234,7 +234,7 @@ def relation_heads(student_width: int, teacher_width: int) -> int:
     return max(heads for heads in range(1, min(common, most) + 1) if common % heads == 0)
 
 
-def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
+def attention_scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
     """[B, T, H] each → float32 [B, heads, T, T], divided by the root of a head's width.
 
     Where several heads share a key, keys are narrower than queries.

@@ -79,21 +79,18 @@ class Taps:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
         # All names are there from the start: torch.compile would compile again for a dictionary that has grown.
-        self.hidden: dict[int, Any] = dict.fromkeys(layers) if hidden else {}
-        self._projected: dict[tuple[int, int], Any] = {}
+        self.hidden: dict[Any, Any] = dict.fromkeys(layers) if hidden else {}
+        self._projected: dict[Any, Any] = {}
         all_layers = layers_of(model)
         self.has_attention = has_attention(model)
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
             sentence = f"the layers of {model.config.model_type} share their weights; give --distil-layers last"
             raise UsageError(sentence, "unsupported", option="distil_layers")
         for number in layers:
-            if number == EMBEDDINGS:
-                all_layers[0].register_forward_hook(_keep_in(self.hidden, number), with_kwargs=True)
-                continue
-            layer = all_layers[number]
+            layer = all_layers[max(number, 0)]
             if hidden:
                 layer.register_forward_hook(_keep_in(self.hidden, number), with_kwargs=True)
-            if self.has_attention:
+            if self.has_attention and number != EMBEDDINGS:
                 modules = projections_of(layer)
                 self._is_fused = len(modules) == 1
                 for part, module in enumerate(modules):
@@ -102,10 +99,8 @@ class Taps:
 
     def forget(self) -> None:
         """Lets go of the tensors, which else stay in memory and are outputs, with a gradient, of a compiled graph."""
-        stores: tuple[dict[Any, Any], ...] = (self.hidden, self._projected)
-        for store in stores:
-            for name in store:
-                store[name] = None
+        for store in (self.hidden, self._projected):
+            store.update(dict.fromkeys(store))
 
     def projections(self, layer: int) -> list[torch.Tensor]:
         """Queries, keys and values of a layer, [B, T, width] each, before any rotation by position."""

@@ -101,7 +101,7 @@ def _student(options: Asked) -> Config:
     return Config(**values)
 
 
-class _Work:
+class _Predictor:
     """The student's stream, the teacher, and the header that names both, on one rank."""
 
     def __init__(self, ranks: World, options: Asked, directory: Path) -> None:
@@ -246,14 +246,14 @@ def main(*, yes: bool, **flags: Any) -> None:
             stack.callback((out / ".lock").unlink, missing_ok=True)  # a cache has the same bytes whoever wrote it
         # Rank 0 chooses the checkpoint, because a run under way writes newer ones.
         directory = ranks.from_first(lambda: checkpoint.find(Path(options.model)))
-        work = ranks.together(lambda: _Work(ranks, options, directory))
-        missing = ranks.from_first(lambda: answers.begin(out, work.header))  # so all ranks share the same units
-        ranks.on_first(lambda: work.plan(missing, yes=yes) if missing else None)
+        predictor = ranks.together(lambda: _Predictor(ranks, options, directory))
+        missing = ranks.from_first(lambda: answers.begin(out, predictor.header))  # so all ranks share the same units
+        ranks.on_first(lambda: predictor.plan(missing, yes=yes) if missing else None)
         with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
             for number in range(0, len(missing), ranks.world_size):
                 mine = missing[number + ranks.rank : number + ranks.rank + 1]
-                ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
+                ranks.together(lambda: [*map(predictor.unit, mine)])  # noqa: B023  (called at once)
                 bar.update(len(missing[number : number + ranks.world_size]))
-        ranks.on_first(lambda: None if (out / answers.CACHE).exists() else answers.publish(out, work.header))
+        ranks.on_first(lambda: None if (out / answers.CACHE).exists() else answers.publish(out, predictor.header))
     if ranks.rank == 0:
         click.echo(f"done: {out}")

@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 import bertdata
-from bertdata.support import DatasetError, OneSentence, UsageError, naming, write_file
+from bertdata.support import OneSentence, UsageError, naming, write_file
 from bertrain import checkpoint
 from bertrain.cli import flags_of
 from bertrain.commands.evaluate import opened
@@ -164,8 +164,7 @@ class Measurements:
             try:
                 before = dict(json.loads((out / SETTINGS).read_bytes()))
             except (FileNotFoundError, ValueError, TypeError, RecursionError):
-                sentence = f"{out / SETTINGS} is missing or damaged, so {TRIALS} says nothing; give another --out"
-                raise DatasetError(sentence, "damaged", option="out", given=str(out)) from None
+                before = {}
             if listed := differences(before, settings):
                 sentence = f"--out {out} holds a search of other settings (old → new): {listed}; give another --out"
                 raise UsageError(sentence, "other-settings", option="out", given=str(out))

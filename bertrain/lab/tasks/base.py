@@ -13,19 +13,6 @@ import torch
 from bertdata.support import UsageError, counted
 from bertrain.lab import tables
 
-MISFIT = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""The errors of reading what does not have the form that it is read by."""
-
-
-class Columns(NamedTuple):
-    """What stands where in a file: names or numbers of columns, and what separates several labels of one cell."""
-
-    text: str
-    other: str  # "": there is no second text
-    label: str
-    separator: str = ","
-    skip: bool = False  # leave out rows that do not fit, as official files have some
-
 
 class Example(NamedTuple):
     """What a task learns from a part of a file, such as a row of a table. A task says what else its parts may be."""
@@ -49,8 +36,8 @@ def same_label(label: Any) -> str:
     return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(label))
 
 
-def whole(value: Any) -> int:
-    """Return a whole number, which may stand as text, 1.0 or true. Raises ValueError for any other value."""
+def integer(value: Any) -> int:
+    """Return an integer, which may stand as text, 1.0 or true. Raises ValueError for any other value."""
     return int(same_label(int(value) if isinstance(value, bool) else value))
 
 
@@ -70,12 +57,28 @@ def rows_of(encoded: Mapping[str, list[Any]]) -> list[dict[str, list[int]]]:
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
 
+@contextlib.contextmanager
+def _naming(place: str, kind: str, expected: str) -> Iterator[None]:
+    """Raise UsageError of a kind, naming the place, for an error of reading what has another form."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        sentence = f"{place} does not fit --task: {expected}; correct it, or give other columns or another --task"
+        raise UsageError(sentence, kind) from None
+
+
 def _plain(name: str) -> str:
     return re.sub(r"^label_(?=\d+$)", "", same_label(name).casefold())
 
 
 class Task:
-    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it."""
+    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it.
+
+    text, other, label: names or numbers of columns; "": there is no second text. separator: what stands between several
+    labels of one cell. skip: leave out rows that do not fit, as official files have some.
+    """
 
     head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
     main: str  # the measure on dev that chooses the best epoch
@@ -83,18 +86,20 @@ class Task:
     num_labels = 1  # without names
     problem_type: str | None = None  # as transformers calls a kind of labels of texts
     unlabelled = False  # whether an empty label is one
-    expected = ""  # what must stand in a file, for errors
-    needs_all_columns = False  # whether `examples` reads columns that have no role
+    expected = "each row needs a text and a label, and as many columns as the first row"  # for errors
+    layout = expected  # of a file that is no table, for errors
+    second = ""  # the column of the second text by default
     fixed: Mapping[str, str] = {}  # columns that the format of the files states, by their role
     taught: Callable[[torch.Tensor], torch.Tensor] | None = None
     """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-        given = columns.text, columns.other, columns.label
-        known = {role: column for role, column in zip(tables.ROLES, given, strict=True) if column or role != "other"}
-        self.roles = known | {**self.fixed}
-        """The columns of a table that must have values, by their role: the name of an option."""
+    def __init__(
+        self, text: str = "0", other: str = "", label: str = "-1", *, separator: str = ",", skip: bool = False
+    ) -> None:
+        self.separator, self.skip = separator, skip
+        others = {"other": other or self.second} if other or self.second else {}
+        self.roles = {"text": text} | others | {"label": label} | {**self.fixed}
+        """The columns of a table that must have values, by their role: the name of an option, or of the column."""
 
     def files(self, path: str) -> list[str]:
         """Return the files that `read` reads for one that is named."""
@@ -103,30 +108,28 @@ class Task:
     def parts(self, path: str) -> Iterable[tuple[Any, str]]:
         """Return the parts of a file, as `examples` takes them, each with its place: "file, line n".
 
-        A part of a table is a row: values by role, and by the name of the column.
+        A part of a table is a row: values by role.
         """
-        return tables.read(path, self.roles, only=not self.needs_all_columns).parts()
+        return tables.read(path, self.roles, only=True).parts()
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        """Return the examples of a part of a file. Raises UsageError or a MISFIT for what does not fit."""
+        """Return the examples of a part of a file. Raises an error for what does not fit."""
         raise NotImplementedError
 
     def read(self, path: str) -> tuple[list[Example], list[str]]:
         """Return the examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit.
 
-        Columns.skip leaves it out instead, if anything is left.
+        `skip` leaves it out instead, if anything is left.
         """
         error = UsageError(f"{path} holds no examples; give a file that has some", "empty", given=path)
-        examples, num_left, skip = list[Example](), 0, self.columns.skip
-        with self._naming(path, "not-of-format"):
+        examples, num_left = list[Example](), 0
+        with _naming(path, "not-of-format", self.layout):
             parts = [*self.parts(path)]
         for part, place in parts:
             try:
-                with self._naming(place, "bad-row"):
-                    self.require_values(part, place)
-                    examples += self.examples(part, place)
+                examples += self.checked(part, place)
             except UsageError as fault:
-                if not skip:
+                if not self.skip:
                     raise
                 num_left, error = num_left + 1, fault
         if not examples:
@@ -134,28 +137,19 @@ class Task:
         left = f"warning: {path}: {counted(num_left, 'row')} left out, without a text or a label, or damaged"
         return examples, [left] * bool(num_left)
 
-    def require_values(self, part: Any, place: str) -> None:
-        """Raise UsageError, naming the place, for a part without a value for a role.
+    def checked(self, part: Any, place: str) -> list[Example]:
+        """Return the examples of a part. Raises UsageError, naming the place, for what does not fit.
 
-        Columns.skip: an empty text is none, and "-" is no label: annotators did not agree.
+        A part needs a value for each role. With `skip` an empty text is none, and "-" is no label: annotators did not
+        agree.
         """
-        for role in self.roles:
-            is_label, skip, value = role == "label" and not self.unlabelled, self.columns.skip, part.get(role)
-            empty = ("", "-") if skip and is_label else ("",) if skip or is_label else ()
-            if value is None or (str(value).strip() if is_label else value) in empty:
-                sentence = f"{place} has no value for --{role}, or another number of columns than the first row"
-                raise UsageError(f"{sentence}; correct or remove it", "bad-row")
-
-    @contextlib.contextmanager
-    def _naming(self, place: str, kind: str) -> Iterator[None]:
-        """Raise UsageError of a kind, naming the place, for a MISFIT in the context."""
-        try:
-            yield
-        except MISFIT as error:
-            if isinstance(error, UsageError):
-                raise
-            sentence = f"{place} does not fit --task: {self.expected}; correct it, or give other columns"
-            raise UsageError(sentence, kind) from None
+        with _naming(place, "bad-row", self.expected):
+            for role in self.roles:
+                is_label, value = role == "label" and not self.unlabelled, part.get(role)
+                empty = ("", "-") if self.skip and is_label else ("",) if self.skip or is_label else ()
+                if value is None or (str(value).strip() if is_label else value) in empty:
+                    raise ValueError
+            return self.examples(part, place)
 
     def learn(self, train: list[Example]) -> None:
         """Take the names of the labels from the examples to train on."""

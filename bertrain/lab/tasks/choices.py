@@ -20,11 +20,8 @@ from transformers import AutoModelForSequenceClassification
 
 from bertrain.commands import reading
 from bertrain.lab.tables import text_of
-from bertrain.lab.tasks.base import Data, Example, Task, rows_of, whole
+from bertrain.lab.tasks.base import Data, Example, Task, integer, rows_of
 from bertrain.lab.tasks.texts import Classification
-
-QUESTION = ("question",)
-"""The key of a question that stands before each choice; no column has such a name."""
 
 
 class Choices(Task):
@@ -32,10 +29,8 @@ class Choices(Task):
 
     head, main = AutoModelForSequenceClassification, "accuracy"
     problem_type = "multi_label_classification"  # each score is a probability of its own
-    expected = (
-        "--other must be a list of two or more texts, and --label one of them or its number from 0; a file of C3 is a "
-        "list of texts, each a list of lines and one of questions with question, choice and answer"
-    )
+    expected = "--other must be a list of two or more texts, and --label one of them or its number from 0"
+    layout = "a list in a .json file must be that of C3; any other file has one JSON object in each line"
 
     def files(self, path: str) -> list[str]:
         """Of C3, the name of the dialogues (d-train.json) stands for the other texts (m-train.json), too."""
@@ -51,8 +46,8 @@ class Choices(Task):
         choices = json.loads(choices) if isinstance(choices, str) else choices
         if not isinstance(choices, list) or len(choices) < 2 or {*map(type, choices)} != {str}:
             raise ValueError
-        number = choices.index(answer) if answer in choices else range(len(choices)).index(whole(answer))
-        asked = [f"{part.get(QUESTION, '')} {choice}".strip() for choice in choices]
+        number = choices.index(answer) if answer in choices else range(len(choices)).index(integer(answer))
+        asked = [f"{part.get('question', '')} {choice}".strip() for choice in choices]
         return [Example(text_of(part["text"]), asked, number, place)]
 
     def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:
@@ -85,7 +80,7 @@ def _of_c3(path: str) -> Iterator[tuple[Any, str]]:
     """Yield the questions of a file of C3, a list of [lines of the text, questions, name]."""
     texts = reading.parsed(reading.text(path), path)
     for number, (lines, entry) in enumerate(((lines, entry) for lines, asked, *_ in texts for entry in asked), 1):
-        part = {QUESTION: entry["question"].strip(), "other": entry["choice"], "label": entry["answer"]}
+        part = {"question": entry["question"].strip(), "other": entry["choice"], "label": entry["answer"]}
         yield {"text": "\n".join([] + lines), **part}, f"{path}, question {number:,}"
 
 
@@ -97,13 +92,12 @@ _ASKED = {"cause": "What was the cause?", "effect": "What happened then?"}
 class Causes(Choices):
     """Which of two sentences is the cause, or the effect, of a text: files of COPA (Roemmele et al., 2011)."""
 
-    fixed = {"text": "premise", "other": "question", "label": "label"}
-    needs_all_columns = True
+    fixed = {"text": "premise", "other": "question", "label": "label", "choice1": "choice1", "choice2": "choice2"}
     expected = "question must be cause or effect, choice1 and choice2 texts, and label 0 or 1, as in COPA"
 
     def examples(self, part: Any, place: str) -> list[Example]:
         choices = [part["choice1"], part["choice2"]]
-        return super().examples(part | {QUESTION: _ASKED[part["question"]], "other": choices}, place)
+        return super().examples(part | {"question": _ASKED[part["other"]], "other": choices}, place)
 
 
 class _Marked(Classification):
@@ -126,13 +120,13 @@ class Senses(_Marked):
     """
 
     fixed = {"text": "sentence1", "other": "sentence2", "label": "label"}
-    needs_all_columns = True
+    fixed |= {name: name for name in ("start1", "end1", "start2", "end2")}
     expected = "start1 and end1 must be the first character of a word of sentence1 and the one behind it, as in WiC"
 
     def examples(self, part: Any, place: str) -> list[Example]:
         marked = []
-        for side in "12":
-            text, begin, end = str(part[f"sentence{side}"]), part[f"start{side}"], part[f"end{side}"]
+        for side, role in (("1", "text"), ("2", "other")):
+            text, begin, end = str(part[role]), part[f"start{side}"], part[f"end{side}"]
             if not 0 <= begin < end <= len(text):
                 raise ValueError
             marked.append(self.marked(text, [(begin, end, "[]")]))
@@ -154,11 +148,11 @@ class Coreference(_Marked):
         text, target = text_of(part["text"]), part["other"]
         firsts = dict(enumerate(match.start() for match in re.finditer(r"\S+", text)))  # of words
         words = [str(target[f"{span}_text"]) for span in ("span1", "span2")]
-        indices = [whole(target[f"{span}_index"]) for span in ("span1", "span2")]
+        indices = [integer(target[f"{span}_index"]) for span in ("span1", "span2")]
         for starts in ([firsts.get(index, -1) for index in indices], indices):
             spans = [(begin, begin + len(word)) for begin, word in zip(starts, words, strict=True)]
-            found = [text[begin:end].lower() if begin >= 0 else "" for begin, end in spans]  # WSC has other capitals
-            if all(words) and found == [word.lower() for word in words]:
+            there = [text[begin:end].lower() if begin >= 0 else "" for begin, end in spans]  # WSC has other capitals
+            if all(words) and there == [word.lower() for word in words]:
                 marks = [(*span, mark) for span, mark in zip(spans, ("__", "[]"), strict=True)]
                 return [Example(self.marked(text, marks), None, part["label"], place)]
         raise ValueError
@@ -181,7 +175,7 @@ class Answers(Classification):
         for number, asked in enumerate(passage["questions"], 1):
             for answer in asked["answers"]:
                 pair = str(passage["text"]), f"{asked['question']} {answer['text']}"
-                examples.append(Example(*pair, whole(answer["label"]), f"{place}, question {number}"))
+                examples.append(Example(*pair, integer(answer["label"]), f"{place}, question {number}"))
         return examples
 
     def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:

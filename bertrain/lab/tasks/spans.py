@@ -40,7 +40,7 @@ class Spans(Task):
 
     head, main = AutoModelForQuestionAnswering, "f1"
     num_labels = 2  # a start and an end
-    expected = "JSON must have data, paragraphs, context, qas, question, answers, answer_start and text, as in SQuAD"
+    expected = layout = "SQuAD's JSON has data, paragraphs, context, qas, question, answers, answer_start and text"
     may_be_none = False  # whether a question may have no answer
 
     def parts(self, path: str) -> Iterator[tuple[Any, str]]:

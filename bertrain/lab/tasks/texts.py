@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.support import UsageError
 from bertrain.lab.tables import text_of
 from bertrain.lab.tasks import metrics
-from bertrain.lab.tasks.base import Columns, Data, Example, Task, ordered, rows_of, same_label
+from bertrain.lab.tasks.base import Data, Example, Task, ordered, rows_of, same_label
 
 LARGEST = 1e18  # number to learn; in float32 a batch has a finite sum of squares
 
@@ -24,7 +24,7 @@ class _Texts(Task):
     head = AutoModelForSequenceClassification
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        other = text_of(part["other"]) if self.columns.other else None
+        other = text_of(part["other"]) if "other" in self.roles else None
         return [Example(text_of(part["text"]), other, part["label"], place)]
 
     def encode(self, tokenizer: Any, examples: list[Example], length: int) -> tuple[Data, list[str]]:
@@ -71,8 +71,7 @@ class Classification(_Texts):
 class Pairs(Classification):
     """One of several classes, of two texts: classification that needs the second."""
 
-    def __init__(self, columns: Columns) -> None:
-        super().__init__(columns._replace(other=columns.other or "1"))
+    second = "1"
 
 
 class Regression(_Texts):
@@ -104,14 +103,13 @@ class Multilabel(_Texts):
     expected = 'several labels must have separators between them, or be a JSON list such as ["a", "b"]'
 
     def examples(self, part: Any, place: str) -> list[Example]:
-        return super().examples(part | {"label": self._split(part["label"])}, place)
-
-    def _split(self, cell: Any) -> list[str]:
-        """Return the labels of one cell: a list, a JSON list, or names with separators between them."""
-        if isinstance(cell, str) and not cell.lstrip().startswith("["):
-            return [label.strip() for label in cell.split(self.columns.separator) if label.strip()]
-        labels = json.loads(cell) if isinstance(cell, str) else cell
-        return [str(label) for label in (labels if isinstance(labels, list) else [labels])]
+        """A label is a list, a JSON list, or names with separators between them."""
+        labels = part["label"]
+        if isinstance(labels, str) and not labels.lstrip().startswith("["):
+            labels = [label.strip() for label in labels.split(self.separator) if label.strip()]
+        labels = json.loads(labels) if isinstance(labels, str) else labels
+        labels = labels if isinstance(labels, list) else [labels]
+        return super().examples(part | {"label": [*map(str, labels)]}, place)
 
     def learn(self, train: list[Example]) -> None:
         self.names = ordered(label for example in train for label in example.label)

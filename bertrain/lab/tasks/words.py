@@ -41,13 +41,12 @@ class Words(Task):
     """
 
     head = AutoModelForTokenClassification
-    expected = (
-        "--text and --label must be a list of words and one of as many tags, none empty; or the numbers of columns"
-    )
+    expected = "--text and --label must be a list of words and one of as many tags, none empty"
+    layout = "--text and --label must be the numbers of the columns of words and tags"
 
     def parts(self, path: str) -> Iterable[tuple[Any, str]]:
         is_table = re.search(r"\.(jsonl|json|parquet)(\.(gz|gzip|bgz|bz2|xz|zst|zstd))?$", path.lower())
-        return super().parts(path) if is_table else _lines(path, self.columns.text, self.columns.label)
+        return super().parts(path) if is_table else _lines(path, self.roles["text"], self.roles["label"])
 
     def examples(self, part: Any, place: str) -> list[Example]:
         words, tags = part["text"], part["label"]
