@@ -79,35 +79,19 @@ def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training(data
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"optimizer": "muon", "lr_scale": ["lora_B=4", "layer.0=0"]},
-        pytest.param({"lora": "r=2,alpha=6,target=query|decoder"}, marks=pytest.mark.slow),
-    ],
+    "more", [{"lr_scale": ["lora_B=4", "layer.0=0"]}, {"lora": "r=2,alpha=6,target=query|decoder"}]
 )
-def test_a_run_goes_on_to_the_bit_and_what_is_frozen_stays(dataset, runs, tmp_path, more):
+def test_a_run_goes_on_on_the_checkpoint_that_it_began_with(dataset, runs, tmp_path, more):
     start = shutil.copytree(runs("bert untied")[0], tmp_path / "start")
     options, out = LORA | {"init": str(start)} | more, tmp_path / "run"
-    straight = train(dataset.path, out, **options)
-    shutil.copytree(out, tmp_path / "kept")
-    kept = {path.name: path for path in (tmp_path / "kept" / "step-00000004").rglob("*") if path.is_file()}
+    straight = losses(train(dataset.path, out, **options))
     remove_after(out, 2)
     train(dataset.path, start, model=json.loads((start / "run.json").read_bytes())["config"]["model"], steps=3)
-    again = train(dataset.path, out, **options)  # on the checkpoint it began with, not on the newest
-    shutil.rmtree(last_checkpoint(start))
-    assert losses(again) == losses(straight)
-    for name in ("model.safetensors", "adapter_model.safetensors"):
-        assert next(last_checkpoint(out).rglob(name)).read_bytes() == kept[name].read_bytes()
-    states = (kept["optimizer.pt"], last_checkpoint(out) / "optimizer.pt")
-    one, two = (torch.load(path, weights_only=True)["state"] for path in states)
-    assert one.keys() == two.keys()
-    for number, moments in one.items():
-        assert all(torch.equal(value, two[number][kind]) for kind, value in moments.items())
-    own = load_file(kept["adapter_model.safetensors"])
+    assert losses(train(dataset.path, out, **options)) == straight  # and not on the newest
+    own = load_file(last_checkpoint(out) / "adapter" / "adapter_model.safetensors")
     pattern = re.compile(more.get("lora", "").partition("target=")[2])
     assert all(pattern.search(name) for name in own)
-    if "lr_scale" in more:
-        assert not any(own[name].any() for name in own if "layer.0" in name and "lora_B" in name)
+    assert "lora" in more or not any(own[name].any() for name in own if "layer.0" in name and "lora_B" in name)
 
 
 def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tmp_path):

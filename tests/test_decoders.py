@@ -94,7 +94,7 @@ def test_tokens_of_a_tokenizer_take_roles_and_texts_get_them_as_rows_do(dataset,
 def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decoder, dataset, tmp_path, name, capsys):
     from sentence_transformers import SentenceTransformer
 
-    train_twice(dataset.path, tmp_path / "run", 1, init=str(decoder(name)), **OPTIONS)
+    train(dataset.path, tmp_path / "run", init=str(decoder(name)), **OPTIONS)
     last = last_checkpoint(tmp_path / "run")
     assert f"AutoModelForCausalLM.from_pretrained({str(last)!r})" in capsys.readouterr().out
     text = "a dog sees the old tree by the river, and a cat"
@@ -119,12 +119,10 @@ def test_a_decoder_attends_to_both_sides_wherever_its_checkpoint_is_loaded(decod
 
 def test_a_decoder_learns_packed_and_other_rows_in_phases_with_an_adapter(decoder, dataset, tmp_path):
     pytest.importorskip("peft")
-    phases = {
-        "phase": [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}],
-        "lora": "r=2,alpha=2",
-        "init": str(decoder("phi3")),
-    }
-    train_twice(dataset.path, tmp_path / "run", 2, steps=4, eval_every=0, **phases)
+    phases = {"phase": [{"share": 0.5, "length": 16, "rope_base": 1e4}, {"rope_base": 2e4}], "steps": 4}
+    train_twice(
+        dataset.path, tmp_path / "run", 2, lora="r=2,alpha=2", init=str(decoder("phi3")), eval_every=0, **phases
+    )
     last = last_checkpoint(tmp_path / "run")
     assert "AutoModelForCausalLM" in (last / "README.md").read_text()
     assert "transformers 5.2 and newer versions read it; in older" in (last / "README.md").read_text()

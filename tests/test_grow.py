@@ -68,10 +68,8 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
     optimizer = {"bert": "adamw", "modernbert": "muon"}[name]
     options = GROW | {"save_every": 5, "model": files[name], "optimizer": optimizer}
     train_twice(dataset.path, tmp_path / "run", 3, **options)  # stopped where it grows, it has the growth once
-    configs = {
-        int(path.name[5:]): AutoModelForMaskedLM.from_pretrained(path).config
-        for path in (tmp_path / "run").glob("step-*")
-    }
+    paths = (tmp_path / "run").glob("step-*")
+    configs = {int(path.name[5:]): AutoModelForMaskedLM.from_pretrained(path).config for path in paths}
     assert {step: config.num_hidden_layers for step, config in configs.items()} == {3: 1, 5: 2, 6: 2, 10: 4}
     if name == "modernbert":
         assert configs[6].layer_types == ["full_attention", "sliding_attention"]

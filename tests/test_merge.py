@@ -10,9 +10,9 @@ import torch
 from huggingface_hub import ModelCard
 from support.commands import json_of, refused, succeeds, tuning
 from support.data import write_labelled
-from support.disk import recorded, write
+from support.disk import write
 from support.runs import QUIET, last_checkpoint, train, weights_in
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint
 from bertrain.commands import evaluate, merge
@@ -42,9 +42,7 @@ def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
 
 def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
     merged = tmp_path / "new" / "merged"
-    with recorded(tmp_path) as disk:
-        assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
-    assert not disk.pending
+    assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
     assert checkpoint.fault_of(merged) is None
     assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
     before, after = map(AutoTokenizer.from_pretrained, (last_checkpoint(runs[0]), merged))
@@ -62,31 +60,25 @@ def test_checkpoints_of_one_run_and_its_mean(finished, tmp_path):
     about = ModelCard.load(tmp_path / "two" / "README.md")
     assert about.data.license == "other"
     assert all(f"`run/{step.name}`" in about.text for step in steps[1:])
-    refused(merge.main, finished, steps[-1], "--out", tmp_path / "twice", kind="conflict", option="checkpoints")
+    refused(merge.main, finished, steps[-1], "--out", tmp_path / "none", kind="conflict", option="checkpoints")
 
 
-def test_a_head_for_next_sentences_is_averaged_too(dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"objective": "mlm+nsp"}, "cls.seq_relationship.weight"),
+        ({"init": "0", "lora": "r=2,alpha=4"}, "bert.encoder.layer.0.attention.self.query.weight"),
+    ],
+)
+def test_the_mean_has_a_head_for_next_sentences_and_the_effect_of_adapters(runs, dataset, tmp_path, options, name):
+    options = QUIET | options | ({"init": str(runs[0])} if "init" in options else {})
     for seed in (0, 1):
-        train(dataset.path, tmp_path / f"{seed}", **QUIET, objective="mlm+nsp", steps=1, seed=seed)
+        train(dataset.path, tmp_path / f"{seed}", **options, steps=1, seed=seed)
     succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
-    parts = [AutoModelForPreTraining.from_pretrained(last_checkpoint(tmp_path / name)) for name in "01"]
-    merged = AutoModelForPreTraining.from_pretrained(tmp_path / "merged")
-    one, two = (part.cls.seq_relationship.weight.double() for part in parts)
-    assert torch.equal(merged.cls.seq_relationship.weight, ((one + two) / 2).float())
-
-
-def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, dataset, tmp_path):
-    for seed in (0, 1):
-        options = QUIET | {"init": str(runs[0]), "lora": "r=2,alpha=4", "seed": seed}
-        train(dataset.path, tmp_path / f"{seed}", **options, steps=1)
-    succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
-    assert not (tmp_path / "merged" / "adapter").exists()
-    name = "bert.encoder.layer.0.attention.self.query.weight"
     one, two = (weights_in(last_checkpoint(tmp_path / run))[name].double() for run in "01")
     assert not torch.equal(one, two)
     assert torch.equal(weights_in(tmp_path / "merged")[name], ((one + two) / 2).float())
-    adapter = last_checkpoint(tmp_path / "0") / "adapter"
-    refused(merge.main, adapter, runs[0], "--out", tmp_path / "none", kind="not-a-run", option="checkpoints")
+    assert not (tmp_path / "merged" / "adapter").exists()
 
 
 def changed(source, target, name, **values):
@@ -125,9 +117,7 @@ def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_p
 def test_what_is_in_the_way_or_damaged_is_refused(runs, tmp_path):
     write(tmp_path / "full" / "notes.txt", "mine")
     refused(merge.main, *runs, "--out", tmp_path / "full", kind="out-exists", option="out")
-    refused(merge.main, *runs, "--out", runs[0], kind="out-exists", option="out")
-    shutil.copytree(last_checkpoint(runs[0]), tmp_path / "damaged")
-    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
+    write(shutil.copytree(last_checkpoint(runs[0]), tmp_path / "damaged") / "model.safetensors", "damaged")
     arguments = [tmp_path / "damaged", runs[1], "--out", tmp_path / "merged"]
     refused(merge.main, *arguments, kind="damaged", option="checkpoints")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "full"]
