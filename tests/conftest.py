@@ -56,11 +56,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import pytest
 from support.data import LETTERS, SPECIALS, WORDS, build, built, make_text
+from support.limits import limits
 from support.servers import use_server
 
 import bertdata
 from bertdata.files import locked
-from bertdata.remote import access, stores
+from bertdata.remote import stores
 from bertdata.tokenize import engine
 from bertdata.write import dataset as of_a_build
 
@@ -184,6 +185,13 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def limit():
+    """limit(name=value): changes a constant of the product (support/limits.py) until the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **values: stack.enter_context(limits(**values))
+
+
+@pytest.fixture
 def tables_as_they_were():
     """Entries that a test adds to the tables of bertrain are gone after it."""
     from support.families import TABLES
@@ -234,13 +242,13 @@ def object_store():
 
 
 @pytest.fixture
-def bucket(object_store, monkeypatch, tmp_path_factory):
+def bucket(object_store, monkeypatch, limit, tmp_path_factory):
     """An empty bucket: its URL, a function that puts an object, and one that gives those below a prefix by name."""
     import obstore
 
     name = f"b{uuid.uuid4().hex}"
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.01)
+    limit(first_wait_s=0.01)
     use_server(monkeypatch, object_store)
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"

@@ -17,14 +17,13 @@ from reference import keys
 from support.commands import refuses
 from support.data import build, make_text
 from support.disk import failing, published, put
+from support.limits import limits
 from support.sources import stop_after_units, stopped
 
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError
 from bertdata.format.verify import verify
-from bertdata.sources import formats
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write import dataset as of_a_build
 from bertdata.write.staging import continue_or_start
 from bertdata.write.state import BuildPlan
 
@@ -127,7 +126,7 @@ def test_a_share_ends_below_its_bound(tmp_path, vocab):
 def test_workers_and_blocks_do_not_change_a_byte(tmp_path, corpus, vocab, expected, workers, block_bytes):
     progress = []
     options = {"tokenizer": vocab, "workers": workers, "progress": lambda *done: progress.append(done), **SMALL}
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         build([corpus], tmp_path / "out", **options)
     assert published(tmp_path / "out") == expected
     assert len(progress) >= corpus.stat().st_size / block_bytes / 2
@@ -286,8 +285,8 @@ def test_a_dataset_is_replaced_only_by_a_build_that_overwrites_and_ends_well(tmp
     assert published(out) == expected
 
 
-def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, vocab, monkeypatch):
-    monkeypatch.setattr(of_a_build, "MOST_UNITS", 50)
+def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, vocab, limit):
+    limit(most_units=50)
     with refuses("out-of-range", "shard_size", given=1, says="1GiB"):
         build([corpus], tmp_path / "out", tokenizer=vocab, shard_size=1)
     assert not (tmp_path / "out").exists()

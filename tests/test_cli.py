@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.look import bench, report
+from bertdata.look import report
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 
@@ -360,9 +360,9 @@ def test_a_closed_pipe_is_no_traceback(dataset):
     assert errors == ""
 
 
-def test_bench_measures_what_it_says(dataset, tmp_path, monkeypatch):
+def test_bench_measures_what_it_says(dataset, tmp_path, limit):
     """Only that every figure is there and possible: speed is no matter of tests."""
-    monkeypatch.setattr(bench, "SECONDS", 0.01)
+    limit(bench_s=0.01)
     kinds = {"windows", "documents", "packed", "pairs"}
     no_pairs = bertdata.open(write_dataset(tmp_path / "one", [([7, 8, 3], [3], [1, 3])]))
     for given, length, expected in (

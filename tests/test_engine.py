@@ -332,10 +332,9 @@ SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العر�
 
 
 @pytest.mark.parametrize(("near", "far"), [(128, 32), (engine.NEAR_LINES, engine.FAR_LINES)])
-def test_threads_that_begin_together_give_exact_ids(monkeypatch, near, far):
+def test_threads_that_begin_together_give_exact_ids(limit, near, far):
     """Four with a new engine, which knows no page but the first, each with the texts in another order."""
-    monkeypatch.setattr(engine, "NEAR_LINES", near)
-    monkeypatch.setattr(engine, "FAR_LINES", far)
+    limit(near_lines=near, far_lines=far)
     vocabulary = list(dict.fromkeys([*VOCABULARY, *(c for text in SCRIPTS for c in text if c != " ")]))
     texts = [[text * 3, f"x{text}y", text[::-1], *random_texts(seed, 2)] for seed, text in enumerate(SCRIPTS)]
     blocks = [joined(some) for some in texts]

@@ -401,8 +401,8 @@ CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; th
 
 @pytest.mark.parametrize("case", CONTENT_FAULTS)
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
-def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, piece):
-    monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
+def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, limit, case, piece):
+    limit(verified_together=piece)
     *shard, array, numbers = CONTENT_FAULTS[case]
     sentences = shard[2] and [2]
     out = write_dataset(tmp_path / "out", [([10, 3], [2], sentences), shard, ([1, 3], [2], sentences)])
@@ -426,9 +426,9 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, 
         ("10011111", [[1]]),
     ],  # the last: of bits that are 1 after the last token
 )
-def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, numbers, piece):
+def test_words_that_break_a_rule_are_named(sound, limit, bits, numbers, piece):
     """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
-    monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
+    limit(verified_together=piece)
     content = header("|u1", 1) + bytes([int(bits[::-1], 2)])
     put_array(sound, "words", content, dtype="|u1", length=1)
     assert [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)] == numbers

@@ -14,9 +14,9 @@ from reference import documents as reference
 from support.commands import refuses
 from support.data import word_list
 from support.disk import put
+from support.limits import limits
 from support.sources import FEW, as_arrow, as_arrow_file, as_parquet, blocks_of, read
 
-from bertdata.sources import formats, jsonl
 from bertdata.sources.inputs import find_inputs
 
 # -------------------------------------------------------------------------------------------------------- CSV and TSV
@@ -32,7 +32,7 @@ def test_rows_are_those_of_csv(folder, content, block_bytes):
     """Whatever the bytes are: rows with as many fields as the header have a text, and others are skipped."""
     path = put(folder / "any.csv", b"a,text\r\n" + content)
     rows = reference.delimited(content, 2)
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         if rows is None:
             with refuses("not-of-format", "inputs", given=str(path)):
                 read([path], on_error="skip")
@@ -47,11 +47,11 @@ def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
     for on_error in ("fail", "skip"):
         with refuses("not-of-format", "inputs", says=f"{path}, row 2: "):
             read([path], on_error=on_error)
-    with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
+    with limits(longest_row=8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
         read([path])
-    with patch.object(formats, "LONGEST_ROW", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
+    with limits(longest_row=8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
         read([put(path, b"n,text\n1,123456789")])
-    with patch.object(formats, "LONGEST_ROW", 8):  # blank lines are no part of a row
+    with limits(longest_row=8):  # blank lines are no part of a row
         assert read([put(path, b"n,text\n1,a\n" + b"\n" * 20 + b"2,b\n")]) == [(0, b"a", 0), (0, b"b", 0)]
 
 
@@ -59,12 +59,12 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
     """Python's json takes 24 times the memory of a line. A line of more than LONGEST_ROW bytes is refused."""
     rows = [b'{"text": "stone"}', b'{"a": [' + b"[]," * 30 + b'0], "text": "river"}', b'{"a": [' + b"[]," * 30 + b"0]}"]
     path = put(folder / "long.jsonl", b"\n".join(rows) + b"\n")
-    with patch.object(jsonl, "_LONGEST", 50), patch("json.loads", side_effect=json.loads) as parsed:
+    with limits(longest_json=50), patch("json.loads", side_effect=json.loads) as parsed:
         assert [row[1] for row in read([path], on_error="skip")] == [b"stone", b"river"]
         assert all(len(call.args[0]) <= 50 for call in parsed.call_args_list)
         with refuses("bad-row", "inputs", says=f"{path}, line 3: not JSON (longer than"):
             read([path])
-    with patch.object(formats, "LONGEST_ROW", 50), patch.object(formats, "BLOCK_BYTES", 20):
+    with limits(longest_row=50, block_bytes=20):
         with refuses("too-large", "inputs", given=str(path)):
             read([path])
         assert len(read([put(folder / "long.txt", rows[1])])) == 1
@@ -73,7 +73,7 @@ def test_a_long_line_of_json_is_read_by_pyarrow_alone_or_is_a_bad_row(folder):
 @pytest.mark.parametrize(("name", "make"), [("a.parquet", as_parquet), ("a.arrow", as_arrow_file)])
 def test_a_text_of_a_table_that_is_too_long_is_named(folder, name, make):
     path = put(folder / name, make(["stone", "x" * 1000, "y" * 1001]))
-    with patch.object(formats, "LONGEST_DOCUMENT", 1000), patch.object(formats, "BLOCK_BYTES", 100):
+    with limits(longest_document=1000, block_bytes=100):
         assert len(read([path], max_documents=2)) == 2
         with refuses("too-large", "inputs", given=str(path), says=f"{path}, row 3: "):
             read([path])
@@ -104,7 +104,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
         base += len(content)
     paths = [put(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
     packed = [put(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         assert read(paths, shard_size=shard_size) == [each[:3] for each in expected]
         some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
         assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
@@ -118,7 +118,7 @@ def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
 def test_text_before_the_first_record_is_named(folder, content, block_bytes):
     path = put(folder / "head.fasta", b"\n" + content)
     records = reference.fasta(b"\n" + content)
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         if records is None:
             with refuses("not-of-format", "inputs", given=str(path), says=f"{path}, line "):
                 read([path], on_error="skip")

@@ -6,7 +6,7 @@ import struct
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from reference import ids as reference
 from support.commands import refuses, succeeds
 from support.data import SPECIALS, build, import_ids, stored
 from support.disk import put
+from support.limits import limits
 from support.sources import FEW
 
 import bertdata
@@ -104,7 +105,7 @@ def test_megatron_gives_all_documents_and_sentences(vocab, corpus, dtype, shard_
         corpus = [[sum(document, [])] if document else [] for document in corpus]
     if end:
         corpus = [[*document[:-1], [*document[-1], SEP]] if document else [] for document in corpus]
-    with tempfile.TemporaryDirectory() as name, patch.object(ids_module, "BLOCK_IDS", block):
+    with tempfile.TemporaryDirectory() as name, limits(block_ids=block):
         prefix = of_megatron(Path(name), corpus, dtype)
         out = Path(name) / "shards"
         dataset = import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
@@ -175,8 +176,7 @@ def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, kind, index):
 @FEW
 @given(st.lists(IDS, min_size=1, max_size=40), st.integers(1, 5))
 def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ids_module, "BLOCK_IDS", block)
+    with tempfile.TemporaryDirectory() as name, limits(block_ids=block):
         path = written(Path(name), "train", (".bin", reference.packed(ids, "uint16")))
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
@@ -269,9 +269,8 @@ def as_arrow(path, table, *, stream):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file", "saved"])
-def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
-    monkeypatch.setattr(ids_module, "BLOCK_IDS", 5)
-    monkeypatch.setattr(ids_module, "_ROWS", 2)
+def test_rows_of_lists(tmp_path, take, kind, limit):
+    limit(block_ids=5, rows_of_ids=2)
     documents = [[], *DOCUMENTS, []]
     of = {"parquet": pa.int64(), "stream": pa.uint16(), "file": pa.int32(), "saved": pa.int64()}[kind]
     lists = pa.large_list(of) if kind == "file" else pa.list_(of)

@@ -23,6 +23,7 @@ from support.commands import refuses, succeeds
 from support.data import build
 from support.disk import put, write_all
 from support.disk import without_origins as published
+from support.limits import limits
 from support.sources import (
     COMPRESSED,
     ENDING,
@@ -47,7 +48,6 @@ from support.sources import (
 import bertdata
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.sources import formats, plan
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
@@ -312,7 +312,7 @@ def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, vo
 
 def test_a_block_has_few_of_many_small_files(folder):
     paths = [put(folder / f"{number:02d}.txt", b"river") for number in range(20)]
-    with patch.object(plan, "MOST_INPUTS", 8):
+    with limits(most_inputs=8):
         sizes = [some.starts.size for _, some in blocks_of(paths)]
     assert sizes == [8, 8, 4]
 
@@ -336,7 +336,7 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     line = line % (b"stone " * 300) + b"\n"
     content = line * (8_000_000 // len(line))
     path, form = put(folder / name, content), form | {"shard_size": 1_000_000}
-    with patch.object(formats, "BLOCK_BYTES", 2_000_000):
+    with limits(block_bytes=2_000_000):
         total, every = bytes_asked_for(path, every_unit, **form)
         assert 8_000_000 - 2000 < total <= 8_000_000
         for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
@@ -349,7 +349,7 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
     path = put(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
-    with patch.object(formats, "BLOCK_BYTES", 1000):
+    with limits(block_bytes=1000):
         asked, texts = bytes_asked_for(path, lambda unit: unit % 2 == 1, shard_size=10_000)
     assert texts == []
     assert asked < 4 * path.stat().st_size

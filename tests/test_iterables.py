@@ -20,7 +20,6 @@ from support.sources import stop_after_units, units_in
 
 import bertdata
 from bertdata.format.verify import verify
-from bertdata.sources import ids as ids_module
 from bertdata.write.encoding import TextEncoder
 
 TEXTS = [
@@ -73,8 +72,8 @@ def test_invalid_text_is_counted_as_in_a_file(tmp_path, vocab):
 
 
 @pytest.mark.parametrize("block", [7, 1 << 19])
-def test_ids_give_the_dataset_of_rows(tmp_path, vocab, monkeypatch, block):
-    monkeypatch.setattr(ids_module, "BLOCK_IDS", block)
+def test_ids_give_the_dataset_of_rows(tmp_path, vocab, limit, block):
+    limit(block_ids=block)
     pq.write_table(pa.table({"input_ids": DOCUMENTS}), tmp_path / "rows.parquet")
     types = [list, tuple, *(partial(np.array, dtype=dtype) for dtype in (np.uint16, np.int64, np.uint64))]
     items = [make(ids) for make, ids in zip(cycle(types), DOCUMENTS, strict=False)]
@@ -100,8 +99,8 @@ def test_a_build_that_was_stopped_reads_again_and_skips_finished_units(tmp_path,
 
 
 @pytest.mark.parametrize("function", [build, import_ids])
-def test_other_items_do_not_continue_a_build_that_was_stopped(tmp_path, vocab, monkeypatch, function):
-    monkeypatch.setattr(ids_module, "BLOCK_IDS", 7)
+def test_other_items_do_not_continue_a_build_that_was_stopped(tmp_path, vocab, limit, function):
+    limit(block_ids=7)
     items, size = (TEXTS, 4000) if function is build else (DOCUMENTS, 40)
     call = lambda given, **more: function(given, tmp_path / "out", tokenizer=vocab, shard_size=size, **more)  # noqa: E731
     one = iter(items)

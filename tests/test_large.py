@@ -6,7 +6,6 @@ import pickle
 import shutil
 from dataclasses import replace
 from hashlib import sha256
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from support.commands import refuses
 from support.data import assert_same, build
 from support.disk import flip, published
+from support.limits import limits
 
 import bertdata
 from bertdata import Loader
@@ -44,7 +44,7 @@ def kept(once, corpus, vocab):
     """The same dataset with tables."""
 
     def make(folder):
-        with patch.object(manifest, "MOST_LISTED", 5):
+        with limits(most_listed=5):
             build(corpus, folder / "out", tokenizer=vocab, **SMALL)
 
     return bertdata.open(once("large", make) / "out")
@@ -102,7 +102,7 @@ def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
 
 
 def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab):
-    with patch.object(manifest, "MOST_LISTED", 5):
+    with limits(most_listed=5):
         build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
     for read in (lambda: Loader(large, length=20).read(np.arange(999)), lambda: large.document(0)):
         with refuses("replaced"):

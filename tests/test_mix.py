@@ -14,7 +14,6 @@ from support.data import SPECIAL, assert_goes_on, assert_same, built, make_text,
 import bertdata
 from bertdata import Loader, Masking
 from bertdata.errors import UsageError
-from bertdata.read import order
 from bertdata.read.mix import Mix, whole
 from bertdata.types import SpecialTokens
 
@@ -83,8 +82,8 @@ def test_weights_are_exact_decimals():
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_rows_are_those_of_each_source_alone(mix, monkeypatch, options):
-    monkeypatch.setattr(order, "BLOCK_TOKENS", 60)
+def test_rows_are_those_of_each_source_alone(mix, limit, options):
+    limit(block_tokens=60)
     options = {"length": 32, "seed": 5} | options
     loader = Loader(mix, **options)
     alone = [Loader(dataset, **options) for dataset, _ in mix]

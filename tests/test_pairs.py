@@ -111,7 +111,7 @@ def test_scores_are_those_of_the_papers(checkpoints, file, kind):
     assert np.abs(np.subtract(found["sum"], found["word-l2r"])).max() > 0.1  # the masks of words change them
 
 
-def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
+def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch, limit):
     encoder, rows, tokenizer = parts(bert_like, pairs.read(str(file)))
 
     def scores(ranks=ALONE):
@@ -123,11 +123,11 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
         shares = [scores(World(rank, world_size, CPU)) for rank in range(world_size)]
         assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(expected, abs=1e-5)
     for places in (1, 30):
-        monkeypatch.setattr(pairs, "PLACES", places)
+        limit(pairs_places=places)
         assert scores() == pytest.approx(expected, abs=1e-5)
 
 
-def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
+def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch, limit):
     """With a model that likes short sentences. A pair of the same ids is a tie."""
     rows = [("a", "a b", "x", 1), ("a b", "a", "x", 1), ("c", "c d", "x", 2), ("THE stone", "the stone", "y", 3)]
     names = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
@@ -142,7 +142,7 @@ def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
     assert {name: part["pairs"] for name, part in found["by"]["paradigm"].items()} == {"1": 2, "2": 1, "3": 1}
     assert found["by"]["phenomenon"]["x"]["standard_error"] == pytest.approx(math.sqrt(2 / 3 * 1 / 3 / 3))
     assert "field" not in found["by"]
-    monkeypatch.setattr(pairs, "MOST_SHOWN", 2)
+    limit(pairs_shown=2)
     shown = succeeds(evaluate.main, "--checkpoint", bert_like, *given).output
     assert all(said in shown for said in ("62.50%", "66.67%", "3 groups by paradigm"))
 

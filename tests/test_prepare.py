@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.commands import refuses
 from support.data import build
 from support.disk import put
+from support.limits import limits
 from support.sources import as_jsonl, ids_by_split
 
 from bertdata import prepare
@@ -121,7 +122,7 @@ def test_duplicates_among_many_equal_texts_are_found_some_rows_at_a_time(numbers
         sorted_together.append(keys.shape[1])
         return sort(keys)
 
-    with tempfile.TemporaryDirectory() as folder, patch.object(duplicates, "_TOGETHER", 4):
+    with tempfile.TemporaryDirectory() as folder, limits(hashes_together=4):
         rows.tofile(Path(folder) / "hashes")
         with patch.object(np, "lexsort", lexsort):
             found = duplicates._later_ones(Path(folder) / "hashes")

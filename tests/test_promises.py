@@ -18,7 +18,7 @@ from support.disk import write
 from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertrain import checkpoint, pretrain, ranks
+from bertrain import checkpoint, pretrain
 from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.lab import finetune
@@ -52,8 +52,8 @@ def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, 
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
-def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ranks, "REPEAT_S", 0.0)
+def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, limit, capsys):
+    limit(repeat_s=0.0)
     monkeypatch.setattr(os, "_exit", sys.exit)
     saved = tmp_path / "run" / "step-00000002"
     at_step(monkeypatch, "next_batch", 3, lambda: (waited(saved.exists), interrupt(), time.sleep(0.01), interrupt()))
@@ -102,14 +102,14 @@ def test_a_checkpoint_that_was_begun_before_memory_is_used_up_is_there(
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
-def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
+def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch, limit):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
     path, _ = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"))
     path.rename(tmp_path / "later")
     appear = lambda seconds: (tmp_path / "later").rename(path)  # noqa: E731
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
     assert len(checkpoint.wait_until_seen(path)) == 64  # which ranks compare
-    monkeypatch.setattr(checkpoint, "STALE_S", 0)
+    limit(stale_s=0)
     with refuses("other-stream", "out"):
         checkpoint.wait_until_seen(path.with_name("step-00000003"))
 

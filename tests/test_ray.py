@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from support.commands import invoke, refused, refuses, waited
 from support.data import ROOT, build, make_text
 from support.disk import published, put
+from support.limits import limits
 from support.sources import build_parts, made, parquet
 
 from bertdata.cli import main
 from bertdata.options import Shares, TextFormat
-from bertdata.sources import plan as split_module
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import Part, split
 from bertdata.tokenize.load import load
@@ -87,7 +87,7 @@ def inputs(tmp_path_factory):
 @given(st.integers(50, 5000), st.integers(1, 64), st.integers(1, 1 << 14))
 def test_parts_have_every_unit_once_and_are_joined_as_a_whole(inputs, shard_size, cpus, part_bytes):
     plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
-    with patch.object(split_module, "PART_BYTES", part_bytes):
+    with limits(part_bytes=part_bytes):
         parts = plan.parts(cpus)
     assert [unit for part in parts for unit in part.units] == list(plan.units)
     assert {part.units.start for part in parts} <= {part.units.start for part in plan.parts()}

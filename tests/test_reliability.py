@@ -24,11 +24,10 @@ from support.sources import counting_reads, stopped
 
 import bertdata
 from bertdata.errors import BertdataError, DatasetError
-from bertdata.format import manifest, records
+from bertdata.format import manifest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.options import TextFormat
-from bertdata.sources import formats
 from bertdata.sources.inputs import local
 from bertdata.sources.tables import TableFile
 from bertrain import checkpoint
@@ -187,10 +186,10 @@ def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab
         assert precious.read_text() == "mine"
 
 
-def test_large_records_are_refused(tmp_path, monkeypatch):
+def test_large_records_are_refused(tmp_path, limit):
     path = tmp_path / "record.json"
     write_record(path, {"format_version": 1})
-    monkeypatch.setattr(records, "MAX_RECORD_BYTES", path.stat().st_size)
+    limit(record_bytes=path.stat().st_size)
     assert read_record(path) == {"format_version": 1}
     path.write_bytes(path.read_bytes() + b" ")
     with refuses("damaged"):
@@ -204,8 +203,8 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
         bertdata.open(out)
 
 
-def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 4 << 20)
+def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, limit):
+    limit(longest_document=4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
@@ -258,9 +257,9 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 # -------------------------------------------------------------------------------------------------------- beside others
 
 
-def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
+def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, limit):
     """A build that is killed as it tidies up has published."""
-    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
+    limit(wait_for_manifest_s=0.1)
     tidying = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.commands import refused, refuses
 from support.data import build
 from support.disk import put, without_origins
+from support.limits import limits
 from support.servers import Handler, serving, use_server
 from support.sources import as_jsonl, as_parquet, zstd
 
@@ -43,7 +44,7 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
     (tmp_path / name).write_bytes(PACKED[name])
     options = {"tokenizer": vocab, "shard_size": 2000}
     build(tmp_path / name, tmp_path / "local", **options)
-    with patch.multiple(access, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
+    with limits(first_bytes=100, most_bytes=1000):  # many requests
         build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
     assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
@@ -118,7 +119,7 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
         return content[start:stop]
 
     file = RemoteFile("s3://u", len(content), "v", fetch)
-    with patch.multiple(access, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
+    with limits(first_bytes=first, most_bytes=most), file.open() as opened:
         plain = io.BytesIO(content)
         for place, length in reads:
             if place < 256:
@@ -186,12 +187,10 @@ class Faulty(Handler):
 
 
 @pytest.fixture
-def faulty(monkeypatch, tmp_path):
+def faulty(monkeypatch, limit, tmp_path):
     """Scheme → URL of a text, and a function that sets what goes wrong: number of a request → fault."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(access, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(access, "FIRST_BYTES", 500)
-    monkeypatch.setattr(access, "MOST_BYTES", 1000)
+    limit(first_wait_s=0.001, first_bytes=500, most_bytes=1000)
 
     def fail(faults):
         Faulty.faults, Faulty.count, Faulty.etag = faults, 0, '"1"'
@@ -206,13 +205,13 @@ def faulty(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
-def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme):
+def test_what_passes_is_tried_again(faulty, tmp_path, vocab, limit, scheme):
     urls, fail = faulty
     (tmp_path / "a.txt").write_bytes(TEXT)
     expected = without_origins(build(tmp_path / "a.txt", tmp_path / "local", tokenizer=vocab).dataset.path)
     for fault in ("500", "503", "429", "cut", "reset", "silent"):
         if fault == "silent":
-            monkeypatch.setattr(access, "TIMEOUT_S", 0.2)
+            limit(timeout_s=0.2)
             stores.store_at.cache_clear()
         fail({0: fault} if fault == "silent" else {0: fault, 2: fault, 3: fault})
         build(urls[scheme], tmp_path / fault, tokenizer=vocab)

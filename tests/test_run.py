@@ -400,7 +400,7 @@ def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, isolate):
+def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, limit, isolate):
     train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate, **QUIET)
     arguments = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--split", "train", "--max-samples", 24]
     results, rows, real = [], [], micro_batches
@@ -412,7 +412,7 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tm
 
     monkeypatch.setattr(evaluation, "micro_batches", counted)
     for tokens, most in ((evaluation.PLACES, evaluation.ROWS), (5 * 32, 5), (1, 1)):
-        monkeypatch.setattr(evaluation, "PLACES", tokens)
+        limit(evaluated_places=tokens)
         rows.clear()
         results.append(json_of(evaluate.main, *arguments))
         assert max(rows) == min(24, most)
@@ -468,10 +468,9 @@ def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdi
     assert code == (verdict == "FAIL")
 
 
-def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, monkeypatch, costs):
+def test_the_doctor_measures_how_long_a_run_takes(dataset, tmp_path, limit, costs):
     """A step takes 1 second, an evaluation 130, and a checkpoint 10."""
-    monkeypatch.setattr(doctor, "WARMUP_STEPS", 5)
-    monkeypatch.setattr(doctor, "TIMED_STEPS", 20)
+    limit(warmup_steps=5, timed_steps=20)
     costs(Stream, "next_batch", 1)
     costs(evaluation, "evaluate", 100)
     costs(evaluation, "samples", 30)

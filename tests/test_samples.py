@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from support.data import (
     stream_of,
     write_dataset,
 )
+from support.limits import limits
 from support.runs import FORKS
 
 import bertdata
@@ -30,12 +30,11 @@ from bertdata.errors import BuildError, DatasetError
 from bertdata.format.arrays import array_path, digest
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
-from bertdata.read import index, order, pieces
+from bertdata.read import index, order
 from bertdata.read.kernels import pieces as piece_kernels
 from bertdata.read.stream import Samples, Wanted, rows_of
 from bertdata.read.words import tables
 from bertdata.remote import stores
-from bertdata.sources import formats
 from bertdata.types import SpecialTokens
 
 DERIVED = ["documents", "packed", "pairs"]
@@ -103,8 +102,8 @@ def test_documents_are_never_two_in_a_row(dataset, length):
 @pytest.mark.parametrize(
     ("length", "together"), [(3, 50), (4, 1 << 19), (17, 1), (17, 1 << 19), (64, 50), (64, 1 << 19), (5000, 1)]
 )
-def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, together):
-    monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
+def test_packed_rows_equal_their_reference(dataset, limit, length, together):
+    limit(packed_together=together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
     batch = all_rows(loader)
     packed = rows.packed(flat(documents_of(dataset)), length=length, together=together)
@@ -184,9 +183,9 @@ def test_masks_and_invariance(dataset, how):
 
 
 @pytest.mark.parametrize("how", ["windows", *DERIVED])
-def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
+def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, limit, how):
     """In blocks: the ranges asked for hold every token of the group's rows, but for segments from elsewhere."""
-    monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
+    limit(block_tokens=30)
     asked = []
     monkeypatch.setattr(Samples, "_request", lambda self, ranges: asked.append(ranges))
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
@@ -236,7 +235,7 @@ def seal(cache):
 
 
 @pytest.mark.parametrize("how", DERIVED)
-def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, monkeypatch):
+def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, monkeypatch, limit):
     first = Loader(dataset, length=16, samples=how).read(np.arange(9))
     files = names(cache)
     contents = {name: (cache / name).read_bytes() for name in files}
@@ -246,7 +245,7 @@ def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, mo
             patched.setattr(index, name, None)
         again = Loader(dataset, length=16, samples=how)
         assert np.array_equal(again.read(np.arange(9)).input_ids, first.input_ids)
-    monkeypatch.setattr("bertdata.read.stream._DOCUMENTS_AT_ONCE", 3)  # which changes no byte of an index
+    limit(documents_at_once=3)  # which changes no byte of an index
     for name in files:
         flipped = contents[name][:140] + bytes([contents[name][140] ^ 1]) + contents[name][141:]
         for damage in (b"", contents[name][:-9], flipped):
@@ -480,7 +479,7 @@ def chinese(tmp_path_factory):
     texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
     (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     options = {"tokenizer": str(directory / "vocab.txt"), "words": "support.data:in_pairs", "shard_size": 3000}
-    with patch.object(formats, "BLOCK_BYTES", 400):  # blocks end inside a byte of the array of words
+    with limits(block_bytes=400):  # blocks end inside a byte of the array of words
         build([directory / "corpus.txt"], directory / "shards", validation=0.1, **options)
     return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
 

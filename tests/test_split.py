@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.commands import refuses
 from support.data import build
 from support.disk import contents, published, put
+from support.limits import limits
 from support.sources import FEW, GROUP, as_jsonl, as_parquet, build_parts, made, read
 
 from bertdata.options import TextFormat
-from bertdata.sources import formats
 from bertdata.sources import text as text_module
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import UNITS_PER_SIZE, find_blocks, split
@@ -69,7 +69,7 @@ def units_and_texts(paths, *wanted, **form):
 def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes, mask):
     inputs = [made(folder, number, kind, rows) for number, (kind, rows) in enumerate(files)]
     paths, kinds = [path for path, _ in inputs], [kind for kind, _ in files]
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         every = units_and_texts(paths, shard_size=size)
         assert every == expected(inputs, kinds, size)
         some = units_and_texts(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=size)

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from support.data import SPECIALS, build, make_text
 from support.disk import contents, write
+from support.limits import limits
 from support.servers import Store
 
 import bertdata
 from bertdata.errors import BertdataError, DatasetError
-from bertdata.format import dataset as of_a_dataset
 from bertdata.format.verify import verify
 from bertdata.remote import stores
 from bertdata.remote.copies import pull, push
@@ -512,8 +512,7 @@ def campaign(examples, seed, steps=STEPS):
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="states-")))
         stack.enter_context(patch.dict(os.environ, BERTDATA_CACHE=str(base / "cache")))
-        stack.enter_context(patch.object(of_a_dataset, "PATIENCE_S", 0.01))
-        stack.enter_context(patch("bertdata.remote.copies.THREADS", 1))  # so that a kill is at the same place again
+        stack.enter_context(limits(wait_for_manifest_s=0.01, threads_of_copies=1))  # a kill is at the same place again
         Machine.world = World(base)
         for name in ("file_at", "files_below", "write"):
             stack.enter_context(patch.object(stores, name, getattr(Machine.world.store, name)))

@@ -3,7 +3,6 @@
 import gzip
 import itertools
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from support.commands import refuses
 from support.disk import put
+from support.limits import limits
 from support.sources import BYTES, CONTENTS, FEW, blocks_of, read
 
-from bertdata.sources import formats, tables
 from bertdata.sources.documents import Documents
 from bertdata.sources.inputs import find_inputs, local
 from bertdata.sources.jsonl import texts_of
@@ -65,7 +64,7 @@ def test_documents_equal_those_of_the_reference(folder, contents, kind, block_by
     packed = [gzip.compress(content[:9]) + gzip.compress(content[9:]) for content in contents]
     form = {"documents": kind, "shard_size": shard_size, "max_documents": limit}
     is_wanted = lambda unit: bool(mask >> unit % 16 & 1)  # noqa: E731
-    with patch.object(formats, "BLOCK_BYTES", block_bytes):
+    with limits(block_bytes=block_bytes):
         plain = read(files(folder, contents), **form)
         unpacked = read(files(folder, packed, ".txt.gz"), **form)
         for paths, every in ((files(folder, contents), plain), (files(folder, packed, ".txt.gz"), unpacked)):
@@ -209,9 +208,9 @@ def test_a_block_of_json_lines_is_what_its_lines_are(key_and_rows):
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "RLE_DICTIONARY"])
-def test_parquet_of_any_encoding_is_read(folder, monkeypatch, encoding):
+def test_parquet_of_any_encoding_is_read(folder, limit, encoding):
     """Also of a struct, with nulls, in several row groups; some texts are longer than may be decoded together."""
-    monkeypatch.setattr(tables, "_DECODED_BYTES", 50)
+    limit(decoded_bytes=50)
     texts = [None, "a" * 100, "stone", "", "river", "stone", "stone", "b" * 60, "stone"]
     how = {"use_dictionary": True} if encoding == "RLE_DICTIONARY" else {"use_dictionary": False}
     for key, column in (("text", pa.array(texts)), ("a.b", pa.array([{"b": text} for text in texts]))):

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from support.commands import refuses
 from support.data import make_text
 from support.disk import write_all
+from support.limits import limits
 from support.sources import invalid_column
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.tokenize import added, source
+from bertdata.tokenize import added
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.source import Source
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
@@ -120,7 +121,7 @@ def test_tables_in_the_cache_give_the_same_ids_whatever_happens_to_them(both, tm
         with patch.object(Source, "content", None) if damage is None else nullcontext():  # is not parsed again
             assert encoded() == expected
     assert {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == kept
-    with patch.object(source, "MOST_KEPT", 0):
+    with limits(kept_bytes=0):
         Source(both[1].loaded.files[TOKENIZER]).keep("new", {"of": 1})
     assert not [path for path in cache.rglob("*") if path.is_file()]
 

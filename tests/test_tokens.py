@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from support.commands import python, refuses
 from support.data import SPECIALS, build, built, byte_level_bpe, ids_of, joined, word_list
 from support.families import fast
+from support.limits import limits
 from support.servers import Handler, serving
 from support.sources import PACK, counting_reads
 from tokenizers import models, pre_tokenizers
@@ -31,7 +32,6 @@ from bertdata.errors import TokenizerError
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
 from bertdata.options import TextFormat
-from bertdata.sources import formats, streams
 from bertdata.sources.inputs import local
 from bertdata.tokenize import engine
 from bertdata.tokenize.load import load
@@ -194,7 +194,7 @@ def test_the_library_gets_few_bytes_at_a_time_and_gives_all_ids(sizes):
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     watched, texts = mock.Mock(wraps=library), ["é" * (size // 3) + "a" * size for size in sizes]
-    with mock.patch.object(engine, "_TOGETHER", 25):
+    with limits(texts_together=25):
         found = engine.ids_by(watched, texts)
     assert [ids.tolist() for ids in found] == [library.encode(text).ids for text in texts]
     together = [[len(text.encode()) for text in call.args[0]] for call in watched.encode_batch_fast.call_args_list]
@@ -208,7 +208,7 @@ def test_a_text_that_is_too_long_for_the_library_is_named_or_skipped(byte_level,
     (tmp_path / "text").write_text("\n".join(texts))
     (tmp_path / "t.json").write_text(byte_level)
     fixed = {"tokenizer": str(tmp_path / "t.json"), "documents": "line", "validation": 0, **options}
-    with mock.patch.object(engine, "LONGEST_PIECE", 7_000):
+    with limits(longest_piece=7_000):
         with refuses("too-large", "tokenizer", given=8000, says=f"{tmp_path / 'text'}, line 3: 8,000 bytes"):
             build([tmp_path / "text"], tmp_path / "out", **fixed)
         report = build([tmp_path / "text"], tmp_path / "out", **fixed, on_error="skip")
@@ -381,12 +381,9 @@ def sizes_read(paths, **options):
 
 
 @pytest.fixture
-def small_sample(monkeypatch):
+def small_sample(limit):
     """As if a sample were 500 kB, in stretches of 5 kB, read in blocks and pieces of 5 kB."""
-    monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 500_000)
-    monkeypatch.setattr(vocabulary, "_STRETCH_BYTES", 5_000)
-    monkeypatch.setattr(formats, "BLOCK_BYTES", 5_000)
-    monkeypatch.setattr(streams, "CHUNK", 5_000)
+    limit(sample_bytes=500_000, stretch_bytes=5_000, block_bytes=5_000, chunk=5_000)
 
 
 RANDOM = random.Random(0)

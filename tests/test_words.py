@@ -16,7 +16,7 @@ from support.families import fast
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize import engine, rules
+from bertdata.tokenize import engine
 from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.begins import find_words
@@ -362,12 +362,8 @@ def test_words_of_any_length(kinds, name):
         assert_exact(tokenizer, [text + " x" for text in texts])
 
 
-def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
-    for table in ("NEAR_LINES", "FAR_LINES"):
-        monkeypatch.setattr(engine, table, 8)
-    monkeypatch.setattr(engine, "POOLED_IDS", 64)
-    monkeypatch.setattr(engine, "SPELLED_BYTES", 256)
-    monkeypatch.setattr(engine, "STABLE_SLOTS", 8)
+def test_words_that_do_not_fit_the_tables(kinds, limit):
+    limit(near_lines=8, far_lines=8, pooled_ids=64, spelled_bytes=256, stable_slots=8)
     for name in ("GPT-2", "OLMo", "T5", "WordPiece at spaces"):
         small = Ours(kinds(name).files[TOKENIZER].decode())
         for length in (1, 8, 16, 17, 65, 300):
@@ -548,10 +544,10 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content):
         assert ids_of(tokenizer, ["the river"]) == [theirs]
 
 
-def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, monkeypatch):
+def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, limit):
     tokenizer = Ours(kinds("GPT-2 in lower case").files[TOKENIZER].decode())
     assert_exact(tokenizer, [TEXT])
-    monkeypatch.setattr(rules, "CLASSES", 4)
+    limit(classes=4)
     assert_exact(tokenizer, [TEXT, "\u1e00\u4e00"])
     assert tokenizer.engine is None
     assert tokenizer.why_slow == "its regular expression tells too many classes of characters apart"

@@ -13,11 +13,11 @@ import pytest
 from reference import ids
 from support.data import build, import_ids, make_text, train_tokenizer
 from support.disk import contents, failing, recorded
+from support.limits import limits
 from support.servers import Store
 
 from bertdata import Loader
 from bertdata.errors import BuildError
-from bertdata.format import manifest
 from bertdata.remote import stores
 from bertdata.remote.copies import pull, push
 from bertdata.write import export, finish
@@ -56,14 +56,14 @@ def given(tmp_path, vocab, dataset):
     with ExitStack() as stack:
         for name in ("file_at", "files_below", "write"):
             stack.enter_context(patch.object(stores, name, getattr(Store(tmp_path), name)))
-        stack.enter_context(patch("bertdata.remote.copies.THREADS", 1))
+        stack.enter_context(limits(threads_of_copies=1))
         stack.enter_context(patch("bertdata.tokenize.source._keep"))  # whose failures are no errors
         push(dataset.path, "s3://a/shards")
         yield Given(text, prefix, vocab, dataset)
 
 
 def build_with_tables(given, out):
-    with patch.object(manifest, "MOST_LISTED", 1):
+    with limits(most_listed=1):
         build(given.text, out, tokenizer=given.vocab, **SMALL)
 
 
