@@ -38,9 +38,8 @@ oldest:  ## the fast tests with the oldest packages that pyproject.toml allows
 
 bounds: $(VENV)/.dev  ## the tests of the kernels, compiled with a check of every index
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py tests/test_engine.py \
-	    tests/test_words.py::test_any_text_is_cut_as_by_the_automaton tests/test_words.py::test_a_word_with_a_zero_byte_may_end_in_the_next_window
-	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
-	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
+	    tests/test_words.py::test_any_text_is_cut_as_by_the_automaton tests/test_words.py::test_a_word_with_a_zero_byte_may_end_in_the_next_window \
+	    tests/test_survive.py::test_every_flip_of_some_bytes_is_detected
 
 # PUBLISH=1: mike writes the site into the directory of this version in the branch gh-pages, and pushes it.
 docs: $(VENV)/.docs  ## the site in site/; a warning or a dead link is an error. PUBLISH=1 publishes it
@@ -91,8 +90,8 @@ outside: $(VENV)/.dev  ## notebooks, and tests with other libraries in their own
 # CAMPAIGN="--count 2000 --seed 7 --ranks 3,4". STATES="--steps 100000": builds, transfers, kills and damage in any order.
 # CRASH=states: a loss of power at every moment of each command. CRASH="calls --only build,pull": failed system calls.
 campaign: $(VENV)/.dev  ## 200 random runs, killed and resumed, bitwise identical; with STATES= or CRASH= those tools
-	$(BIN)/python tools/$(if $(STATES),states.py $(STATES),$(if $(CRASH),crash.py $(CRASH),campaign.py --out \
-	    $(BENCH)/campaign $(CAMPAIGN)))
+	$(if $(STATES),$(PYTEST) -n 0 -s --timeout 0 tests/test_states.py $(STATES),$(BIN)/python tools/$(if $(CRASH),crash.py \
+	    $(CRASH),campaign.py --out $(BENCH)/campaign $(CAMPAIGN)))
 
 # playwright uses the installed Chromium, and downloads none.
 pages: $(VENV)/.dev  ## every control of the pages of --html in Chromium, and the pictures of docs/

@@ -273,6 +273,12 @@ def bert():
     return Path(found.origin).parent / "model"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--steps", type=int, default=0, help="Of the machine of builds, about.")
+    parser.addoption("--seed", type=int, default=6, help="Of the machine of builds.")
+    parser.addoption("--every", type=int, default=40, help="The damage to a dataset is to each so many bytes.")
+
+
 def pytest_configure(config):
     """Without the slow tests each property is tried on fewer examples."""
     if "not slow" in config.option.markexpr and not config.getoption("--hypothesis-profile"):

@@ -1,30 +1,72 @@
-"""Short runs of soak.py, damage.py and fuzz.py in tools/."""
+"""Damage to a dataset, and short runs of soak.py and fuzz.py in tools/."""
 
 import json
-from pathlib import Path
+import random
+import shutil
 
+import numpy as np
 import pytest
 from support.commands import python
+from support.data import ROOT, built, make_text
 
 import bertdata
+from bertdata import Loader, Masking
+from bertdata.errors import BertdataError, DatasetError
+from bertdata.format.verify import verify
 
 pytestmark = pytest.mark.slow
 
-TOOL = Path(bertdata.__file__).parents[1] / "tools" / "soak.py"
+TOOLS = ROOT / "tools"
 
 
 @pytest.mark.parametrize("arguments", [["batches", "--minutes", "0.2"], ["build", "--gigabytes", "0.1"]])
 def test_memory_stays_below_its_bound(arguments):
-    assert json.loads(python(TOOL, *arguments, timeout=900))["what"] == arguments[0]
+    assert json.loads(python(TOOLS / "soak.py", *arguments, timeout=900))["what"] == arguments[0]
 
 
-def test_every_flip_of_some_bytes_is_detected():
-    """Every 40th byte of a small dataset; the campaign takes them all."""
-    assert json.loads(python(TOOL.with_name("damage.py"), "flips", "--every", 40))["flips_detected"] > 300
+def reports(path):
+    try:
+        return verify(path)
+    except DatasetError as error:
+        return [str(error)]
+
+
+def read_all(path):
+    """Reads samples of each kind, or ends in one of our errors."""
+    for samples in ("windows", "documents", "packed", "pairs"):
+        for policy in ("exact", "whole_word"):
+            try:
+                dataset = bertdata.open(path)
+                loader = Loader(dataset, length=16, samples=samples, masking=Masking(policy=policy))
+                batch = loader.read(np.arange(min(loader.num_samples, 300)))
+            except BertdataError:
+                continue
+            assert 0 <= batch.input_ids.min() <= batch.input_ids.max() < dataset.special_tokens.vocab_size
+
+
+def test_every_flip_of_some_bytes_is_detected(tmp_path, vocab, cache, request):
+    """And every cut, of a dataset with all arrays; --every 1 takes all bytes. `make bounds` checks all indices too."""
+    every, draw = request.config.getoption("--every"), random.Random(0)
+    options = {"words": "support.data:in_pairs", "sentences": "line", "shard_size": 700, "validation": 0.3}
+    path = built(tmp_path, make_text(4), tokenizer=vocab, **options).path
+    for file in sorted(each for each in path.iterdir() if each.is_file()):
+        whole, is_array, name = file.read_bytes(), file.suffix == ".npy", file.name.split(".")[0]
+        flips = []
+        for at in range(draw.randrange(every), len(whole), every):
+            flips.append(bytearray(whole))
+            flips[-1][at] ^= 1 << draw.randrange(8)
+        for changed in [*flips, *(whole[:size] for size in range(0, len(whole), every * (1 if is_array else 7)))]:
+            file.write_bytes(changed)
+            assert any(name in fault for fault in reports(path)), (file, len(changed))
+            if is_array and len(changed) == len(whole):
+                shutil.rmtree(cache, ignore_errors=True)
+                read_all(path)
+        file.write_bytes(whole)
+    assert verify(path) == []
 
 
 def test_no_changed_file_of_others_is_a_traceback(tmp_path):
-    output = python(TOOL.with_name("fuzz.py"), "--count", 2000, "--seed", 1, "--keep", tmp_path, timeout=900)
+    output = python(TOOLS / "fuzz.py", "--count", 2000, "--seed", 1, "--keep", tmp_path, timeout=900)
     counts = {line[:16].strip(): json.loads(line[16:]) for line in output.splitlines()}
     assert (counts["all"]["inputs"], counts["all"]["faults"]) == (2000, 0)
     unused = {kind for kind, each in counts.items() if not each["used"]}

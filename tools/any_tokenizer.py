@@ -1,15 +1,14 @@
-"""Compares our ids with those of `tokenizers` for tokenizers put together at random: any parts, in any order.
+"""Compare our ids with those of `tokenizers`. Print each difference, and end with exit code 1 if there is one.
 
-python tools/any_tokenizer.py --count 2000 --seed 0
-
-Prints how many tokenizers each engine took, and each difference with the JSON that repeats it. Exit code 1 if there is
-one.
+python tools/any_tokenizer.py parts --count 2000 --seed 0     tokenizers put together at random
+python tools/any_tokenizer.py neighbours [tokenizer.json ...]   each code point; a minute for a normalizer or file
 """
 
 from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 
 from bertdata.errors import TokenizerError
 from bertdata.tokenize.cutting import GPT2_RULE, LLAMA3_RULE
+from bertdata.tokenize.forms import _cluster_rules
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 
 LISTS = json.loads((Path(__file__).parent.parent / "tests" / "word_lists.json").read_text(encoding="utf-8"))
@@ -40,6 +40,23 @@ SPLITS = [
     GPT2_RULE,
     LLAMA3_RULE,
 ]
+NEIGHBOURS = ["\u00a0", "²", "ﬁ", " ", "\n", "▁", "a", "é", "e\u0301", "\u1100\u1161", "🙂\u200d", "<x>"]
+CHUNK = 256  # code points of a text
+NORMALIZERS = {
+    "NFC": normalizers.NFC(),
+    "NFD": normalizers.NFD(),
+    "NFKC": normalizers.NFKC(),
+    "NFKD": normalizers.NFKD(),
+    "Nmt": normalizers.Nmt(),
+    "Precompiled": normalizers.Precompiled(_cluster_rules()),
+    "BertNormalizer": normalizers.BertNormalizer(),
+    "Lowercase": normalizers.Lowercase(),
+    "StripAccents": normalizers.StripAccents(),
+    "Replace": normalizers.Sequence([normalizers.Replace("é", "e"), normalizers.Replace("²", "")]),
+    "Strip": normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()]),
+    "spaces": normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFKC()]),
+    "accents": normalizers.Sequence([normalizers.Lowercase(), normalizers.NFD(), normalizers.StripAccents()]),
+}
 BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
 
 
@@ -173,12 +190,58 @@ def differences(spelled: str, texts: list[str]) -> Iterator[tuple[str, list[int]
             yield text, one.tolist(), other.tolist()
 
 
-@click.command()
+def code_points() -> list[str]:
+    """Every code point that a text may have; of ideographs, unassigned and private ones every 16th."""
+    kinds = {chr(n): unicodedata.category(chr(n)) for n in range(0x110000) if not 0xD800 <= n < 0xE000}
+    many = [c for c, kind in kinds.items() if kind in ("Cn", "Co") or unicodedata.name(c, "").startswith("CJK UNIFIED")]
+    new = {c for c in many if ord(c) < 0x3400 or 0xA000 <= ord(c) < 0xAC00 or 0x10000 <= ord(c) < 0x1FB00}
+    return sorted((kinds.keys() - set(many)) | new | set(many[::16]))
+
+
+def of_bytes(normalizer: normalizers.Normalizer) -> str:
+    """The JSON of a tokenizer that gives the bytes of normal forms."""
+    vocabulary = {"▁": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizers.Metaspace()
+    library.add_tokens([AddedToken("<x>", normalized=False)])
+    return library.to_str()
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("files", nargs=-1)
+def neighbours(files: tuple[str, ...]) -> None:
+    """Compare every code point beside difficult neighbours, for files or for each normalizer of `tokenizers`."""
+    contents = {path: Path(path).read_text(encoding="utf-8") for path in files}
+    contents = contents or {name: of_bytes(normalizer) for name, normalizer in NORMALIZERS.items()}
+    wrong = 0
+    for name, content in contents.items():
+        points, found = code_points(), list[tuple[str, str]]()
+        for neighbour in NEIGHBOURS:
+            texts = [f"a{neighbour}{c}b {c}{neighbour} " for c in points]
+            joined = ["".join(texts[k : k + CHUNK]) for k in range(0, len(texts), CHUNK)]
+            if any(differences(content, joined)):
+                single = {text for text, *_ in differences(content, texts)}
+                found += [
+                    (f"U+{ord(c):04X}", neighbour) for c, text in zip(points, texts, strict=True) if text in single
+                ]
+        click.echo(
+            f"{name}: {len(points)} code points × {len(NEIGHBOURS)} neighbours, {len(found)} differ {found[:20]}"
+        )
+        wrong += bool(found)
+    raise SystemExit(wrong > 0)
+
+
+@main.command()
 @click.option("--count", type=int, default=2000, show_default=True, help="Of tokenizers.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What is drawn.")
 @click.option("--texts", type=int, default=40, show_default=True, help="For each tokenizer.")
-def main(count: int, seed: int, texts: int) -> None:
-    """Compares our ids with those of `tokenizers` for tokenizers put together at random."""
+def parts(count: int, seed: int, texts: int) -> None:
+    """Compare tokenizers put together at random: any parts, in any order."""
     engines: Counter[str] = Counter()
     wrong = 0
     for number in range(count):

@@ -3,7 +3,6 @@
     python tools/crash.py states                      what may be on disk after a crash, for each command
     python tools/crash.py calls                       each call on a file fails in turn
     python tools/crash.py calls --only build,pull     some commands
-    python tools/crash.py faults                      inject the faults of injected.py, and report which these two find
 
 A second run must end in the bytes of an undisturbed one, or say in one sentence what to do. Nothing that was finished
 may be lost, nothing unfinished may be taken for whole, and no traceback may be seen. It prints a JSON object for each
@@ -48,10 +47,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from injected import CRASH, inject_at_import
 
 LIBRARY = "CRASH_LIBRARY"  # the variable with the path of the compiled calls.c
-FAULT = "CRASH_FAULT"  # the variable with the number of the injected fault
 SOURCE = Path(__file__).with_name("calls.c")
 
 
@@ -76,8 +73,6 @@ def start_with_library() -> None:
 
 if __name__ == "__main__" and LIBRARY not in os.environ:
     start_with_library()  # before anything is imported that takes time
-if FAULT in os.environ:
-    inject_at_import(CRASH[int(os.environ[FAULT])])
 
 from crash_commands import COMMANDS, Command, checked, load_kernels, make_inputs, put_dataset, server  # noqa: E402
 from disk import LINK, Disk, read_events  # noqa: E402
@@ -162,10 +157,13 @@ def run(lines: tuple[str, ...]) -> None:
 
 
 class Place:
-    """Where commands run: in/ is what they read, out/ and cache/ are what they write. No process is elsewhere."""
+    """Where commands run: in/ is what they read, out/ and cache/ are what they write. No process is elsewhere.
 
-    def __init__(self, base: Path, seed: int) -> None:
-        self.base, self.work, self.seed = base, base / "work", seed
+    only_first: whether a command is tried no more after its first finding.
+    """
+
+    def __init__(self, base: Path, seed: int, *, only_first: bool) -> None:
+        self.base, self.work, self.seed, self.only_first = base, base / "work", seed, only_first
         self.out, self.said = self.work / "out", base / "said"
         self.work.mkdir()
         os.chdir(self.work)
@@ -292,8 +290,7 @@ class Trial:
 
     @property
     def is_enough(self) -> bool:
-        """Whether an injected fault is found, after which nothing more is tried."""
-        return FAULT in os.environ and bool(self.findings)
+        return self.place.only_first and bool(self.findings)
 
     def finding(self, kind: str, what: str, line: str) -> str:
         self.kinds[kind] += 1
@@ -456,31 +453,6 @@ def fail_all(trial: Trial, errors: list[int], every: int, end: float) -> dict[st
     return {"calls": called, "failed": sum(failed.values()), **failed} | ({"left_out": left_out} if left_out else {})
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
-
-QUICK = {"states": ["--most", "30", "--replays", "1500"], "calls": ["--errors", "EIO", "--every", "3"]}
-
-
-def find_faults(numbers: list[int]) -> int:
-    """Inject one fault after the other, print whether it is found, and by what; return how many are not."""
-    num_missed = 0
-    for number in numbers:
-        fault = CRASH[number]
-        campaign, name = fault.finder.split()
-        environment = {name: value for name, value in os.environ.items() if name not in (LIBRARY, "LD_PRELOAD")}
-        command = [sys.executable, __file__, campaign, "--only", name, *QUICK[campaign]]
-        done = subprocess.run(command, env=environment | {FAULT: str(number)}, capture_output=True, text=True)
-        printed = done.stdout.splitlines()
-        if printed and printed[-1].startswith("{"):
-            found = ", ".join(f"{kind} {number}" for kind, number in json.loads(printed[-1])["findings"].items())
-        else:
-            found = f"undisturbed: {' / '.join(done.stderr.strip().splitlines()[-1:])[:200]}, {done.returncode}"
-        num_missed += not found
-        click.echo(f"{number} {fault.what} ({campaign} of {name}): {found or 'NOT FOUND'}")
-    click.echo(f"{len(numbers) - num_missed} of {len(numbers)} injected faults are found")
-    return num_missed
-
-
 # -------------------------------------------------------------------------------------------------------------- command
 
 
@@ -514,9 +486,9 @@ def object_store(names: list[str]) -> Iterator[None]:
         process.wait()
 
 
-def make_place(base: Path, names: list[str], seed: int) -> Place:
+def make_place(base: Path, names: list[str], seed: int, *, only_first: bool) -> Place:
     """The directories of commands, with their inputs."""
-    place = Place(base, seed)
+    place = Place(base, seed, only_first=only_first)
     inputs = place.work / "in"
     inputs.mkdir()
 
@@ -530,7 +502,7 @@ def make_place(base: Path, names: list[str], seed: int) -> Place:
 
 
 @click.command()
-@click.argument("campaign", type=click.Choice(["states", "calls", "faults"]))
+@click.argument("campaign", type=click.Choice(["states", "calls"]))
 @click.option("--only", default=",".join(COMMANDS), help="Commands, with commas between.")
 @click.option("--most", default=60, show_default=True, help="States after each change of the disk.")
 @click.option("--replays", default=100_000, show_default=True, help="Different trees of a command that are run again.")
@@ -538,7 +510,7 @@ def make_place(base: Path, names: list[str], seed: int) -> Place:
 @click.option("--every", default=1, show_default=True, help="Fail each so many calls.")
 @click.option("--minutes", type=float, default=1e6, help="Leave the rest of a command out after so long.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--injected", default=f"0-{len(CRASH) - 1}", show_default=True, help="Numbers of faults, from and to.")
+@click.option("--first", is_flag=True, help="End a command at its first finding.")
 def main(
     campaign: str,
     only: str,
@@ -548,15 +520,12 @@ def main(
     every: int,
     minutes: float,
     seed: int,
-    injected: str,
+    first: bool,
 ) -> None:
     """Loses power, or fails a call to the system, at every moment of a command; then runs the command again."""
-    if campaign == "faults":
-        first, _, last = injected.partition("-")
-        sys.exit(find_faults([*range(int(first), int(last or first) + 1)]) > 0)
     names, num_findings = only.split(","), 0
     with tempfile.TemporaryDirectory(prefix="crash-") as folder, object_store(names):
-        place = make_place(Path(folder), names, seed)
+        place = make_place(Path(folder), names, seed, only_first=first)
         for name in names:
             began, trial = time.monotonic(), Trial(place, name, COMMANDS[name])
             if campaign == "states":

@@ -124,8 +124,6 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
     """The finished models. results: pattern of files of JSON beside them."""
 
     def finished(out: Path, whole: Path) -> int:
-        pass
-
         number = 0
         for path in sorted(out.glob(pattern)):
             if fault := checkpoint.fault_of(path):
@@ -144,8 +142,6 @@ def of_checkpoints(pattern: str, results: str = "") -> Finished:
 
 def of_run(out: Path, whole: Path) -> int:
     """The step of the newest checkpoint. Older ones may be on their way out."""
-    pass
-
     newest = max((out / "new" / "run").glob("step-*"), default=None)
     if newest and (fault := checkpoint.fault_of(newest)):
         raise Half(f"{newest.relative_to(out)}: {fault}")
@@ -330,8 +326,6 @@ def make_inputs(folder: Path, names: list[str]) -> None:
 
 def load_kernels(folder: Path) -> None:
     """Loads the compiled loops of reading, which a command of bertrain uses, and what transformers makes once."""
-    pass
-
     for kind in ("windows", "packed"):
         next(bertdata.Loader(bertdata.open(folder / "shards"), samples=kind, length=16, global_batch_size=4))
     for path in (folder / "run").glob("step-*"):
@@ -347,8 +341,7 @@ def put_dataset(address: str, shards: Path) -> None:
     kind = {"Content-Type": "application/octet-stream"}  # else it takes the content for a form
     for method, path, content in requests:
         asked = urllib.request.Request(address + path, content, kind, method=method)
-        with contextlib.closing(urllib.request.urlopen(asked)):
-            pass
+        urllib.request.urlopen(asked).close()
 
 
 def checked(finished: Finished, out: Path, whole: Path) -> tuple[int, str]:

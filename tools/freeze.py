@@ -360,13 +360,8 @@ def write_inputs(folder: Path) -> None:
         texts = [draw.choices(WORDS, k=draw.randint(3, 14)) for _ in range(number)]
         write(name, "".join(f"{' '.join(words)}\t{'river' in words}\n" for words in texts))
     pairs = [draw.choices(WORDS[:13], k=6) for _ in range(20)]
-    write(
-        "pairs.jsonl",
-        "".join(
-            json.dumps({"sentence_good": " ".join(pair), "sentence_bad": " ".join(sorted(pair))}) + "\n"
-            for pair in pairs
-        ),
-    )
+    judged = [{"sentence_good": " ".join(pair), "sentence_bad": " ".join(sorted(pair))} for pair in pairs]
+    write("pairs.jsonl", "".join(json.dumps(row) + "\n" for row in judged))
 
 
 def write_ids(prefix: Path, number: int = 2000) -> None:
@@ -541,17 +536,9 @@ def _in_child(line: str, root: Path, folder: Path, out: Path, environment: dict[
 def collect(root: Path, folder: Path, *, only: str, ray: bool, jobs: int) -> dict[str, Result]:
     """The results of all scenarios of the commit in `root`, whose packages python must import from there."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(
-        [
-            "bertdata.cli",
-            "bertrain.pretrain",
-            "bertrain.commands.evaluate",
-            "bertrain.lab.finetune",
-            "peft",
-            "transformers.models.bert.modeling_bert",
-            "transformers.models.modernbert.modeling_modernbert",
-        ]
-    )
+    models = [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "modernbert")]
+    ours = ["bertdata.cli", "bertrain.pretrain", "bertrain.commands.evaluate", "bertrain.lab.finetune"]
+    server.set_forkserver_preload([*ours, "peft", *models])
 
     def run(name: str, line: str) -> Result:
         ranks = 2 if "torchrun" in line else 1

@@ -1,4 +1,4 @@
-"""Faults of the product, to inject one at a time: `crash.py faults` and `mutate.py gpu` report whether they are found.
+"""Faults of the product, to inject one at a time: `mutate.py faults` reports whether they are found.
 
 The first line of a fault is what should find it, and what is wrong; the second is the file. Lines with - are a text of
 the file, and those with + the text in its place.
@@ -6,12 +6,7 @@ the file, and those with + the text in its place.
 
 from __future__ import annotations
 
-import importlib.machinery
-from pathlib import Path
-from types import CodeType
 from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class Fault(NamedTuple):
@@ -242,15 +237,3 @@ bertrain/trainer.py
 +        prepared = self.learner.prepare(piece)  # not in
 """)
 """What would be wrong on a GPU, and the test on a CPU that should find it."""
-
-
-def inject_at_import(fault: Fault) -> None:
-    """Make later imports of the fault's file contain the fault; no file changes."""
-    path, real = str(ROOT / fault.file), importlib.machinery.SourceFileLoader.get_code
-
-    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
-        if loader.path != path:
-            return real(loader, name)
-        return compile(fault.inject(Path(path).read_text(encoding="utf-8")), path, "exec", dont_inherit=True)
-
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]

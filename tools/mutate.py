@@ -3,7 +3,7 @@
     python tools/mutate.py lines lines.json                              record which fast tests execute which line
     python tools/mutate.py run lines.json gate.jsonl --count 60 --seed 0    try 60 random mutations
     python tools/mutate.py table gate.jsonl                              print how many were found, and which were not
-    python tools/mutate.py gpu                                           inject the faults that `make gpu-dry` must find
+    python tools/mutate.py faults gpu                                    inject the faults of injected.py: gpu or crash
 
 There are six kinds of mutation, in equal numbers, at random executed lines: a sign, a bound, a missing fsync, a dtype,
 a dropped term, and an ignored option; never in an annotation or in the options of the compiler. Each is tried in a copy
@@ -35,8 +35,8 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import click
-import injected
 import pytest
+from injected import CRASH, GPU
 
 ROOT = Path(__file__).parent.parent
 FAST, SLOW, CPU = "not slow and not gpu and not dry and not outside", "slow and not gpu", "not gpu"
@@ -393,22 +393,39 @@ def table(results_file: str, seeds: tuple[int, ...]) -> None:
             click.echo(f"{each['found_by']:8} {each['mutation']}\n             {each['line']}")
 
 
+CAMPAIGNS = {"states": ["--most", "30", "--replays", "1500"], "calls": ["--errors", "EIO", "--every", "3"]}
+"""A campaign of crash.py → its options where a fault is injected."""
+
+
+def finds(finder: str, copy: Path) -> bool:
+    """Return whether a test fails in a copy, or a campaign of crash.py on one of its commands."""
+    if "::" in finder:
+        return not passes(copy, CPU, [finder])
+    campaign, name = finder.split()
+    command = [sys.executable, "tools/crash.py", campaign, "--only", name, "--first", *CAMPAIGNS[campaign]]
+    environment = os.environ | KERNELS_IN_TREE | {"PYTHONPATH": str(copy)}
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode != 0
+
+
 @main.command()
-def gpu() -> None:
-    """Inject one fault of the GPU path after the other, and report whether its test finds it."""
+@click.argument("group", type=click.Choice(["gpu", "crash"]))
+@click.option("--only", default="", help="Faults with this in their description.")
+def faults(group: str, only: str) -> None:
+    """Inject one fault after the other, and report whether what should find it does."""
+    chosen = [fault for fault in {"gpu": GPU, "crash": CRASH}[group] if only in fault.what]
     with tempfile.TemporaryDirectory() as folder:
         copy, missed = copy_project(Path(folder)), 0
-        if not passes(copy, CPU, sorted({fault.finder for fault in injected.GPU})):
+        if group == "gpu" and not passes(copy, CPU, sorted({fault.finder for fault in chosen})):
             raise click.ClickException("these tests fail without a fault; correct that first")
-        for fault in injected.GPU:
+        for fault in chosen:
             path = copy / fault.file
             plain = path.read_text(encoding="utf-8")
             path.write_text(fault.inject(plain), encoding="utf-8")
-            is_found = not passes(copy, CPU, [fault.finder])
+            is_found = finds(fault.finder, copy)
             path.write_text(plain, encoding="utf-8")
             missed += not is_found
             click.echo(f"{'found' if is_found else 'NOT FOUND':10}{fault.what}")
-    click.echo(f"{len(injected.GPU) - missed} of {len(injected.GPU)} faults are found")
+    click.echo(f"{len(chosen) - missed} of {len(chosen)} faults are found")
     sys.exit(missed > 0)
 
 

@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -268,9 +269,9 @@ def keep(page: Page, path: Path) -> None:
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
-def run(folder: Path, *arguments: object) -> None:
-    """python in a folder, whose name so is on no page."""
-    command = [sys.executable, *map(str, arguments)]
+def run(folder: Path, line: str) -> None:
+    """A command line in a folder, whose name so is on no page."""
+    command = [sys.executable, "-m", *shlex.split(line)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, env=environment)
 
@@ -280,16 +281,16 @@ def make_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "runs.html").exists():
         make_parts(folder)
-    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
-    run(folder, "-m", "bertdata", "inspect", "shards", "--samples", "packed", "--length", 8192, "--html", "packed.html")
+    run(folder, "bertdata inspect shards --html dataset.html")
+    run(folder, "bertdata inspect shards --samples packed --length 8192 --html packed.html")
     make_close(folder)
-    run(folder, "-m", "bertrain", "plot", "whole", "grown", "--html", "runs.html")
+    run(folder, "bertrain plot whole grown --html runs.html")
     odd = folder / ODD
     odd.mkdir(exist_ok=True)
     losses = [3.0, 2.9, math.nan, math.inf, 2.7, None, 2.5, 2.4, 2.3]
     steps = [{"step": number, "loss": loss, "lr": 0.1, "tokens": 64 * number} for number, loss in enumerate(losses, 1)]
     (odd / "log.jsonl").write_text("\n".join(map(json.dumps, steps)) + '\n{"step": 10, "lo', encoding="utf-8")
-    run(folder, "-m", "bertrain", "plot", ODD, "--html", "odd.html")
+    run(folder, f"bertrain plot {shlex.quote(ODD)} --html odd.html")
 
 
 def make_close(folder: Path) -> None:
@@ -309,54 +310,20 @@ def make_close(folder: Path) -> None:
 
 def make_parts(folder: Path) -> None:
     docstrings.write(folder / "corpus.txt", 2_000_000)
-    run(folder, "-m", "bertdata", "train-tokenizer", "corpus.txt", "--vocab-size", 2000, "--out", "docstrings")
+    run(folder, "bertdata train-tokenizer corpus.txt --vocab-size 2000 --out docstrings")
     corpus = folder / "corpus.txt"
     text = corpus.read_text(encoding="utf-8")
     again = "\n\n".join(text.split("\n\n")[:200])
     corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
     run(
         folder,
-        "-m",
-        "bertdata",
-        "build",
-        "corpus.txt",
-        "--out",
-        "shards",
-        "--tokenizer",
-        "docstrings",
-        "--validation",
-        0.05,
-        "--dedup",
-        "--sentences",
-        "line",
+        "bertdata build corpus.txt --out shards --tokenizer docstrings --validation 0.05 --dedup --sentences line",
     )
     (folder / "grown.toml").write_text("[[phase]]\nshare = 0.4\nlayers = 1\n\n[[phase]]\n", encoding="utf-8")
-    for out, *options in (("whole",), ("grown", "--config", "grown.toml")):
-        run(
-            folder,
-            "-m",
-            "bertrain",
-            "pretrain",
-            "--data",
-            "shards",
-            "--out",
-            out,
-            "--model",
-            "modernbert-tiny",
-            "--length",
-            64,
-            "--global-batch-size",
-            32,
-            "--steps",
-            STEPS,
-            "--eval-every",
-            STEPS // 6,
-            "--log-every",
-            5,
-            "--save-every",
-            STEPS,
-            *options,
-        )
+    often = f"--steps {STEPS} --eval-every {STEPS // 6} --log-every 5 --save-every {STEPS}"
+    rows = "--model modernbert-tiny --length 64 --global-batch-size 32"
+    for out in ("whole", "grown --config grown.toml"):
+        run(folder, f"bertrain pretrain --data shards {rows} {often} --out {out}")
 
 
 def main() -> None:

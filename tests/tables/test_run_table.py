@@ -1,0 +1,81 @@
+"""RUNS: what a run trains × stopped and resumed, in micro-batches, on two ranks, and read by transformers.
+
+A row: options of a run of four steps. A model is a preset or a name of support/families.py; `init` and `teacher` stand
+for a trained BERT, and `data` for a mix of two datasets.
+"""
+
+import json
+
+import pytest
+import torch
+from support.disk import write
+from support.families import SIZES, fast, four_rows
+from support.runs import QUIET, assert_near, changing, last_checkpoint, learner, train, train_twice
+
+from bertrain.models.families import auto_class
+from bertrain.models.load import load_model
+
+GROWN = {"phase": changing(0.5, layers=[1, None])}
+RUNS = {
+    "windows": {},
+    "pairs": {"objective": "mlm+nsp"},
+    "pairs alone": {"objective": "nsp", "model": "bert"},  # which needs no logits
+    "packed": {"model": "modernbert", "isolate_documents": True},
+    "blocks of spans": {"masking": "span", "shuffle": "blocks"},
+    "mix": {"data": True},
+    "dropout": {"model": "dropout"},
+    "recomputed": {"model": "modernbert", "gradient_checkpointing": True},
+    "electra": {"model": "electra"},
+    "untied": {"model": "bert untied"},  # whose head has a bias that nothing uses
+    "longformer": {"model": "longformer"},  # parts of whose encoder get no gradient
+    "muon": {"optimizer": "muon", "muon_rate": 4.0, "model": "modernbert-tiny"},
+    "stableadamw": {"optimizer": "stableadamw"},
+    "lamb": {"optimizer": "lamb"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "phases": {"phase": changing(0.5, length=[32, 48], global_batch_size=[4, 6], mlm_probability=[0.3, 0.15])},
+    "rotary bases": {"model": "modernbert", "phase": changing(0.5, rope_base=[1e4, 1.6e5], length=[32, 48])},
+    "growth": GROWN,
+    "growth, muon": GROWN | {"optimizer": "muon", "model": "modernbert-tiny"},
+    "growth, stableadamw": GROWN | {"optimizer": "stableadamw", "model": "modernbert-tiny"},
+    "growth, lamb": GROWN | {"optimizer": "lamb", "model": "modernbert-tiny"},
+    "lora": {"init": True, "lora": "r=2,alpha=6", "lr": 2e-2},
+    "elastic": {"elastic": "layers=1:2,heads=1:2", "model": "bert"},
+    "logits": {"teacher": True, "distil": "logits", "model": "modernbert-tiny"},
+    "relations": {"teacher": True, "distil": "relations"},
+    "hidden": {"teacher": True, "distil": "hidden"},
+}
+FAST = ["pairs", "packed", "dropout", "growth, muon", "lora", "hidden"]
+OTHER_WAYS = [name for name in RUNS if name not in ("dropout", "bf16", "fp16")]
+
+
+@pytest.fixture
+def run_of(name, dataset, other, bert_run, configs, tmp_path):
+    """The datasets of a row, and its options."""
+    data, options = dataset.path, QUIET | {"steps": 4, "save_every": 2, "global_batch_size": 6} | RUNS[name]
+    if options.pop("data", False):
+        data = [[str(dataset.path), 0.7], [str(other.path), 0.3]]
+    options |= {option: str(bert_run) for option in ("init", "teacher") if option in options}
+    dropout = SIZES | {"model_type": "bert", "hidden_dropout_prob": 0.3}
+    named = configs | {"dropout": str(write(tmp_path / "dropout.json", json.dumps(dropout)))}
+    return data, options | {"model": named.get(options["model"], options["model"])}
+
+
+@pytest.mark.parametrize("name", fast(RUNS, among=FAST))
+def test_a_stopped_run_ends_in_the_same_bits_and_transformers_reads_its_checkpoint(run_of, dataset, tmp_path):
+    data, options = run_of
+    train_twice(data, tmp_path / "run", 2, **options)
+    last, (_, piece) = last_checkpoint(tmp_path / "run"), four_rows(dataset)
+    ours = learner(load_model(last)).eval()
+    with torch.no_grad():
+        theirs = auto_class(ours.model).from_pretrained(last).eval()(input_ids=piece["input_ids"]).logits
+        expected = theirs[torch.arange(4)[:, None], piece["masked_positions"]]
+        torch.testing.assert_close(ours.logits(**piece), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", [{"micro_batch_size": 2}, pytest.param({"ranks": 2}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("name", fast(OTHER_WAYS, among=FAST))
+def test_micro_batches_and_ranks_learn_what_one_batch_does(run_of, tmp_path, way):
+    data, options = run_of
+    alone, other = (train(data, tmp_path / str(more), **options, **more) for more in ({}, way))
+    assert_near(other, alone, "loss_before", "loss_after", "layers", rel=5e-4)
