@@ -1,16 +1,23 @@
-"""What may import what (ARCHITECTURE.md), and what importing the package costs."""
+"""What may import what (ARCHITECTURE.md), what importing costs, and through how many files a run goes."""
 
 import ast
 import re
 import runpy
+import sys
+import threading
 from functools import cache
+from pathlib import Path
 
 import pytest
-from support.commands import python
+from support.commands import python, succeeds
 from support.data import ROOT
+from support.runs import QUIET, flags
 
 import bertdata
+from bertrain.data import Stream
 from bertrain.methods import options_of_methods
+from bertrain.pretrain import Pretraining, main
+from bertrain.trainer import Trainer
 
 # Modules that any package may import.
 COMMON = {"choices", "errors", "options", "keys", "jit", "bits", "types", "files", "urls", "prepare"}
@@ -286,3 +293,50 @@ def test_sizes_are_below_their_ceilings():
 def test_no_function_of_the_core_is_long(name):
     if name.partition(".")[0] not in SIZE["APART"]:
         assert [*SIZE["long_functions"](TRAINER[name].read_text(encoding="utf-8"))] == []
+
+
+# ------------------------------------------------------------------------------------------------------- files of a run
+
+
+STAGES = {
+    Trainer.step.__code__: "step",
+    Pretraining.save.__code__: "save",
+    Pretraining._evaluate.__code__: "save",
+}
+MOST = {"begin": 22, "step": 10, "save": 12}
+
+
+class Profile:
+    """The files of bertrain that are called in each stage of a run."""
+
+    def __init__(self):
+        self.files = {name: set() for name in MOST}
+        self._stages = ["begin"]
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        if code is Stream.next_batch.__code__ and "begin" in self._stages:
+            self._stages.remove("begin")
+        if event == "call" and code in STAGES:
+            self._stages.append(STAGES[code])
+        if event == "return" and code in STAGES:
+            self._stages.remove(STAGES[code])
+        path = Path(code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT / "bertrain"):
+            writes = threading.current_thread() is not threading.main_thread()
+            for stage in ["save"] if writes else self._stages:
+                self.files[stage].add(str(path.relative_to(ROOT)))
+
+
+def test_a_run_goes_through_few_files(dataset, tmp_path):
+    profile = Profile()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        options = {"steps": 2, "save_every": 1, "eval_every": 1}
+        succeeds(main, *flags(dataset.path, tmp_path / "run", **QUIET | options))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert {name: len(files) for name, files in profile.files.items() if len(files) > MOST[name]} == {}, profile.files
+    assert all(profile.files.values())

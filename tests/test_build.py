@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import tokenizers
@@ -16,7 +14,7 @@ from reference import documents as reference
 from reference import keys
 from support.commands import refuses
 from support.data import build, make_text
-from support.disk import failing, published, put
+from support.disk import published, put
 from support.limits import limits
 from support.sources import stop_after_units, stopped
 
@@ -24,8 +22,6 @@ import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write.staging import continue_or_start
-from bertdata.write.state import BuildPlan
 
 pytestmark = pytest.mark.usefixtures("dataset")  # so that kernels are compiled before calls are counted
 
@@ -161,27 +157,6 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
         assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
-def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(tmp_path, text, vocab, monkeypatch):
-    options = {"shard_size": 900, "tokenizer": vocab, "overwrite": True}
-    assert stopped(text, tmp_path / "left", 2, **options)
-    build([text], tmp_path / "complete", **options)
-    in_any_order = Path.iterdir
-    arrays_first = lambda path: sorted(in_any_order(path), key=lambda each: each.suffix != ".npy")  # noqa: E731
-    monkeypatch.setattr(Path, "iterdir", arrays_first)
-
-    def discard(name):
-        shutil.copytree(tmp_path / "left", tmp_path / name)
-        continue_or_start(tmp_path / name / ".build", BuildPlan({}, {}, (), None), overwrite=True)
-
-    with failing(-1, None) as calls:
-        discard("removed")
-    for number in range(len(calls)):
-        with failing(number, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-            discard(f"out{number}")
-        build([text], tmp_path / f"out{number}", **options)
-        assert published(tmp_path / f"out{number}") == published(tmp_path / "complete")
-
-
 def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
     """An array of an older dataset with its name is not taken for it."""
     options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
@@ -202,35 +177,6 @@ def test_a_build_leaves_tokenizers_as_it_was(tmp_path, text, vocab, monkeypatch,
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
     build([text] * 3, tmp_path / "out", tokenizer=vocab, workers=2)
     assert os.environ.get("TOKENIZERS_PARALLELISM") == parallel
-
-
-def test_a_failure_after_a_publication_that_was_killed_leaves_a_directory_that_a_build_takes(tmp_path, text, vocab):
-    """Of files that were moved, nothing but .build says whose they are."""
-    options = {"tokenizer": vocab, "overwrite": True}
-    expected = published(build(text, tmp_path / "complete", **options).dataset.path)
-    kill = patch("bertdata.write.publish.write_origins", side_effect=KeyboardInterrupt)
-    with kill, pytest.raises(KeyboardInterrupt):
-        build(text, tmp_path / "out", **options)
-    with refuses("empty", "inputs"):
-        build(put(tmp_path / "blank", b"\n"), tmp_path / "out", **options)
-    build(text, tmp_path / "out", **options)
-    assert published(tmp_path / "out") == expected
-
-
-def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
-    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
-
-    def begin(path, **options):
-        unlink(path, **options)
-        if os.path.basename(path) == "lock":
-            left.extend(os.listdir(lock.parent))
-            lock.touch()
-
-    with patch.object(os, "unlink", begin):
-        build(text, tmp_path / "out", tokenizer=vocab)
-    assert left == []
-    assert lock.exists()
-    assert verify(tmp_path / "out") == []
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

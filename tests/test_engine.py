@@ -15,9 +15,9 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.commands import refuses
-from support.data import SPECIALS, code_points, joined, plain, word_list
+from support.data import SPECIALS, joined, plain, word_list
 from support.families import fast
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bertdata.errors import FailedTextError
 from bertdata.tokenize import engine
@@ -156,16 +156,6 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
         check(tokenizer, texts, flags)
 
 
-@pytest.mark.parametrize("values", [(True, True, None, True), (False, False, True, False)])
-def test_code_points_alone_and_between_letters(values):
-    tokenizer = load(VOCABULARY, flags=dict(zip(FLAGS, values, strict=True)))
-    points = code_points()
-    for first in range(0, len(points), 100_000):
-        some = points[first : first + 100_000]
-        texts = [" ".join(f"{c} a{c}b" for c in some[k : k + 1000]) for k in range(0, len(some), 1000)]
-        check(tokenizer, texts, hex(ord(some[0])))
-
-
 @pytest.mark.parametrize("strip", [True, False])
 def test_marks_in_a_row_are_put_in_the_order_of_the_library(strip):
     tokenizer = load(VOCABULARY, flags={"strip_accents": strip, "lowercase": False})
@@ -284,33 +274,6 @@ def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags
     tokenizer = load(vocabulary, special=[*SPECIALS, *more], roles=roles, flags=flags)
     texts = [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 火水 x7 [水] ##", *random_texts(3, 1)]
     check(tokenizer, texts, encode=by_either)
-
-
-def with_added_token(content):
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_tokens([AddedToken("river\nbank", normalized=False)])
-    return {"added_tokens": json.loads(tokenizer.to_str())["added_tokens"]}
-
-
-NFKC = {"type": "NFKC"}
-OTHER_KINDS = {  # name → the parts that are exchanged in BERT's
-    "two normalizers": lambda bert: {"normalizer": {"type": "Sequence", "normalizers": [bert["normalizer"], NFKC]}},
-    "BPE": lambda bert: {"model": {"type": "BPE", "vocab": bert["model"]["vocab"], "unk_token": "[UNK]", "merges": []}},
-    "an added token across lines": with_added_token,
-    "no flag": lambda bert: bert["normalizer"].pop("strip_accents") or {},
-    "ids of two tokens": lambda bert: bert["model"]["vocab"].update({"the": 4, "水": 0}) or {},
-}
-NOT_ALWAYS = ["an added token across lines", "ids of two tokens"]  # which an engine takes; the second by chance
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_other_kinds_of_tokenizers(kind):
-    tokenizer = load(VOCABULARY, edit=lambda content: content.update(OTHER_KINDS[kind](content)))
-    texts = ["the a river bank é 水", "b\na", "", "River Bank river\u200d bank bank", *random_texts(5, 3)]
-    if kind in NOT_ALWAYS:
-        check(tokenizer, [*texts, "the river\nbank\nthe", "a\nriver\nbank"], encode=by_either)
-    else:
-        check(tokenizer, texts)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

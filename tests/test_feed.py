@@ -1,15 +1,20 @@
-"""The torch datasets, in the loops they are meant for: DataLoader, Trainer, accelerate."""
+"""The torch datasets, in the loops they are meant for: DataLoader, Trainer, accelerate, and the examples."""
 
+import inspect
 import json
 import pickle
+import runpy
+import sys
 
 import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from support.commands import refuses
+from support.data import ROOT
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
 import bertdata
 from bertdata import Loader, Masking
@@ -147,40 +152,6 @@ def _config(dataset):
     return BertConfig(**sizes, **no_dropout)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_transformers_trainer(dataset, tmp_path, monkeypatch):
-    """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
-    torch.manual_seed(0)
-    model, seen = BertForMaskedLM(_config(dataset)), []
-    model.register_forward_pre_hook(lambda m, args, named: seen.append(named["input_ids"].clone()), with_kwargs=True)
-    loader = Loader(dataset, **OPTIONS)
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=6,
-        per_device_train_batch_size=7,
-        dataloader_num_workers=2,
-        report_to=[],
-        use_cpu=True,
-        save_steps=3,
-        logging_steps=1,
-        learning_rate=1e-2,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    samples = SampleDataset(loader)
-    in_order = torch.utils.data.SequentialSampler(samples)  # the order is already random
-    monkeypatch.setattr(Trainer, "_get_train_sampler", lambda *_: in_order)
-    trainer = Trainer(model=model, args=arguments, train_dataset=samples)
-    trainer.train()
-    expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
-    assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < losses[0]
-    seen.clear()
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected[3:], strict=True))
-
-
 def test_accelerate_shards_samples(dataset):
     """As accelerate prepares it for each of two processes, the halves make up our batches; set_epoch reaches us."""
     n = Loader(dataset, **OPTIONS).num_samples // 14 * 14
@@ -224,3 +195,53 @@ def test_what_models_do_not_take_is_refused(dataset, kind):
     for read in (kind, lambda loader: tensors(next(loader))):
         with refuses("unsupported", "samples"):
             read(packed)
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The ids that models are given, a batch each."""
+    ids = []
+    forward = BertForMaskedLM.forward
+
+    def remembered(self, *arguments, **named):
+        ids.append(named["input_ids"].clone())
+        return forward(self, *arguments, **named)
+
+    remembered.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(BertForMaskedLM, "forward", remembered)
+    return ids
+
+
+def run(name, shards, out, steps, monkeypatch):
+    for kind in (AcceleratorState, GradientState, PartialState):
+        kind._reset_state()
+    monkeypatch.setattr(sys, "argv", [name, str(shards), str(out), str(steps)])
+    with monkeypatch.context() as patched:
+        patched.setenv("ACCELERATE_USE_CPU", "true")
+        return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["trainer", "accelerate_loop"])
+@pytest.mark.slow
+def test_an_example_trains_and_goes_on_with_the_batches_that_follow(dataset, tmp_path, monkeypatch, seen, name):
+    threads = torch.get_num_threads()
+    run(name, dataset.path, tmp_path / "out", 3, monkeypatch)
+    if name == "trainer":
+        (tmp_path / "out" / "checkpoint-4").mkdir()  # that a kill has left unfinished
+    run(name, dataset.path, tmp_path / "out", 5, monkeypatch)
+    torch.set_num_threads(threads)
+    loader = bertdata.Loader(bertdata.open(dataset.path), length=64, global_batch_size=32)
+    expected = [tensors(next(loader))["input_ids"] for _ in range(5)]
+    assert all(torch.equal(ids.cpu(), batch) for ids, batch in zip(seen, expected, strict=True))
+    checkpoints = {"trainer": "checkpoint-5", "accelerate_loop": "step-00000005"}
+    assert (tmp_path / "out" / checkpoints[name]).is_dir()
+    if name == "trainer":
+        state = json.loads((tmp_path / "out" / "checkpoint-5" / "loader.json").read_text())
+        assert state["position"] == 5 * 32

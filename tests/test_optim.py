@@ -8,7 +8,6 @@ from reference import lamb as reference_lamb
 from reference import muon as reference
 from reference import stable as reference_stable
 from support.families import SMALL, fast
-from support.runs import QUIET, assert_near, changing, train
 from transformers import AutoConfig
 
 from bertrain.models.families import auto_class
@@ -66,36 +65,6 @@ def test_muon_takes_the_matrices_of_layers(name):
         "squeezebert": set(),
     }.get(name, {1})
     assert all(any(part.isdigit() for part in path.split(".")) for path in paths)  # in the layers, not beside them
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "options"),
-    [
-        (3, {"muon_rate": 4.0}),  # which share eight matrices of one shape unequally
-        (2, {"phase": changing(0.5, layers=[1, None])}),
-        (2, {"phase": changing(0.5, layers=[1, None]), "optimizer": "stableadamw"}),
-        (2, {"phase": changing(0.5, layers=[1, None]), "optimizer": "lamb"}),
-        (2, {"model": "electra", "optimizer": "adamw"}),
-        (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
-        (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient
-        (2, {"lora": "r=2,alpha=6", "lr": 2e-2, "eval_every": 2}),
-        (2, {"elastic": "layers=1:2,heads=1:2", "model": "bert", "optimizer": "adamw", "micro_batch_size": 2}),
-        (
-            2,
-            {"objective": "nsp", "model": "bert", "optimizer": "adamw", "micro_batch_size": 2},
-        ),  # which needs no logits
-    ],
-)
-def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, options):
-    """With each optimizer, in a growth, of other families and objectives, and with an adapter."""
-    options = QUIET | {"optimizer": "muon", "mlm_probability": 0.15, "steps": 4} | options
-    options["model"] = configs.get(options["model"], "modernbert-tiny")
-    if "lora" in options:
-        options["init"] = str(bert_run)
-    alone = train(dataset.path, tmp_path / "one", **options)
-    together = train(dataset.path, tmp_path / "more", ranks=ranks, **options)
-    assert_near(together, alone, "loss_before", "loss_after", "layers", rel=5e-4)
 
 
 # ------------------------------------------------------------------------------------------------ StableAdamW and LAMB

@@ -30,7 +30,7 @@ from support.runs import (
     train,
     train_twice,
 )
-from test_vectors import VECTORS
+from test_golden import VECTORS
 from transformers import AutoModelForMaskedLM
 
 import bertdata

@@ -15,7 +15,6 @@ from support.disk import contents, flip, recorded, write
 from support.runs import (
     QUIET,
     TINY,
-    assert_near,
     cannot_read,
     changing,
     entries,
@@ -26,7 +25,6 @@ from support.runs import (
     remove_after,
     seal,
     train,
-    train_twice,
 )
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -40,7 +38,6 @@ from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.commands.trace import stream_of
 from bertrain.config import Config
 from bertrain.pretrain import main as pretrain_main
-from bertrain.trainer import Trainer
 
 
 @pytest.fixture
@@ -180,19 +177,6 @@ def test_a_log_with_bytes_that_a_crash_left_is_read_up_to_them(dataset, copied):
     assert [entry for entry in again if entry["step"] < 7] == before
 
 
-def test_accumulation_does_not_change_the_losses(finished, dataset, tmp_path, monkeypatch):
-    rows, real = [], Trainer.add_gradients
-
-    def counted(training, module, piece, *more, **how):
-        rows.append(len(piece["input_ids"]))
-        return real(training, module, piece, *more, **how)
-
-    monkeypatch.setattr(Trainer, "add_gradients", counted)
-    log = train(dataset.path, tmp_path / "run", steps=6, micro_batch_size=2, save_every=100)
-    assert rows == [2] * 18
-    assert_near(log, entries(finished), rel=1e-4)
-
-
 def test_a_run_can_be_repeated_from_its_configuration(finished, tmp_path):
     """Flags beside it replace what says the same, as --epochs does --steps, and turn things off too."""
     out, record = tmp_path / "again", json.loads((finished / "run.json").read_bytes())
@@ -202,12 +186,6 @@ def test_a_run_can_be_repeated_from_its_configuration(finished, tmp_path):
     succeeds(pretrain_main, *given)
     assert entries(out)[0]["loss"] == entries(finished)[0]["loss"]
     assert entries(out)[-1]["step"] == 1
-
-
-def test_a_model_with_dropout_resumes_to_the_same_bits(dataset, tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(Path(TINY).read_bytes()) | {"hidden_dropout_prob": 0.3}))
-    train_twice(dataset.path, tmp_path / "run", 2, steps=4, model=str(config), save_every=2)
 
 
 @pytest.fixture

@@ -1,23 +1,18 @@
 """What a build, a lock and an export must not lose, and must not touch."""
 
 import json
-import os
 import shutil
 import sys
-import threading
 
 import pytest
 from support.commands import refused, refuses
 from support.data import build, make_text
-from support.disk import published
 from support.sources import stopped
 
-import bertdata
 from bertdata import files
 from bertdata.cli import main
 from bertdata.errors import BuildError
 from bertdata.tokenize.load import load
-from bertdata.write import staging
 
 
 def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab, tmp_path):
@@ -94,27 +89,6 @@ def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, mo
     monkeypatch.setattr(files.fcntl, "flock", late)
     with pytest.raises(FileNotFoundError), files.locked(tmp_path / "build" / "lock", "busy", "wait"):
         pytest.fail("the lock was taken")
-
-
-def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_meanwhile(corpus, vocab, tmp_path):
-    """Another build ends between the first look at the directory and the lock."""
-    out, real, ended, before = tmp_path / "out", staging.locked, threading.Event(), {}
-
-    def locked(path, *arguments, **options):
-        if not ended.is_set():
-            ended.set()
-            os.rmdir(out / ".build")
-            build(corpus, out, tokenizer=vocab, validation=0)
-            before.update(published(out))
-        return real(path, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "locked", locked)
-        with refuses("out-exists", "out", error=BuildError):
-            build(corpus, out, tokenizer=vocab, validation=0.5)
-    assert bertdata.open(out).splits.keys() == {"train"}
-    assert published(out) == before
-    assert not (out / ".build").exists()
 
 
 def test_added_special_tokens_keep_the_names_of_the_inputs(tmp_path, vocab):

@@ -261,6 +261,8 @@ KINDS = {
     ),
     "Unigram of bytes": lambda: unigram(None, NEVER, fallback=True),
     "WordPiece at spaces": lambda: wordpiece(BERT, SPLIT),
+    "BERT of normal forms": lambda: wordpiece(in_turn(BERT, NFKC), pre_tokenizers.BertPreTokenizer()),
+    "BERT as it is": lambda: wordpiece(normalizers.BertNormalizer(False, False, True, False), SPLIT),
     "WordPiece, two rules": lambda: wordpiece(None, pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Punctuation()])),
     "WordLevel": lambda: wordpiece(normalizers.NFD(), pre_tokenizers.BertPreTokenizer(), model=models.WordLevel),
     "characters": characters,
@@ -340,8 +342,7 @@ def test_marks_of_a_newer_unicode_go_with_the_letter_before(kinds, name):
     assert_exact(kinds(name), [f"a{c}{mark} b" for c in ["\u00a0", "½", "ﬁ", "\u00ad"] for mark in marks] + prefixed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", fast(KINDS, among=["WordPiece at spaces", "BERT as it is"]))
 def test_code_points_alone_and_among_others(kinds, name):
     points = code_points()
     if len(points) < 1 << 17:  # an eighth, another one for each kind

@@ -15,6 +15,7 @@ from support.data import build, import_ids, make_text, train_tokenizer
 from support.disk import contents, failing, recorded
 from support.limits import limits
 from support.servers import Store
+from support.sources import stopped
 
 from bertdata import Loader
 from bertdata.errors import BuildError
@@ -71,6 +72,10 @@ def build_another(given, out):
     build(given.text, out, tokenizer=given.vocab, test=0.3, **SMALL)
 
 
+def build_unfinished(given, out):
+    assert stopped(given.text, out, 2, tokenizer=given.vocab, shard_size=700)
+
+
 def build_in_place(given, out):
     build(given.text, out, tokenizer=given.vocab, overwrite=True, **SMALL)
 
@@ -94,6 +99,7 @@ WRITERS = [
     Writer("build", lambda given, out: build(given.text, out, tokenizer=given.vocab, **SMALL), "manifest.json"),
     Writer("build, tables of shards", build_with_tables, "manifest.json"),
     Writer("build, in place of another", build_in_place, "manifest.json", build_another),
+    Writer("build, in place of an unfinished one", build_in_place, "manifest.json", build_unfinished),
     Writer("build, in parts", build_parts, "manifest.json"),
     Writer("import", import_megatron, "manifest.json"),
     Writer("export", lambda given, out: export(given.dataset, out), ".parquet"),

@@ -1,0 +1,280 @@
+"""What pages and notebooks say is so: generated pages, tables of measurements, and the names of tests."""
+
+import ast
+import importlib
+import json
+import re
+import sys
+
+import pytest
+import reference_pages as pages
+from support.commands import succeeds
+from support.data import ROOT
+
+from bertdata.cli import main as data_main
+from bertdata.errors import KINDS
+from bertrain.__main__ import main
+
+# ------------------------------------------------------------------------------------------------------ generated pages
+
+
+NUM_WORDS = 4  # so many words in a row are a sentence's, and not by chance
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_the_page_is_that_of_the_source(page):
+    assert (ROOT / page).read_text(encoding="utf-8") == pages.PAGES[page](), (
+        "run make reference, and look at the changes"
+    )
+
+
+def test_every_error_states_a_kind_and_every_kind_is_used():
+    assert [error for error in pages.errors() if error.kind not in KINDS] == []
+    assert {error.kind for error in pages.errors()} == {*KINDS}
+    assert 40 <= len(KINDS) <= 60
+    assert len(pages.errors()) > 300
+
+
+def test_every_sentence_is_one_that_a_user_can_read():
+    for error in pages.errors():
+        words = re.sub(r"⟨[\w ]+⟩|…", "", error.message)
+        is_prefix = error.message.endswith(": …")  # of the message of another error
+        assert is_prefix or len(re.findall(r"[A-Za-z]{2,}", words)) >= 2, error
+        assert not re.search(r"[⟨⟩\n\\]|\. [A-Z]", words), error
+        assert not re.search(r"[.!?:;,]$", error.message), error
+        assert words.count("(") == words.count(")"), error
+
+
+def word_rows(text):
+    """All rows of NUM_WORDS words of a text."""
+    words = [word.strip(",;.()") for word in text.split()]
+    rows = (tuple(words[at : at + NUM_WORDS]) for at in range(len(words) - NUM_WORDS + 1))
+    return {row for row in rows if all(re.fullmatch(r"[A-Za-z'_-]+", word) for word in row)}
+
+
+def texts_of(tree):
+    """The constant texts of a module, without docstrings: pairs of line and text."""
+    described = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, described) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+
+
+def test_no_test_holds_a_sentence_of_an_error():
+    """Tests look at the kind, the option and the value; a better sentence must not break them."""
+    ours = {error.name for error in pages.errors()} | {"BertdataError"}
+    known = set().union(
+        *(word_rows(part) for error in pages.errors() for part in re.split(r"⟨.*?⟩|…|;", error.message))
+    )
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert [(path.name, *place) for place in texts_of(tree) if word_rows(place[1]) & known] == []
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises" and call.args:
+                names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+                has_match = any(keyword.arg == "match" for keyword in call.keywords)
+                assert not (names & ours and has_match), (path.name, call.lineno)
+
+
+def test_no_option_states_its_default_twice_or_as_an_empty_text():
+    commands = pages.command_page()
+    assert '[default: ""]' not in commands
+    assert not re.search(r"\[default: [^]]*\]\s+\[default: ", commands)
+
+
+def test_what_is_required_is_written_in_one_form():
+    commands = pages.command_page()
+    for name in ("pretrain", "doctor", "teacher"):
+        section = commands.partition(f"\n### bertrain {name}\n")[2].partition("\n### ")[0]
+        data = section.partition("  --data ")[2].partition("\n  --")[0]
+        assert data.rstrip().endswith("[required]")
+
+
+# ------------------------------------------------------------------------------------------------------- names of tests
+
+
+NAMED = re.compile(r"`((?:tables/)?test_\w+\.py)(?:::(test_\w+))?`")
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/reliability.md"])
+def test_tests_that_a_page_names_exist(page):
+    named = NAMED.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert len({file for file, _ in named}) > 10
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert not test or f"\ndef {test}(" in source, f"{file} has no {test}"
+
+
+def test_each_line_of_the_page_of_security_names_tests_and_nothing_else():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    last_cells = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("|")]
+    cells = [cell for cell in last_cells if cell not in ("tests", "---")]
+    assert len(cells) > 24
+    for cell in cells:
+        assert any(test for _, test in NAMED.findall(cell)), cell
+        assert re.sub(r"`[\w.:/]+`", "", cell).strip(" ,") == "", cell
+    assert sum(cell.count("::") for cell in cells) == text.count("::")
+
+
+GUARDS = """
+1 test_tokens test_ids_are_those_of_the_library_and_a_sentence_begins_at_each_line_that_gives_ids
+2 tables/test_input_table test_files_give_these_documents
+3 tables/test_input_table test_files_give_these_documents, test_inputs test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts
+4 test_import test_rows_of_lists
+5 test_inputs test_an_interrupted_build_from_standard_input_starts_anew, test_build test_an_interrupted_build_continues_without_redoing_shards
+6 test_prepare test_the_dataset_is_that_of_the_changed_texts, test_prepare test_the_first_of_equal_texts_is_kept
+7 tables/test_tokenizer_table test_a_directory_gives_the_ids_of_transformers, test_tokens test_a_hub_gives_a_tokenizer_or_says_that_it_has_none
+8 test_teach test_another_dataset_or_tokenizer_is_refused, test_pretrain test_text_that_the_tokenizer_of_the_model_does_not_know_is_refused_for_the_tokenizer
+9 test_build test_a_dataset_equals_the_reference, test_loader test_ranks_share_the_batches_of_one_stream
+10 test_samples test_documents_are_never_two_in_a_row, test_samples test_packed_rows_equal_their_reference
+11 test_samples test_where_the_cache_is
+12 test_cli test_show_says_what_the_mask_did_and_what_follows, test_cli test_verify_names_the_damage
+13 test_teach test_work_without_end_or_beyond_the_limit_is_refused
+14 test_kernels test_masks_equal_their_reference
+15 test_kernels test_masks_equal_their_reference
+16 test_loader test_batches_equal_their_reference
+17 test_samples test_random_ids_are_those_of_tokens
+18 test_samples test_stored_words_are_masked_whole
+19 test_kernels test_masks_equal_their_reference
+20 test_teach test_with_variants_the_stream_comes_round_and_is_the_same_until_then
+21 test_run test_rows_batches_and_masks_change_along_a_run
+22 test_loader test_batches_equal_their_reference
+23 test_extending test_the_example_of_a_method_trains_and_resumes_to_the_same_bits
+24 test_run test_next_sentences_are_predicted_and_logged_apart
+25 test_pretrain test_a_run_writes_its_configuration_its_log_and_checkpoints
+26 test_samples test_pairs_equal_their_reference
+27 test_report test_padding_is_that_of_the_loader
+28 test_grammar test_the_example_of_a_million_parameters_runs
+29 test_build test_a_share_ends_below_its_bound, test_kernels test_text_hash_equals_its_reference
+30 test_dist test_two_processes_give_the_losses_of_one
+31 test_kernels test_permute_equals_its_reference, test_kernels test_permute_blocks_equals_its_reference
+32 test_feed test_pickled_datasets_are_small
+33 test_survive test_memory_stays_below_its_bound
+34 test_cli test_bench_measures_what_it_says
+35 test_loader test_restoring_from_every_step_gives_the_rest_of_the_stream
+36 test_inputs test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts, test_format test_batches_never_hold_ids_outside_the_vocabulary
+37 test_families test_loss_and_gradients_are_those_of_transformers
+38 test_model test_a_run_starts_from_a_directory_and_from_nothing_else
+39 test_grow test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained
+40 test_teach test_hidden_states_and_attention_are_mapped_as_they_should
+41 test_teach test_cached_and_asked_give_the_same_losses, test_finetune test_a_student_learns_what_its_teacher_says_and_not_the_labels
+42 test_teach test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others
+43 test_elastic test_gradients_are_the_means_of_those_of_sub_networks_alone
+44 test_elastic test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes
+45 test_grow test_each_tensor_comes_from_where_the_rule_says
+46 test_adapters test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training, test_adapters test_a_missing_library_is_one_sentence
+47 test_optim test_steps_are_those_of_the_reference, test_extending test_gradients_are_clipped_to_the_norm_of_the_option
+48 test_phases test_steps_rows_and_rates_are_those_of_the_reference
+49 test_run test_other_precisions_and_checkpointing_learn_the_same, tables/test_run_table test_micro_batches_and_ranks_learn_what_one_batch_does
+50 test_dist test_the_shortest_command_trains_on_all_ranks_in_one_directory
+51 test_pretrain test_a_log_with_bytes_that_a_crash_left_is_read_up_to_them, test_run test_rows_batches_and_masks_change_along_a_run
+52 test_run test_tensorboard_holds_what_the_log_does, test_trackers test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record
+53 test_pairs test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens
+54 test_pretrain test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss
+55 test_grammar test_training_comes_close_to_the_best_loss_there_is
+56 test_suite test_a_suite_runs_what_is_there_in_its_own_layout, test_suite test_a_suite_of_json_runs_in_its_own_layout
+57 test_augment test_copies_change_words_alone_and_keep_the_rest, test_augment test_a_word_of_several_tokens_gets_its_nearest_neighbours
+58 test_grow test_rates_are_scaled_by_the_last_pattern_that_matches
+59 test_pretrain test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss, test_import test_a_dataset_of_text_is_exported
+60 test_run test_the_doctor_finds_nothing_wrong, test_run test_the_doctor_finds_what_is_wrong
+"""  # noqa: E501
+
+
+def test_each_line_of_the_page_names_tests_that_exist():
+    page = (ROOT / "docs" / "howto" / "migrate.md").read_text(encoding="utf-8")
+    guards = dict(line.split(" ", 1) for line in GUARDS.strip().splitlines())
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [*guards] == [str(number) for number in range(1, 61)]
+    for number, names in guards.items():
+        for file, function in (name.split() for name in names.split(", ")):
+            source = (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")
+            assert f"\ndef {function}(" in source, f"{number}: {file}.py has no {function}"
+
+
+# --------------------------------------------------------------------------------------------------------- measurements
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def table():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import table
+
+    yield table
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def data():
+    return json.loads((RESULTS / "comparison.json").read_text())
+
+
+def test_the_page_holds_the_table_of_what_was_measured(table, data):
+    _, _, rest = (ROOT / "docs" / "benchmarks.md").read_text().partition(f"{table.BEGIN}\n")
+    assert rest.partition(f"\n{table.END}")[0] == table.page(data)
+    assert data["rows"] == table.rows_of(data["measured"])
+    assert data["notes"] == table.notes(data["measured"])
+    assert {row["question"] for row in data["rows"]} == {*table.ROWS}
+    assert {row["library"] for row in data["rows"]} >= {*table.NAMES.values()}
+
+
+# ---------------------------------------------------------------------------------------------------- README's table
+
+
+@pytest.fixture(scope="module")
+def proof(table):
+    return importlib.import_module("proof")
+
+
+def test_readme_has_the_table_of_committed_results(proof):
+    text = (ROOT / "README.md").read_text()
+    assert text.partition(f"{proof.BEGIN}\n")[2].partition(f"\n{proof.END}")[0] == proof.table(*proof.read())
+    assert len(text.splitlines()) <= 120
+
+
+def test_each_other_row_names_a_section_of_a_page(proof):
+    for one in proof.read()[1]:
+        page, _, section = one["page"].partition("#")
+        headings = re.findall(r"^## (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+        assert section in {re.sub(r"[^\w -]", "", text).replace(" ", "-").lower() for text in headings}
+
+
+# ------------------------------------------------------------------------------------------------------------ notebooks
+
+
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_was_executed_in_order_and_shows_a_plot(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < 300_000
+    text = json.dumps([{name: output[name] for name in output if name != "data"} for output in outputs])
+    assert not re.search(r"/(tmp|home|root|work|usr)/", text)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_imports_and_types_exists(path):
+    """Modules, the names that it takes from them, and the options of commands."""
+    cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = "\n".join("".join(source) for source in cells).replace("\\\n", " ").split("\n")
+    nodes = [*ast.walk(ast.parse("\n".join(line for line in lines if line[:1] not in ("!", "%"))))]
+    imported = {}
+    exec("\n".join(ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)), imported)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported:
+            assert hasattr(imported[node.value.id], node.attr), ast.unparse(node)
+    for line in lines:
+        if match := re.match(r"!(bertdata|bertrain) (\S+) ", line):
+            known = succeeds(data_main if match[1] == "bertdata" else main, match[2], "--help").output
+            assert all(f" {option} " in known for option in re.findall(r" (--[a-z-]+)", line))
