@@ -6,7 +6,6 @@ Headers, digests, checksums and identities are computed here from that page, not
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import struct
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 from support.commands import invoke, refuses
-from support.data import SPECIALS, build, built, members, with_member, write_dataset
+from support.data import SPECIALS, build, built, faults_of, members, with_member, write_dataset
 from support.disk import without_origins
 from tokenizers import models, pre_tokenizers
 
@@ -237,88 +236,6 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
-@pytest.fixture
-def copy(other, tmp_path):
-    """A dataset of two splits to damage."""
-    assert other.splits.keys() == {"train", "validation"}
-    assert verify(other.path) == []
-    assert use(other.path)
-    return shutil.copytree(other.path, tmp_path / "copy")
-
-
-def reports(out):
-    """What verify says, by whichever way it says it."""
-    try:
-        return verify(out)
-    except DatasetError as error:
-        return [str(error)]
-
-
-def cuts(content):
-    """A file cut short in several places, and one grown by a byte."""
-    sizes = {0, 1, 127, 128, 129, len(content) // 2, len(content) - 8, len(content) - 1}
-    return [*(content[:size] for size in sorted(sizes)), content + b"\0"]
-
-
-def flips(content, count, *, always=()):
-    """(position, the file with one bit of that byte changed), at places of all sorts."""
-    rng = random.Random(len(content))
-    positions = {0, len(content) - 1, *always, *rng.choices(range(len(content)), k=count)}
-    for position in sorted(positions):
-        changed = bytearray(content)
-        changed[position] ^= 1 << rng.randrange(8)
-        yield position, bytes(changed)
-
-
-def test_a_changed_bit_of_an_array_is_named_with_its_bytes(copy):
-    paths = sorted(copy.glob("*.npy"))
-    assert len(paths) == 6
-    for path in paths:
-        content = path.read_bytes()
-        for position, changed in flips(content, 3, always=(6, 8, 20, 60, 127, 128, 135)):
-            path.write_bytes(changed)
-            (fault,) = verify(copy)
-            assert numbers_of(fault, path)[:2] == [0, len(content)]
-            assert not (use(copy) and position < 128)  # the header is read at opening
-        path.write_bytes(content)
-
-
-def test_an_array_of_another_length_is_named_with_its_sizes_and_not_opened(copy):
-    for path in sorted(copy.glob("*.npy")):
-        content = path.read_bytes()
-        for changed in cuts(content):
-            path.write_bytes(changed)
-            faults = verify(copy)
-            assert numbers_of(faults[0], path) == [len(changed), len(content)]
-            assert all(str(path) in fault for fault in faults)
-            with refuses("damaged", says=str(path)):
-                bertdata.open(copy)
-        path.unlink()
-        assert [fault for fault in verify(copy) if str(path) in fault]
-        with refuses("damaged", given=path):
-            bertdata.open(copy)
-        path.write_bytes(content)
-
-
-def test_any_damage_to_a_json_file_is_named(copy):
-    paths = sorted(copy.glob("*.json"))
-    assert len(paths) == 5
-    for path in paths:
-        content = path.read_bytes()
-        for changed in [*cuts(content), *(changed for _, changed in flips(content, 8))]:
-            path.write_bytes(changed)
-            faults = reports(copy)
-            if changed == content[:-1] and "tokenizer" not in path.name:  # the last line end is no part of the object
-                assert faults == []
-                continue
-            assert faults, changed
-            assert all(str(path) in fault for fault in faults)
-            assert not (use(copy) and path.name == "manifest.json")
-        path.unlink()
-        assert any(path.name in fault for fault in reports(copy))
-        path.write_bytes(content)
-
-
 # ------------------------------------------------------------------------------------------ digests right, rules broken
 
 
@@ -501,7 +418,7 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
             except (TypeError, AttributeError, KeyError):  # it has no dataset_id
                 seal(sound / "manifest.json", changed)
             refused += not use(sound, BertdataError)
-            reports(sound)
+            faults_of(sound)
     assert refused > tried // 2
 
 

@@ -6,29 +6,21 @@ import shutil
 
 import numpy as np
 import pytest
-from support.commands import python
-from support.data import ROOT, built, make_text
+from support.commands import python, refuses
+from support.data import ROOT, built, faults_of, make_text
 
 import bertdata
 from bertdata import Loader, Masking
-from bertdata.errors import BertdataError, DatasetError
+from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
-
-pytestmark = pytest.mark.slow
 
 TOOLS = ROOT / "tools"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["batches", "--minutes", "0.2"], ["build", "--gigabytes", "0.1"]])
 def test_memory_stays_below_its_bound(arguments):
     assert json.loads(python(TOOLS / "soak.py", *arguments, timeout=900))["what"] == arguments[0]
-
-
-def reports(path):
-    try:
-        return verify(path)
-    except DatasetError as error:
-        return [str(error)]
 
 
 def read_all(path):
@@ -52,19 +44,24 @@ def test_every_flip_of_some_bytes_is_detected(tmp_path, vocab, cache, request):
     for file in sorted(each for each in path.iterdir() if each.is_file()):
         whole, is_array, name = file.read_bytes(), file.suffix == ".npy", file.name.split(".")[0]
         flips = []
-        for at in range(draw.randrange(every), len(whole), every):
+        for at in {0, len(whole) - 2, *range(draw.randrange(every), len(whole), every)}:
             flips.append(bytearray(whole))
             flips[-1][at] ^= 1 << draw.randrange(8)
-        for changed in [*flips, *(whole[:size] for size in range(0, len(whole), every * (1 if is_array else 7)))]:
-            file.write_bytes(changed)
-            assert any(name in fault for fault in reports(path)), (file, len(changed))
-            if is_array and len(changed) == len(whole):
+        cuts = [whole[:size] for size in range(0, len(whole), every * (1 if is_array else 7))]
+        for changed in [*flips, *cuts, whole + b"x", None]:
+            file.unlink() if changed is None else file.write_bytes(changed)
+            assert any(name in fault for fault in faults_of(path)), (file, changed and len(changed))
+            if is_array and (changed is None or len(changed) != len(whole)):
+                with refuses("damaged", says=str(file)):
+                    bertdata.open(path)
+            elif is_array:
                 shutil.rmtree(cache, ignore_errors=True)
                 read_all(path)
         file.write_bytes(whole)
     assert verify(path) == []
 
 
+@pytest.mark.slow
 def test_no_changed_file_of_others_is_a_traceback(tmp_path):
     output = python(TOOLS / "fuzz.py", "--count", 2000, "--seed", 1, "--keep", tmp_path, timeout=900)
     counts = {line[:16].strip(): json.loads(line[16:]) for line in output.splitlines()}

@@ -355,7 +355,7 @@ def test_code_points_alone_and_among_others(kinds, name):
 LONG = ["GPT-2", "OLMo", "Llama 2", "T5", "XLM-R", "StarCoder", "WordPiece at spaces", "CLIP"]
 
 
-@pytest.mark.parametrize("name", fast(LONG, among=["OLMo", "Llama 2", "T5"]))
+@pytest.mark.parametrize("name", fast(LONG, among=["OLMo", "Llama 2", "T5", "WordPiece at spaces"]))
 def test_words_of_any_length(kinds, name):
     tokenizer = kinds(name)
     for length in (1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 63, 64, 65, 300, 4079, 4080, 4081, 5000):

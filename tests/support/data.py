@@ -15,9 +15,11 @@ from numba import njit
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
+from bertdata.errors import DatasetError
 from bertdata.files import Stage
 from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shards import ShardWriter
+from bertdata.format.verify import verify
 from bertdata.options import IdsFormat, Shares, TextFormat, Vocabulary, build_arguments
 from bertdata.types import SpecialTokens
 from support.disk import write
@@ -161,6 +163,14 @@ def shard_of(documents, separator=(3,)):
         tokens += separator
         ends.append(len(tokens))
     return tokens, ends, [*cuts[1:], len(tokens)]
+
+
+def faults_of(path):
+    """What verify finds wrong with a dataset, by whichever way it says it."""
+    try:
+        return verify(path)
+    except DatasetError as error:
+        return [str(error)]
 
 
 def members(record, path=()):
