@@ -19,7 +19,7 @@ from support.limits import limits
 from support.sources import stop_after_units, stopped
 
 import bertdata
-from bertdata.errors import BertdataError, BuildError, InputError
+from bertdata.errors import InputError
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load as load_tokenizer
 
@@ -211,24 +211,6 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
 
 
 # --------------------------------------------------------------------------------------------------- in the way of it
-
-
-def test_a_dataset_is_replaced_only_by_a_build_that_overwrites_and_ends_well(tmp_path, corpus, vocab, expected):
-    out = tmp_path / "out"
-    build([corpus], out, tokenizer=vocab, shard_size=2000)
-    before = published(out)
-    with refuses("out-exists", "out", error=BuildError):
-        build([corpus], out, tokenizer=vocab, **SMALL)
-    bad, blank = (
-        put(tmp_path / "bad.jsonl", b'{"text": "the stone"}\n{"body": 1}\n'),
-        put(tmp_path / "blank", b"\n"),
-    )
-    for path, tokenizer in ((bad, vocab), (blank, vocab), (corpus, str(tmp_path / "no.json"))):
-        with pytest.raises(BertdataError):
-            build([path], out, tokenizer=tokenizer, overwrite=True)
-        assert published(out) == before
-    build([corpus], out, tokenizer=vocab, overwrite=True, **SMALL)
-    assert published(out) == expected
 
 
 def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, vocab, limit):

@@ -10,11 +10,9 @@ import torch
 from support.commands import json_of, refuses, succeeds, tuning
 from support.data import ROOT, write_labelled
 from support.disk import write
-from support.dry import give_cpus_the_kernel
 from support.families import DECODERS, EVERY, SMALL, UNLISTED, VARIANTS, fast, four_rows, hidden_one_by_one, packed_rows
 from support.families import model_of as built
 from support.runs import CPU, entries, learner, learner_of, losses, remove_after, train, train_twice
-from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
@@ -25,7 +23,6 @@ from bertrain.lab.distillation import teacher
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, projections_of, readable
 from bertrain.models.encoder import (
     WHOLE_ROWS,
-    cu_seqlens_of,
     mask_of_padding,
     recompute_activations,
 )
@@ -222,19 +219,6 @@ def test_packed_documents_are_what_they_are_apart(configs, dataset, name):
         together = learner(weights, isolate=True).encode(ids, position_ids=positions)
     torch.testing.assert_close(together, apart, rtol=0, atol=2e-6)
     assert (leaking - apart).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("name", fast([name for name in SMALL if FAMILIES[name].isolation == "kernel"], "ultrabert"))
-def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, name):
-    give_cpus_the_kernel()
-    before = counters["dry"]["calls"]
-    weights = learner(built(configs[name], dataset).eval(), isolate=True)
-    ids, positions = packed_rows()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        states = weights.encode(ids, position_ids=positions, cu_seqlens=cu_seqlens_of(positions)).float()
-        expected = weights.encode(ids, position_ids=positions).float()
-    assert counters["dry"]["calls"] == before + 2
-    assert (states - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("name", fast(name for name in EVERY if name not in FAMILIES or not FAMILIES[name].isolation))

@@ -41,13 +41,11 @@ from support.sources import (
     every_unit,
     read,
     stopped,
-    units_in,
     zstd,
 )
 
 import bertdata
 from bertdata.cli import main
-from bertdata.format.verify import verify
 from bertdata.sources.inputs import Input, find_inputs
 from bertdata.sources.streams import opened
 from bertdata.write import finish
@@ -356,22 +354,6 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
-
-
-@pytest.mark.parametrize("total", [3, 15])
-def test_parts_give_the_bytes_of_an_undivided_build(tmp_path, corpus, vocab, straight, total):
-    """In any order, more of them than there are units too. Each makes its units only."""
-    out = tmp_path / "out"
-    every = {int(name.split("-")[1][:5]) for name in straight if name.startswith("train-")}
-    assert 6 < len(every) < 15
-    for number in random.Random(total).sample(range(total), total):
-        before = units_in(out)
-        build_parts(corpus, out, total, [number], tokenizer=vocab, **SMALL)
-        assert units_in(out) - before == {unit for unit in every if unit % total == number}
-        assert not (out / "manifest.json").exists()
-    assert finish(out).reused_units == 0
-    assert published(out) == straight
-    assert verify(out) == []
 
 
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.commands import invoke, json_of, refused, succeeds
 from support.data import built, make_text
-from support.runs import QUIET, changing, entries, flags, last_checkpoint, losses, remove_after, resumed_from, train
+from support.runs import QUIET, changing, entries, flags, remove_after, train
 
 import bertdata
 from bertrain import pretrain as pretraining
@@ -110,20 +110,6 @@ def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
     remove_after(tmp_path / "run", 3)
     again = [entry for entry in train(mix, tmp_path / "run", **options) if "loss" in entry]
     assert [entry["sources"] for entry in again] == [entry["sources"] for entry in log]
-
-
-def test_run_json_repeats_a_mix_and_a_stopped_run_goes_on_to_the_same_bits(mix, mixed, finished):
-    written = json.loads((mixed / "run.json").read_text())
-    assert [*zip(written["config"]["data"], written["config"]["weights"], strict=True)] == [tuple(each) for each in mix]
-    assert written["resolved"]["dataset_id"] == [bertdata.open(path).dataset_id for path, _ in mix]
-    remove_after(finished, 2)
-    succeeds(pretraining.main, "--config", mixed / "run.json", "--out", finished)
-    assert resumed_from(finished) == "step-00000002"
-    one, other = (last_checkpoint(run) / "model.safetensors" for run in (finished, mixed))
-    assert one.read_bytes() == other.read_bytes()
-    ours, theirs = entries(finished), entries(mixed)
-    assert losses(ours) == losses(theirs)
-    assert [entry.get("sources") for entry in ours] == [entry.get("sources") for entry in theirs]
 
 
 def test_another_mix_does_not_resume(mix, finished):

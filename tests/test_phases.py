@@ -310,15 +310,6 @@ def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
     assert all("sliding" in name for name in changed)
 
 
-def test_bases_change_at_a_border_and_are_saved(dataset, modern, tmp_path):
-    phases = changing(0.5, rope_base=[1e4, 1.6e5], rope_base_local=[1e4, 1e4], length=[32, 48])
-    options = {"model": modern, "steps": 4, "eval_every": 0, "save_every": 1, "phase": phases}
-    train_twice(dataset.path, tmp_path / "run", 3, 2, 1, **options)
-    for step, base in ((2, 1e4), (3, 1.6e5), (4, 1.6e5)):
-        config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / f"step-{step:08d}").config
-        assert config.rope_parameters["full_attention"]["rope_theta"] == base
-
-
 def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tmp_path):
     for option, model in (("rope_base", TINY), ("rope_base_local", TINY), ("rope_base_local", "modernbert-tiny")):
         known = {"kind": "unsupported", "option": option}

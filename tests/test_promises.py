@@ -15,11 +15,10 @@ import torch
 from support.commands import invoke, refuses, tuning, waited
 from support.data import built
 from support.disk import write
-from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, refused_run, train
+from support.runs import QUIET, at_step, changing, entries, flags, learner_of, on_ranks, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain import checkpoint, pretrain
-from bertrain.commands import doctor
 from bertrain.config import Config
 from bertrain.lab import finetune
 from bertrain.objectives import OBJECTIVES
@@ -156,15 +155,6 @@ def test_labels_that_are_none_are_refused(bert_run, tmp_path):
     empty = write_examples(tmp_path / "empty.tsv", [("the river", 1), ("the stone", ""), ("light", 0)])
     result = tune(bert_run, tmp_path, empty)
     assert (result.exit_code, "line 2" in result.output) == (2, True), result.output
-
-
-def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
-    """Options, the teacher and objectives included, are refused by both alike."""
-    for options, kind in (({"teacher": tmp_path / "nothing"}, "not-a-run"), ({"schedule": "none"}, "unknown")):
-        (option,) = options
-        sentence = refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **options).sentence
-        result = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options))
-        assert (result.exit_code, result.stdout.splitlines()[-1].endswith(sentence)) == (1, True)
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
