@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import tokenizers
@@ -14,7 +16,7 @@ from reference import documents as reference
 from reference import keys
 from support.commands import refuses
 from support.data import build, make_text
-from support.disk import published, put
+from support.disk import failing, published, put
 from support.limits import limits
 from support.sources import stop_after_units, stopped
 
@@ -22,6 +24,8 @@ import bertdata
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.write.staging import continue_or_start
+from bertdata.write.state import BuildPlan
 
 pytestmark = pytest.mark.usefixtures("dataset")  # so that kernels are compiled before calls are counted
 
@@ -157,6 +161,43 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
         assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
+def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(tmp_path, text, vocab, monkeypatch):
+    options = {"shard_size": 900, "tokenizer": vocab, "overwrite": True}
+    assert stopped(text, tmp_path / "left", 2, **options)
+    build([text], tmp_path / "complete", **options)
+    in_any_order = Path.iterdir
+    arrays_first = lambda path: sorted(in_any_order(path), key=lambda each: each.suffix != ".npy")  # noqa: E731
+    monkeypatch.setattr(Path, "iterdir", arrays_first)
+
+    def discard(name):
+        shutil.copytree(tmp_path / "left", tmp_path / name)
+        continue_or_start(tmp_path / name / ".build", BuildPlan({}, {}, (), None), overwrite=True)
+
+    with failing(-1, None) as calls:
+        discard("removed")
+    for number in range(len(calls)):
+        with failing(number, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            discard(f"out{number}")
+        build([text], tmp_path / f"out{number}", **options)
+        assert published(tmp_path / f"out{number}") == published(tmp_path / "complete")
+
+
+def test_another_process_may_begin_while_a_build_removes_its_directory(tmp_path, text, vocab):
+    unlink, lock, left = os.unlink, tmp_path / "out" / ".build" / "lock", []
+
+    def begin(path, **options):
+        unlink(path, **options)
+        if os.path.basename(path) == "lock":
+            left.extend(os.listdir(lock.parent))
+            lock.touch()
+
+    with patch.object(os, "unlink", begin):
+        build(text, tmp_path / "out", tokenizer=vocab)
+    assert left == []
+    assert lock.exists()
+    assert verify(tmp_path / "out") == []
+
+
 def test_a_lost_file_of_an_unfinished_build_is_made_again_by_the_same_command(tmp_path, text, vocab):
     """An array of an older dataset with its name is not taken for it."""
     options = {"tokenizer": vocab, "shard_size": 900, "workers": 1, "overwrite": True}
@@ -219,15 +260,6 @@ def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, v
         build([corpus], tmp_path / "out", tokenizer=vocab, shard_size=1)
     assert not (tmp_path / "out").exists()
     build([corpus], tmp_path / "out", tokenizer=vocab, shard_size=-(-corpus.stat().st_size // 50))
-
-
-def test_a_directory_with_other_files_is_left_alone(tmp_path, corpus, vocab):
-    (tmp_path / "thesis.tex").write_text("x")
-    for overwrite in (False, True):
-        for out in (tmp_path, tmp_path / "thesis.tex"):
-            with refuses("out-exists", "out"):
-                build([corpus], out, tokenizer=vocab, overwrite=overwrite)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("kind", ["changed", "not-found"])

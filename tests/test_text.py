@@ -17,7 +17,6 @@ from support.limits import limits
 from support.sources import BYTES, CONTENTS, FEW, blocks_of, read
 
 from bertdata.sources.documents import Documents
-from bertdata.sources.inputs import find_inputs, local
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, may_be_special
 
@@ -230,21 +229,6 @@ def test_junk_is_refused(folder, content, ending):
     path = put(folder / f"junk{ending}", gzip.compress(content) if ending.endswith(".gz") else content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
-
-
-def test_inputs_that_no_build_could_read(folder, tmp_path):
-    empty, text_file = put(folder / "empty", b""), put(folder / "a.txt", b"a")
-    for path, kind in (
-        (tmp_path / "no", "not-found"),
-        (text_file / "no", "not-found"),
-        (tmp_path, "wrong-file-type"),
-        (Path("/dev/null"), "wrong-file-type"),
-    ):
-        with refuses(kind, given=str(path)):
-            local(path)
-    with refuses("empty", "inputs"):
-        find_inputs([empty, empty])
-    assert [file.size for file in find_inputs([empty, text_file]).files] == [0, 1]
 
 
 def test_documents_behind_4_gib_are_found(tmp_path):

@@ -237,15 +237,11 @@ def test_a_byte_is_a_token_and_nothing_is_lost():
         assert made.decode(ids) == text
 
 
-def test_a_fixed_tokenizer_reads_no_text(corpus, tmp_path):
+def test_a_fixed_tokenizer_reads_no_text(tmp_path):
     done = succeeds(main, "train-tokenizer", "--type", "residues", "--out", tmp_path / "t", "--cased")
     assert "note: --cased " in done.stderr
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == FIXED["residues"]().files["tokenizer.json"]
-    text = ("train-tokenizer", corpus, "--type", "bytes", "--out", tmp_path / "u")
-    refused(main, *text, kind="conflict", option="inputs", given=str(corpus))
-    refused(main, "train-tokenizer", "--out", tmp_path / "u", kind="missing", option="inputs")
     refused(main, "train-tokenizer", "--type", "bytes", "--out", tmp_path / "t", kind="out-exists", option="out")
-    assert not (tmp_path / "u").exists()
 
 
 FASTA = ">sp|P1|ONE first\nMKTAYIAKQR\nQISFVKSHFS\n>two\nMGL*\n"
