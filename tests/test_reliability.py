@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import python, refuses
 from support.data import build, built, make_text, write_dataset
-from support.disk import recorded
+from support.disk import recorded, step_of_index, syncing
 from support.runs import entries, losses, train
 from support.sources import counting_reads, stopped
 
@@ -64,21 +64,18 @@ def test_a_model_in_several_directories_survives_a_loss_of_power(tmp_path):
     assert all(map(disk.holds, (tmp_path / "out" / "model").rglob("*")))
 
 
-def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path, monkeypatch):
-    log, synced, steps, seal = tmp_path / "run" / "log.jsonl", [b""], [], checkpoint._seal
+def test_the_log_up_to_a_checkpoint_survives_a_loss_of_power_if_that_does(dataset, tmp_path):
+    log, synced, steps = tmp_path / "run" / "log.jsonl", [b""], []
 
-    def sync(fd):
-        if os.readlink(f"/proc/self/fd/{fd}") == str(log):
+    def note(path):
+        if path == log:
             synced.append(log.read_bytes())
+        elif step := step_of_index(path):
+            steps.append(step)
+            assert f'{{"step": {step}, "loss"' in synced[-1].decode()
 
-    def sealed(directory):
-        steps.append(int(directory.name.removesuffix(".tmp")[-8:]))
-        assert f'{{"step": {steps[-1]}, "loss"' in synced[-1].decode()
-        seal(directory)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(checkpoint, "_seal", sealed)
-    train(dataset.path, tmp_path / "run", steps=2, keep=1)
+    with syncing(note):
+        train(dataset.path, tmp_path / "run", steps=2, keep=1)
     assert steps == [1, 2]
 
 
@@ -99,18 +96,13 @@ def test_more_shards_than_open_files(tmp_path, vocab):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tmp_path, capsys, monkeypatch):
-    saved, save = [], checkpoint.write_file
+def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tmp_path, capsys):
+    def full(path):
+        if step_of_index(path) in (3, 4):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def sometimes(path, content):
-        if path.name == checkpoint.INDEX:
-            saved.append(path)
-            if len(saved) in (3, 4):
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        save(path, content)
-
-    monkeypatch.setattr(checkpoint, "write_file", sometimes)
-    log = train(dataset.path, tmp_path / "run", steps=6)
+    with syncing(full):
+        log = train(dataset.path, tmp_path / "run", steps=6)
     assert losses(log) == losses(entries(finished))
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().out
     names = [path.name for path in sorted((tmp_path / "run").glob("*step*"))]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import runs
 from support.commands import invoke, json_of, refuses, waited
-from support.disk import flip
+from support.disk import flip, step_of_index, syncing
 from support.runs import (
     QUIET,
     SMALL,
@@ -331,34 +331,24 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
 # ------------------------------------------------------------------------------------- checkpoints beside training
 
 
-class Held:
-    """Holds back the end of the first write of a checkpoint, until `go` is set."""
-
-    def __init__(self, monkeypatch):
-        self.begun, self.go, write = threading.Event(), threading.Event(), checkpoint.write_file
-
-        def held(path, content):
-            if path.name == checkpoint.INDEX and not self.begun.is_set():
-                self.begun.set()
-                assert self.go.wait(120)
-            write(path, content)
-
-        monkeypatch.setattr(checkpoint, "write_file", held)
-
-
 def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(dataset, tmp_path, monkeypatch):
     options = QUIET | {"steps": 6, "save_every": 3}
     complete = train(dataset.path, tmp_path / "complete", **options)
-    saved = []
+    begun, go, saved = threading.Event(), threading.Event(), []
+
+    def hold(path):
+        if step_of_index(path) == 3:
+            begun.set()
+            assert go.wait(120)
 
     def look():
-        assert held.begun.wait(120)
+        assert begun.wait(120)
         saved.append((tmp_path / "run" / "step-00000003").exists())
 
-    held = Held(monkeypatch)
     at_step(monkeypatch, "next_batch", 4, look)
-    at_step(monkeypatch, "next_batch", 5, lambda: (look(), held.go.set()))
-    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete)
+    at_step(monkeypatch, "next_batch", 5, lambda: (look(), go.set()))
+    with syncing(hold):
+        assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete)
     assert saved == [False, False]
     for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()

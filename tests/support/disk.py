@@ -66,6 +66,24 @@ def failing(number, error):
 
 
 @contextmanager
+def syncing(called):
+    """Calls `called(path)` before a file or a directory is synced, which may raise or wait as a disk does."""
+    real = os.fsync
+
+    def fsync(fd):
+        called(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    with patch.object(os, "fsync", fsync):
+        yield
+
+
+def step_of_index(path):
+    """The step of the checkpoint whose index is written as this file, or None."""
+    return int(path.parent.name[6:14]) if path.name == "checkpoint.json.tmp" else None
+
+
+@contextmanager
 def recorded(root):
     """Checks changes of names below `root` as they happen: a rename makes visible what is on disk, with what came
     before it, and nothing is removed or replaced before that is safe.

@@ -1,18 +1,18 @@
 """The trainer on a disk that is full in the write of a checkpoint: `main([step, *arguments of bertrain.pretrain])`."""
 
 import errno
+import os
 
-from bertrain import checkpoint, pretrain
+from bertrain import pretrain
+from support.disk import step_of_index, syncing
 
 
 def main(arguments):
     step, *rest = arguments
-    write = checkpoint.write_file
 
-    def faulty(path, content):
-        if path.parent.name == f".step-{int(step):08d}.tmp" and path.name == checkpoint.INDEX:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(path, content)
+    def full(path):
+        if step_of_index(path) == int(step):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    checkpoint.write_file = faulty
-    pretrain.main(rest)
+    with syncing(full):
+        pretrain.main(rest)
