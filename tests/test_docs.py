@@ -82,7 +82,6 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "bertdata build hf://"): "needs the hub",
     ("*", "bertdata build https://"): "needs a web server",
     ("*", "ray start "): "tests/test_ray.py starts a cluster",
-    ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out shared/shards"): "a cluster; tests/test_ray.py",
     ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
     ("*", "srun "): "needs Slurm",
     ("docs/howto/proteins.md", "bertrain doctor --recipe "): "takes steps of a large batch",

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from unittest.mock import patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -177,8 +177,7 @@ def test_a_word_behind_a_dataset_is_refused():
 
 
 def test_weights_are_in_the_order_of_the_datasets():
-    with patch.object(pretraining, "pretrain") as run:
-        words = ["--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3"]
-        succeeds(command(run), *words)
+    run = Mock()
+    succeeds(command(run), "--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3")
     assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
     assert Config.make(data="a").data == Config.make(data=["a"]).data == ("a",)

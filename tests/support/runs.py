@@ -1,8 +1,10 @@
 """What the tests of training share: a run in this process, a run of several, and what it wrote down."""
 
+import builtins
 import errno
 import functools
 import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -278,18 +280,16 @@ def remove_after(run, step):
 
 
 def cannot_read(patch, path, number=errno.EIO):
-    """Reading a file, or its digest, fails for a while, as from a disk that is asked again later."""
+    """Opening a file fails for a while, as on a disk that is asked again later."""
+    real = open
 
-    def failing(read):
-        def call(file, *arguments):
-            if file == path:
-                raise OSError(number, os.strerror(number), str(file))
-            return read(file, *arguments)
+    def opened(file, *arguments, **options):
+        if file == path:
+            raise OSError(number, os.strerror(number), str(file))
+        return real(file, *arguments, **options)
 
-        return call
-
-    patch.setattr(Path, "read_bytes", failing(Path.read_bytes))
-    patch.setattr(checkpoint, "digest", failing(checkpoint.digest))
+    for module in (builtins, io):
+        patch.setattr(module, "open", opened)
 
 
 def seal(directory):
