@@ -276,7 +276,7 @@ def bert():
 def pytest_addoption(parser):
     parser.addoption("--steps", type=int, default=0, help="Of the machine of builds, about.")
     parser.addoption("--seed", type=int, default=6, help="Of the machine of builds.")
-    parser.addoption("--every", type=int, default=300, help="The damage to a dataset is to each so many bytes.")
+    parser.addoption("--every", type=int, default=2000, help="The damage to a dataset is to each so many bytes.")
 
 
 def pytest_configure(config):
