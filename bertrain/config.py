@@ -264,7 +264,7 @@ class Config(Options):
     )
 
     def __post_init__(self) -> None:
-        """Raises UsageError for invalid values, and for options that exclude each other."""
+        """Parse all values. Raises UsageError for an invalid one, and for options that exclude each other."""
         super().__post_init__()
         options, flat = all_options(), self.flat()
         values = {name: flat.get(name, option.default) for name, option in options.items()}

@@ -186,7 +186,7 @@ class Options:
         _IN_FILES.update(name for name, each in options.items() if each.metadata["in_files"])
 
     def __post_init__(self) -> None:
-        """Raises UsageError for an invalid value."""
+        """Parse all values. Raises UsageError for an invalid one."""
         for each in fields(self):
             kind, given = each.metadata["kind"], getattr(self, each.name)
             try:

@@ -293,7 +293,7 @@ class Encoder(Module):
         return self.model.base_model(**self._arguments(input_ids, **others)).last_hidden_state
 
     def predict(self, hidden: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [B, T, H], masked_positions int64 [B, K] → logits [B, K, V].
+        """Return the logits [B, K, V] at masked_positions, int64 [B, K]. hidden: states [B, T, H].
 
         Only the K masked positions of a row reach the vocabulary projection. The result is exact, because a head treats
         each position separately, and saves 85 % of the largest matrix product of a small model.
@@ -316,7 +316,7 @@ class Encoder(Module):
 
 
 def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """[B, T, H], int64 [B, K] → [B, K, H]."""
+    """Return the states [B, K, H] at positions, int64 [B, K]. states: [B, T, H]."""
     return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
