@@ -1,7 +1,6 @@
 """Copies of labelled rows: the right words are replaced by the right ones, and nothing else changes."""
 
 import gzip
-import os
 import re
 import tracemalloc
 
@@ -12,12 +11,13 @@ import pytest
 import torch
 from support.commands import invoke, refused, refuses, succeeds
 from support.data import write_labelled
-from support.disk import recorded, write
+from support.disk import before_rename, recorded, write
 from support.runs import on_ranks
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertrain.checkpoint import resolved
+from bertrain.commands import reading
 from bertrain.lab import augment, tables
 
 
@@ -159,7 +159,7 @@ def test_proposals_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_
         assert (rows[1:-2] == augment.NONE).all()
 
 
-def test_vectors_that_cannot_be_read_are_named(tmp_path):
+def test_vectors_that_cannot_be_read_are_named(tmp_path, monkeypatch):
     for lines, kind, where in (
         (None, "not-found", "v.txt"),
         (["the 1 2", "of 1"], "bad-row", "line 2"),
@@ -179,33 +179,19 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path):
         augment.read_vectors(str(path))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 18)
+    with refuses("too-large", "keep", given=str(path)):
+        reading.text(str(path), "keep")
 
 
 # -------------------------------------------------------------------------------------------------- files, interruption
-
-
-@pytest.fixture
-def at_the_end(monkeypatch):
-    """at_the_end(name, action): calls an action before a file of this name is renamed."""
-
-    def set_up(name, action):
-        replace = os.replace
-
-        def replaced(source, target):
-            if str(target).endswith(name):
-                action()
-            replace(source, target)
-
-        monkeypatch.setattr(os, "replace", replaced)
-
-    return set_up
 
 
 def interrupt():
     raise KeyboardInterrupt
 
 
-def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch, passes, at_the_end):
+def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch, passes):
     data = write_labelled(tmp_path / "a.tsv")
     augmented(checkpoint, data, tmp_path / "complete.tsv")
     all_rows = sum(passes)
@@ -213,11 +199,8 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
     monkeypatch.setattr(augment, "TEXTS", 2)
     common = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "b.tsv"]
     for more, expected in (([], "complete.tsv"), (["--candidates", 3], "three.tsv")):
-        with monkeypatch.context():
-            at_the_end("000002.npy", interrupt)
+        with before_rename("000002.npy", interrupt):
             assert invoke(augment.main, *common).exit_code == 130
-        monkeypatch.undo()
-        monkeypatch.setattr(augment, "TEXTS", 2)
         assert not (tmp_path / "b.tsv").exists()
         passes.clear()
         succeeds(augment.main, *common, *more)
@@ -226,7 +209,7 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
         (tmp_path / "b.tsv").unlink()
 
 
-def test_a_second_job_changes_nothing_of_the_first(checkpoint, tmp_path, at_the_end):
+def test_a_second_job_changes_nothing_of_the_first(checkpoint, tmp_path):
     parts = tmp_path / "b.tsv.parts"
     command = ["--checkpoint", checkpoint, "--train", write_labelled(tmp_path / "a.tsv"), "--out", tmp_path / "b.tsv"]
 
@@ -235,8 +218,8 @@ def test_a_second_job_changes_nothing_of_the_first(checkpoint, tmp_path, at_the_
         refused(augment.main, *command, "--candidates", 3, kind="busy")
         assert {path: path.read_bytes() for path in parts.iterdir()} == before
 
-    at_the_end("b.tsv", another)
-    succeeds(augment.main, *command)
+    with before_rename("b.tsv", another):
+        succeeds(augment.main, *command)
     refused(augment.main, *command, "--candidates", 3, kind="out-exists", option="out")
 
 

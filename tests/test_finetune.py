@@ -301,6 +301,10 @@ def test_a_model_is_its_name_or_its_files(source, tmp_path):
     assert by_name[2] == by_name[3]
     (copy / "vocab.txt").write_text("x")
     assert seeds.settings_key(replace(job, teacher=str(copy)), kind) != by_name[2]
+    files = [write(tmp_path / f"{name}-train.json", "[]") for name in "dm"]  # two files of C3 that one name stands for
+    before = seeds.settings_key(replace(job, train=str(files[0])), TASKS["choice"]())
+    files[1].write_text("[1]")
+    assert seeds.settings_key(replace(job, train=str(files[0])), TASKS["choice"]()) != before
 
 
 def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):

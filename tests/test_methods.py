@@ -20,7 +20,7 @@ RUNS = {
     "replaced, apart": {"discriminator": TINY, "share_embeddings": "none"},
     "diffusion": {"objective": "diffusion", "masking": "uniform"},
     "lora": {"init": "run", "lora": "r=2,alpha=6", "lr": 2e-2},
-    "lora, muon": {"init": "run", "lora": "r=2,alpha=6", "optimizer": "muon", "lr_scale": ("lora_B=4", "layer.0=0")},
+    "lora, muon": {"init": "run", "lora": "r=2,alpha=6", "optimizer": "muon", "lr_scale": ["lora_B=4", "layer.0=0"]},
     "lora, targets": {"init": "run", "lora": "r=2,alpha=6,target=query|dense"},
 }
 

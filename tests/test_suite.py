@@ -6,7 +6,7 @@ import os
 import pytest
 from support.commands import json_of, refused, succeeds
 from support.data import BAD, GOOD
-from support.disk import write
+from support.disk import before_rename, write
 
 from bertrain.lab import suite
 
@@ -87,20 +87,14 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
     assert set(json.loads((seed / "config.json").read_text())["label2id"]) == {"0", "1"}
 
 
-def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp_path, monkeypatch):
-    out, refusals, replace = tmp_path / "out", [], os.replace
+def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp_path):
+    out, refusals = tmp_path / "out", []
     arguments = ["glue", *common(bert_run, of_glue(tmp_path / "glue", "CoLA"), out)]
-
-    def replaced(source, target):
-        if str(target) == str(out / "result.json"):
-            refusals.append(refused(suite.main, *arguments, kind="busy", given=str(os.getpid())))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    result = json_of(suite.main, *arguments)
+    busy = {"kind": "busy", "given": str(os.getpid())}
+    with before_rename("out/result.json", lambda: refusals.append(refused(suite.main, *arguments, **busy))):
+        result = json_of(suite.main, *arguments)
     assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
     assert json.loads((out / "result.json").read_bytes()) == result
-    monkeypatch.undo()
     assert json_of(suite.main, *arguments) == result
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from support import runs
 from support.commands import invoke, refused, refuses, succeeds
 from support.data import assert_goes_on, assert_same, build
-from support.disk import flip
+from support.disk import contents, flip
 from support.families import SMALL as FAMILIES_HERE
 from support.families import model_of
 from support.runs import QUIET, TINY, flags, learner, learner_of, losses, on_ranks, refused_run, train
@@ -31,15 +31,8 @@ from bertrain.models.encoder import recompute_activations
 from bertrain.models.load import load_model
 from bertrain.pretrain import main as pretrain_main
 
-TEACHER = {
-    "model_type": "bert",
-    "hidden_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 3,
-    "intermediate_size": 64,
-    "hidden_dropout_prob": 0.1,
-}
 BERT = FAMILIES_HERE["bert"] | {"model_type": "bert"}
+TEACHER = BERT | {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "hidden_dropout_prob": 0.1}
 VARIANTS, UNIT = 2, 37
 
 
@@ -68,10 +61,6 @@ def caches(dataset, big, once):
             succeeds(teacher.main, *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
 
     return {name: once("caches", make) / name for name in ("all", "few")}
-
-
-def contents(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def loader_of(dataset, cache=None, **more):

@@ -72,6 +72,8 @@ def test_a_permuted_vocabulary_permutes_the_logits(checkpoint, ordinary, tmp_pat
         assert torch.allclose(logits(new, ids), expected, atol=1e-5)
         same = [torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True)]
         assert all(same) == (tokens is ordinary)
+        has_types = "token_type_ids" in AutoTokenizer.from_pretrained(out).model_input_names
+        assert has_types == (kind not in ("modernbert", "deberta-v2"))
 
 
 def test_a_new_token_begins_as_the_mean_of_what_spells_it(checkpoint, ordinary, tmp_path):

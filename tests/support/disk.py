@@ -84,6 +84,20 @@ def step_of_index(path):
 
 
 @contextmanager
+def before_rename(name, action):
+    """Calls an action in this context before a file whose path ends with a name gets it."""
+    replace = os.replace
+
+    def replaced(source, target):
+        if str(target).endswith(name):
+            action()
+        replace(source, target)
+
+    with patch.object(os, "replace", replaced):
+        yield
+
+
+@contextmanager
 def recorded(root):
     """Checks changes of names below `root` as they happen: a rename makes visible what is on disk, with what came
     before it, and nothing is removed or replaced before that is safe.
