@@ -63,7 +63,7 @@ __all__ = [
 
 
 def open(path: Any) -> Dataset:
-    """Opens the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged.
+    """Open the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged.
 
     path: a directory, or a URL of s3, gs, az, hf, http or https, from which the dataset is copied to the cache of this
     host once ($BERTDATA_CACHE, else ~/.cache/bertdata); that raises RemoteError if the server does not give it.
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that are not loaded yet, for tab completion."""
+    """Return the public names, also those that are not loaded yet, for tab completion."""
     return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})

@@ -8,10 +8,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
+
 
 @intrinsic
 def trailing_zeros(typing: Any, word: Any) -> Any:
-    """The number of the lowest bit that is set, in a word that is not 0."""
+    """Return the number of the lowest bit that is set, in a word that is not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -21,7 +23,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def count_ones(typing: Any, word: Any) -> Any:
-    """The number of bits that are set."""
+    """Return the number of bits that are set."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -38,7 +40,7 @@ def pointer_to(context: Any, builder: Any, kind: Any, array: Any, offset: Any, t
 
 @intrinsic
 def load64(typing: Any, array: Any, offset: Any) -> Any:
-    """The 8 bytes at a byte offset, any alignment."""
+    """Return the 8 bytes at a byte offset, any alignment."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.load(pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64)))
@@ -50,7 +52,7 @@ def load64(typing: Any, array: Any, offset: Any) -> Any:
 
 @intrinsic
 def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Writes 8 bytes at a byte offset, any alignment."""
+    """Write 8 bytes at a byte offset, any alignment."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
@@ -62,7 +64,7 @@ def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept: Any, place: Any) -> Any:
-    """Writes the 16 bytes at a byte offset, and those of a row of masks, to kept[place:]. Returns them as two words.
+    """Write the 16 bytes at a byte offset, and those of a row of masks, to kept[place:]. Returns them as two words.
 
     masks, kept: uint64; row, place: int64, even numbers of their elements.
     """
@@ -70,16 +72,16 @@ def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair, number = ir.VectorType(ir.IntType(64), 2), ir.IntType(64)
 
-        def of(which: int, offset: Any) -> Any:
+        def pointer(which: int, offset: Any) -> Any:
             return pointer_to(context, builder, signature.args[which], args[which], offset, pair)
 
         def bytes_of(elements: Any) -> Any:
             return builder.shl(elements, ir.Constant(number, 3))
 
-        text, mask = builder.load(of(0, args[1])), builder.load(of(2, bytes_of(args[3])))
+        text, mask = builder.load(pointer(0, args[1])), builder.load(pointer(2, bytes_of(args[3])))
         text.align, mask.align = 1, 8
         key = builder.and_(text, mask)
-        builder.store(key, of(4, bytes_of(args[5]))).align = 8
+        builder.store(key, pointer(4, bytes_of(args[5]))).align = 8
         halves = [builder.extract_element(key, ir.Constant(ir.IntType(32), k)) for k in range(2)]
         return context.make_tuple(builder, signature.return_type, halves)
 
@@ -89,7 +91,7 @@ def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept
 
 @intrinsic
 def are_equal128(typing: Any, first: Any, i: Any, second: Any, k: Any) -> Any:
-    """Whether first[i : i + 2] and second[k : k + 2] are equal, two arrays of uint64."""
+    """Return whether first[i : i + 2] and second[k : k + 2] are equal, two arrays of uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair, number = ir.VectorType(ir.IntType(64), 2), ir.IntType(64)
@@ -114,7 +116,7 @@ def request(builder: Any, place: Any) -> None:
 
 @intrinsic
 def prefetch(typing: Any, array: Any, offset: Any) -> Any:
-    """Asks the processor to load the 64 bytes at a byte offset, and does not wait."""
+    """Ask the processor to load the 64 bytes at a byte offset, and do not wait."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         request(builder, pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(8)))

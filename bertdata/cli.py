@@ -17,15 +17,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 import bertdata
-from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, SAMPLE_KINDS, MaskingPolicy
+from bertdata.choices import FIXED_TOKENIZERS, MASKING_POLICIES, MaskingPolicy
 from bertdata.errors import BertdataError, UsageError, counted, is_out_of_memory, require
-from bertdata.options import IdsFormat, Machines, Options, Shares, TextFormat, Vocabulary, build_arguments, helps
+from bertdata.options import Arguments, Options, build_arguments, helps
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
@@ -52,7 +52,7 @@ _OTHER_NAMES = {
 
 
 def nearest(given: str, names: Iterable[str]) -> list[str]:
-    """Return the one of the names that the user probably meant by an unknown one; [] if none is similar."""
+    """Return a list of the name that the user probably meant; [] if none is similar."""
     import difflib
 
     given, known = given.lstrip("-").replace("_", "-"), {name.lstrip("-").replace("_", "-"): name for name in names}
@@ -65,26 +65,24 @@ def nearest(given: str, names: Iterable[str]) -> list[str]:
 
 @contextmanager
 def one_sentence(*, quiet: bool = False) -> Iterator[None]:
-    """Ends the program with one line on stderr and an exit code, for an error that the user can act on.
+    """End the program with one line on stderr and an exit code, for an error that the user can act on.
 
     Any other exception is raised: a bug of the library, or of the user's code. quiet: print nothing; for the ranks that
     would repeat the line of rank 0.
     """
 
-    def say(line: str) -> None:
+    def fail(line: str, code: int = 1) -> NoReturn:
         if not quiet:
             click.echo(line, err=True)
+        sys.exit(code)
 
     try:
         yield
     except BertdataError as error:
-        say(f"Error: {error}")
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        fail(f"Error: {error}", 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as interrupt:  # a build's own says what is kept
-        if sys.stderr.isatty():
-            say("")  # the terminal has shown ^C
-        say(f"interrupted; {str(interrupt) or 'run the same command again'}")
-        sys.exit(130)
+        begin = "\n" * sys.stderr.isatty()  # the terminal has shown ^C
+        fail(f"{begin}interrupted; {str(interrupt) or 'run the same command again'}", 130)
     except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -93,11 +91,9 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
             size = re.search(r"tried to allocate [\d.]+ \w+", str(error), re.IGNORECASE)  # in torch's long sentences
             reason = size[0] if size else str(error).partition("\n")[0]
             reason = f": {reason}" if reason else ""
-            say(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
-            sys.exit(1)
+            fail(f"Error: not enough memory{reason}; use smaller batches, shorter rows or fewer processes")
         if "No available kernel" in str(error):  # of torch, in the first step
-            say("Error: no such kernel of attention supports this model and its rows; give --attention auto")
-            sys.exit(2)
+            fail("Error: no such kernel of attention supports this model and its rows; give --attention auto", 2)
         if not isinstance(error, OSError):
             raise
         where = f"{error.filename}: " if error.filename else ""
@@ -106,8 +102,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
             advice = "; make room and run the same command again with --out DIR"
         elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "; correct the path or its permissions, or give another"
-        say(f"Error: {where}{error.strerror or error}{advice}")
-        sys.exit(1)
+        fail(f"Error: {where}{error.strerror or error}{advice}")
 
 
 class _Text(click.types.StringParamType):
@@ -184,7 +179,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _say(line: str) -> None:
-    """Prints a line on stderr, above a progress bar if there is one. Names in it may have control characters."""
+    """Print a line on stderr, above a progress bar if there is one. Names in it may have control characters."""
     line = line.translate(_CONTROLS)
     if sys.stderr.isatty():
         from tqdm import tqdm
@@ -195,7 +190,7 @@ def _say(line: str) -> None:
 
 
 def _local(shards: str) -> str:
-    """The directory of a dataset; of one under a URL that of its copy in the cache."""
+    """Return the directory of a dataset; for a URL, the one of its copy in the cache."""
     from bertdata.urls import is_remote
 
     if not is_remote(shards):
@@ -220,7 +215,7 @@ def _command(name: str, short_help: str, *examples: str, **options: Any) -> Call
 
 
 def _part_of(value: str) -> tuple[int, int]:
-    """Return the first and the number of 1/4 as (0, 4)."""
+    """Return 1/4 as (0, 4): the number of the part from 0, and the number of parts."""
     match = re.fullmatch(r"(\d+)/(\d+)", value)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise click.BadParameter(f"{value!r} is not a part; write 1/4 for the first of four parts")
@@ -231,12 +226,12 @@ _TYPES = {"shard_size": _bytes_of, "part": _part_of, "workers": click.INT, "max_
 
 
 def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of a group to a command, or those with these names."""
+    """Add the options of a group to a command, or those with these names in Python."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         texts = helps(group)
         for name, each in reversed([*group.declared()]):
-            if names and name not in names:
+            if names and each.name not in names:
                 continue
             settings: dict[str, Any] = {"type": _TYPES.get(name), "default": each.default, "help": texts.get(each.name)}
             if choices := each.metadata["choices"]:
@@ -253,19 +248,6 @@ def _options(group: type[Options], *names: str) -> Callable[[Callable[..., Any]]
 
 _inputs = click.argument("inputs", nargs=-1, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
-_out = click.option("--out", required=True, help="Directory for the dataset, new or empty.")
-_overwrite = click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
-_samples = click.option(
-    "--samples",
-    type=click.Choice(SAMPLE_KINDS),
-    default="windows",
-    help="Content of a row: a window over the text, a document, several packed documents, or a pair of segments.",
-)
-_special_tokens = click.option(
-    "--special-tokens",
-    is_flag=True,
-    help="Add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. Needed for gpt2.",
-)
 
 
 @_command(
@@ -281,26 +263,12 @@ _special_tokens = click.option(
     },
 )
 @_inputs
-@_out
-@click.option(
-    "--tokenizer",
-    help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
-    "the text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.",
-)
-@_special_tokens
-@click.option(
-    "--roles",
-    default="",
-    show_default=False,
-    metavar="ROLE=TOKEN,...",
-    help="Give tokens of the tokenizer the roles mask, cls, sep and pad, so that a decoder can be trained with masks.",
-)
-@_options(Vocabulary)
-@_options(TextFormat)
-@_options(Shares)
-@_options(Machines)
-@click.option("--finish", is_flag=True, help="Publish the dataset after all parts are built. Give --out alone.")
-@_overwrite
+@_options(Arguments, "out", "tokenizer", "special_tokens", "roles")
+@_options(bertdata.Vocabulary)
+@_options(bertdata.TextFormat)
+@_options(bertdata.Shares)
+@_options(bertdata.Machines)
+@_options(Arguments, "finish", "overwrite")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
@@ -332,19 +300,19 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
 
 
 def _given(names: Iterable[str]) -> list[str]:
-    """Return those of these parameters that stand on the command line."""
+    """Return which of these parameters were given on the command line."""
     source_of = click.get_current_context().get_parameter_source
     return [name for name in names if source_of(name) is click.core.ParameterSource.COMMANDLINE]
 
 
 def _say_without_effect(names: Iterable[str], because: str) -> None:
-    """Print a note for each of these options that stands on the command line."""
+    """Print a note for each of these options that was given on the command line."""
     for name in _given(names):
         click.echo(f"note: --{name.replace('_', '-')} has no effect, because {because}", err=True)
 
 
 def _say_built(report: Any, out: str) -> None:
-    """Prints what a user should know about a new dataset: warnings to stderr, its size and id to stdout."""
+    """Print what a user should know about a new dataset: warnings to stderr, its size and id to stdout."""
     dataset, counts = report.dataset, report.dataset.manifest.counts
     for warning in _warnings(report):
         _say(f"warning: {warning}")
@@ -362,7 +330,7 @@ def _say_dataset(dataset: Any, out: str, dropped: str, *more: str) -> None:
 
 
 def _size(part: Any) -> str:
-    """part: a dataset, or a split of one."""
+    """Return the size of a dataset or of a split as text."""
     return f"{counted(part.num_documents, 'document')}, {counted(part.num_tokens, 'token')}"
 
 
@@ -371,7 +339,7 @@ def _warnings(report: Any) -> Iterator[str]:
     settings = dataset.manifest.settings
     if num_invalid := counts["replaced_characters"]:
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
-        is_json = "encoding" not in settings and ", line " in first
+        is_json = "encoding" not in settings and report.replaced_kind == "jsonl"
         what, encoding = "lone surrogate" if is_json else "sequence", settings.get("encoding", "UTF-8")
         kind = "or invalid bytes of JSON" if is_json else f"of bytes that are not {encoding}"
         is_other = not ("encoding" in settings or is_json) and num_invalid > _FEW_INVALID * counts["text_bytes"]
@@ -399,17 +367,10 @@ def _warnings(report: Any) -> Iterator[str]:
     "bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@_out
-@click.option(
-    "--tokenizer",
-    required=True,
-    help="The tokenizer that produced the ids: a tokenizer.json, a vocab.txt, a directory of one, or a name on the "
-    "Hugging Face hub.",
-)
-@_special_tokens
-@_options(IdsFormat)
-@_options(Shares)
-@_overwrite
+@_options(Arguments, "out", "tokenizer_of_ids", "special_tokens")
+@_options(bertdata.IdsFormat)
+@_options(bertdata.Shares)
+@_options(Arguments, "overwrite")
 def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
 
@@ -421,7 +382,7 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     from bertdata.write import import_ids
 
     with _bar("import") as progress:
-        options |= {"ids": IdsFormat.pop_from(options), "shares": Shares.pop_from(options)}
+        options |= {"ids": bertdata.IdsFormat.pop_from(options), "shares": bertdata.Shares.pop_from(options)}
         dataset = import_ids(files, out, **options, say=_say, progress=progress)
     counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
     if separator is None:
@@ -457,9 +418,9 @@ def export_command(shards: str, out: str, split: str) -> None:
     "bertdata train-tokenizer --type residues --out tokenizer/",
 )
 @_inputs
-@_options(Vocabulary)
+@_options(bertdata.Vocabulary)
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
-@_options(TextFormat, "format", "text_key", "encoding", "include", "exclude", "map", "on_error")
+@_options(bertdata.TextFormat, "kind", "text_key", "encoding", "include", "exclude", "maps", "on_error")
 def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
@@ -468,7 +429,7 @@ def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
     """
     from bertdata import write
 
-    vocabulary, text = Vocabulary.pop_from(options), TextFormat.pop_from(options, documents="line")
+    vocabulary, text = bertdata.Vocabulary.pop_from(options), bertdata.TextFormat.pop_from(options, documents="line")
     if vocabulary.kind in FIXED_TOKENIZERS:
         others = click.get_current_context().params.keys() - {"inputs", "type", "out"}
         _say_without_effect(sorted(others), f"--type {vocabulary.kind} has a fixed vocabulary")
@@ -484,9 +445,10 @@ def train_tokenizer(inputs: tuple[str, ...], out: str, **options: Any) -> None:
 @click.option("--length", default=128, help="Row length in tokens, used to count samples.")
 @click.option("--global-batch-size", default=256, help="Rows of a step over all ranks, used to count steps.")
 @click.option("--world-size", default=1, help="Number of ranks that share a step, used to count the rows of each.")
-@_samples
+@_options(Arguments, "samples")
 def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps: int) -> None:
     """Print facts about a dataset: contents, settings, and what was dropped or replaced."""
+    from bertdata.files import write_page
     from bertdata.format.dataset import Dataset
     from bertdata.look import facts
 
@@ -497,11 +459,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
         least = 3 if option == "length" else 1
         require(value >= least, option, value, f"at least {least}")
     if html:
-        from bertdata.files import write_page
-        from bertdata.look import report
-
-        page = report.report(Dataset(shards), **steps, samples=samples)
-        write_page(Path(html), page.encode())
+        write_page(Path(html), facts.report(Dataset(shards), **steps, samples=samples).encode())
         click.echo(html)
         return
     about = facts.facts(Dataset(shards), **steps, samples=samples)
@@ -516,7 +474,7 @@ def inspect(shards: str, as_json: bool, html: str | None, samples: str, **steps:
 @click.option("--split", default="train", help="Split: train, validation or test.")
 @click.option("--length", default=128, help="Row length in tokens, special tokens included.")
 @click.option("--seed", default=0, help="Random seed for order and masks.")
-@_samples
+@_options(Arguments, "samples")
 @click.option(
     "--masking", "--policy", type=click.Choice(MASKING_POLICIES), default="exact", help="Policy for --masked."
 )
@@ -533,16 +491,7 @@ def show(shards: str, masked: bool, masking: MaskingPolicy, **options: Any) -> N
 @_command("push", "Copy a dataset to a URL.", "bertdata push shards/ s3://bucket/name")
 @_dataset
 @click.argument("url")
-@click.option(
-    "--public",
-    is_flag=True,
-    help="Let everybody see a repository of the hub. Default: a new one is private, and a public one is refused.",
-)
-@click.option(
-    "--origins",
-    is_flag=True,
-    help="Also send origins/ to the hub, which names the inputs with their paths. Object stores always get it.",
-)
+@_options(Arguments, "public", "origins")
 def push(shards: str, url: str, public: bool, origins: bool) -> None:
     """Copy a dataset to a URL of s3, gs, az or hf, such as s3://bucket/name, and check its files on the way.
 

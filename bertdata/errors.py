@@ -12,7 +12,7 @@
 Each error has a kind, one of KINDS: the errors of one kind have the same remedy. Programs and tests decide by the kind
 and by the option, never by the sentence, whose words may change.
 
-Any other exception keeps its traceback: it is a bug of the library, or of code of the user's own.
+Any other exception keeps its traceback: it is a bug of the library or of the user's code.
 """
 
 from __future__ import annotations
@@ -159,12 +159,14 @@ class StateError(BertdataError):
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of pyproject.toml. pip leaves the bertrain that is installed, also a clone."""
+    """Return the command that installs an extra of pyproject.toml. pip leaves the bertrain that is installed, also a
+    clone.
+    """
     return f"pip install 'bertrain[{extra}]'"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, for a sentence.
+    """Return a number with its noun, for a sentence.
 
     >>> counted(1, "row"), counted(2000, "row")
     ('1 row', '2,000 rows')
@@ -178,7 +180,7 @@ _NO_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory is used up: a MemoryError, or what torch raises on CPUs and GPUs."""
+    """Return whether an exception says that memory is used up: a MemoryError, or what torch raises on CPUs and GPUs."""
     is_of_torch = isinstance(error, RuntimeError | OSError) and _NO_MEMORY.search(str(error))
     return isinstance(error, MemoryError) or bool(is_of_torch)
 
@@ -216,7 +218,7 @@ def require_share(option: str, value: Any) -> float:
 
 
 def damaged(path: object, why: str = "it has impossible numbers") -> DatasetError:
-    """Return the error for a file or a dataset that does not have what it must have."""
+    """Return the error for a damaged file or dataset."""
     sentence = f"{path} is damaged: {why}; copy or make it again; bertdata verify finds all faults"
     return DatasetError(sentence, "damaged", given=path)
 

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, and holds locks.
+"""Write files completely or not at all, and hold locks.
 
 A file is written under a temporary name, synced and renamed; then its directory is synced.
 """
@@ -21,7 +21,7 @@ TEMPORARY = ".tmp"
 
 
 def open_plain(path: Path, mode: str) -> IO[Any]:
-    """open() that takes only ordinary files: no symbolic link, pipe or device, which could block or lead elsewhere.
+    """Open an ordinary file, as open() does: no symbolic link, pipe or device, which could block or lead elsewhere.
 
     Raises DatasetError for these, and OSError as open() does.
     """
@@ -44,9 +44,9 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names a file in errors of the system that name none, as those of a full disk while a file is written.
+    """Name a file in errors of the system that name none, as those of a full disk while a file is written.
 
-    An error that names a temporary file then names the file that it was to become. One of a user's iterable stays.
+    A temporary file gets its final name in the error. Errors of a user's iterable stay as they are.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def _name(error: OSError, path: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes a directory and its parents, and syncs them, so that they survive a loss of power."""
+    """Make a directory and its parents, and sync them, so that they survive a loss of power."""
     if not directory.exists():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ def make_directory(directory: Path) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Makes the names of new and renamed files survive a loss of power."""
+    """Make the names of new and renamed files survive a loss of power."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -78,7 +78,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def cache_directory() -> Path:
-    """$BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata."""
+    """Return $BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata."""
     if directory := os.environ.get("BERTDATA_CACHE"):
         return Path(directory)
     if not (above := os.environ.get("XDG_CACHE_HOME")):
@@ -90,11 +90,11 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Holds the lock file `path` until the context, or this process, ends.
+    """Hold the lock file `path` until the context, or this process, ends.
 
     shared: other processes may share the lock. wait: until no other process holds it. Else raises BuildError with the
     text "{busy} by process {N}; {advice}" if another process holds it. Raises FileNotFoundError if the file was removed
-    before the lock was taken: such a lock holds nobody off.
+    before the lock was taken: such a lock excludes nobody.
     """
     import fcntl  # not on Windows
 
@@ -114,7 +114,7 @@ def locked(path: Path, busy: str = "", advice: str = "", *, shared: bool = False
 
 
 def write_page(path: Path, content: bytes) -> None:
-    """As `write_file`; a pipe or a device, such as /dev/stdout, gets the bytes and stays what it is."""
+    """Write a file as `write_file` does; a pipe or a device, such as /dev/stdout, gets the bytes."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
     else:
@@ -194,6 +194,6 @@ class Stage:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Write what is in memory of a file to the disk."""
+    """Flush a file, and sync it to the disk."""
     file.flush()
     os.fsync(file.fileno())

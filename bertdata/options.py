@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertdata.choices import FIXED_TOKENIZERS, IDS_FORMATS, INPUT_FORMATS, TOKENIZER_TYPES
+from bertdata.choices import FIXED_TOKENIZERS, IDS_FORMATS, INPUT_FORMATS, SAMPLE_KINDS, TOKENIZER_TYPES
 from bertdata.errors import UsageError, require, require_known, require_positive, require_share
 
 _Group = TypeVar("_Group", bound="Options")
@@ -232,6 +232,36 @@ class IdsFormat(Options):
     """Of the ids in a .bin without a header. Default: guessed, and the guess is printed."""
     shard_size: int = option(1 << 30, check=require_positive, default="1GiB", metavar="SIZE")
     """Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Options):
+    """Options that are arguments of functions in Python. Their help is here."""
+
+    out: str = option(None, required=True)
+    """Directory for the dataset, new or empty."""
+    overwrite: bool = option(False)
+    """Replace a dataset or an unfinished build in --out."""
+    finish: bool = option(False)
+    """Publish the dataset after all parts are built. Give --out alone."""
+    tokenizer: str | None = option(None)
+    """A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on the
+    text, with --type, --cased and --vocab-size; with --type residues or bytes, one that needs no training.
+    """
+    tokenizer_of_ids: str = option(None, flag="tokenizer", required=True)
+    """The tokenizer that produced the ids: a tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging
+    Face hub.
+    """
+    special_tokens: bool = option(False)
+    """Add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. Needed for gpt2."""
+    roles: str = option("", show_default=False, metavar="ROLE=TOKEN,...")
+    """Give tokens of the tokenizer the roles mask, cls, sep and pad, so that a decoder can be trained with masks."""
+    samples: str = option("windows", *SAMPLE_KINDS)
+    """Content of a row: a window over the text, a document, several packed documents, or a pair of segments."""
+    public: bool = option(False)
+    """Let everybody see a repository of the hub. Default: a new one is private, and a public one is refused."""
+    origins: bool = option(False)
+    """Also send origins/ to the hub, which names the inputs with their paths. Object stores always get it."""
 
 
 def build_arguments(options: dict[str, Any]) -> dict[str, Any]:

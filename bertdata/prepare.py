@@ -30,18 +30,18 @@ def nfkc(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Removes control characters, makes each run of white space in a line one space, and removes empty lines."""
+    """Remove control characters and empty lines, and make each run of white space in a line one space."""
     lines = (" ".join(line.split()) for line in _CONTROL.sub("", text).split("\n"))
     return "\n".join(filter(None, lines))
 
 
 def length(least: int, most: int | None = None) -> Map:
-    """Leaves out texts of fewer than `least` or more than `most` characters."""
+    """Leave out texts of fewer than `least` or more than `most` characters."""
     return lambda text: text if least <= len(text) and (most is None or len(text) <= most) else None
 
 
 def cjk(least: float) -> Map:
-    """Leaves out texts of which a smaller share of the characters is Chinese, Japanese or Korean.
+    """Leave out texts of which a smaller share of the characters is Chinese, Japanese or Korean.
 
     White space does not count as a character, and punctuation is of no language.
     """

@@ -19,7 +19,7 @@ from bertdata.options import helps
 from bertdata.urls import require_local_output
 
 if TYPE_CHECKING:
-    from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, array_name, array_path, digest, open_array
+    from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, array_file, array_path, digest, open_array
     from bertdata.format.origins import Origins
     from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record, write_record
     from bertdata.format.verify import array_faults, verify

@@ -76,7 +76,7 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         return self.loader.num_samples
 
     def _follow(self, caller: FrameType) -> None:
-        """Takes the epoch of a sampler of accelerate that starts, which asks for the length first.
+        """Take the epoch of a sampler of accelerate that starts, which asks for the length first.
 
         accelerate tells the epoch to its sampler alone, not to the dataset, on several processes and after
         skip_first_batches.
@@ -129,6 +129,6 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
         return self.loader.state_dict() | {"position": self.loader.position_of(number)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises StateError if the state belongs to another stream."""
+        """Raise StateError if the state belongs to another stream."""
         self.loader.load_state_dict(state)
         self._made = 0

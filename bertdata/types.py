@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
 LARGEST_VOCABULARY = 1 << 24
+Progress = Callable[[int, int], None]
+"""A function that is called now and then with the bytes that are done, and all."""
 _BY_ROLE = -1  # no id
 
 
@@ -40,7 +42,7 @@ class SpecialTokens:
             object.__setattr__(self, "separator", self.sep if self.sep is not None else self.eos)
 
     def roles(self) -> dict[str, int]:
-        """The ids by role, for the roles that the vocabulary has."""
+        """Return the ids by role, for the roles that the vocabulary has."""
         return {name: getattr(self, name) for name in ROLES if getattr(self, name) is not None}
 
 
@@ -54,7 +56,7 @@ class Masking:
         "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019); a part of a word only in
             a row that would otherwise have less than half of its targets.
         "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
-        "uniform" selects a share of the row that is drawn anew for each row, and all selected places become [MASK]; the
+        "uniform" selects a share of the row that is sampled for each row, and all selected places become [MASK]; the
             batch has a weight for each row (masked diffusion: LLaDA, Nie et al., 2025). probability, min_targets and
             the fractions have no effect.
 
@@ -173,6 +175,6 @@ class Batch:
         return np.append(np.flatnonzero(self.position_ids == 0), num_rows * length).astype(np.int32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, without those that are None."""
+        """Return the arrays by name, without those that are None."""
         named: dict[str, Any] = vars(self)
         return {name: array for name, array in named.items() if array is not None}

@@ -24,17 +24,17 @@ def is_url(name: str) -> bool:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is a URL, and no file here has it."""
+    """Return whether a name is a URL, and no file here has it."""
     return is_url(name) and not os.path.lexists(name)
 
 
 def is_url_of_any_kind(name: str) -> bool:
-    """Whether a name is a URL, also of a kind that nothing here can read, and no file here has it."""
+    """Return whether a name is a URL, also of a kind that nothing here can read, and no file here has it."""
     return _ANY_URL.match(name) is not None and not os.path.lexists(name)
 
 
 def require_local_output(name: str) -> None:
-    """Raises UsageError for an --out that is empty or a URL."""
+    """Raise UsageError for an --out that is empty or a URL."""
     if not name:
         raise UsageError("--out is empty; give a directory", "missing", option="out")
     if is_url_of_any_kind(name):
@@ -43,13 +43,13 @@ def require_local_output(name: str) -> None:
 
 
 def scheme_of(url: str) -> str:
-    """A key of LOGIN."""
+    """Return a key of LOGIN."""
     scheme = url.partition("://")[0]
     return "http" if scheme == "https" else scheme
 
 
 def without_secrets(url: str) -> str:
-    """A URL without what may be secret; any other name as it is."""
+    """Return a URL without what may be secret; any other name as it is."""
     if not is_url(url) or scheme_of(url) == "hf":
         return url
     scheme, _, rest = url.partition("://")
@@ -59,8 +59,8 @@ def without_secrets(url: str) -> str:
     return f"{scheme}://{server.rpartition('@')[2].partition('?')[0]}{slash}{path}"
 
 
-def require_sound(url: str) -> None:
-    """Raises UsageError for what no request can be made of."""
+def require_valid_url(url: str) -> None:
+    """Raise UsageError for what no request can be made of."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname or "", parts.port

@@ -135,7 +135,7 @@ def test_libraries_are_where_they_belong(module):
         ("tokenizers", "tokenize."),
         ("transformers", "tokenize."),
         ("obstore", "remote."),
-        ("ray", "write.cluster"),
+        ("ray", "write.machines"),
     )
     for library, home in homes:
         assert library not in used or module.startswith(home)

@@ -24,8 +24,7 @@ import bertdata
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write.staging import continue_or_start
-from bertdata.write.state import BuildPlan
+from bertdata.write.staging import BuildPlan, continue_or_start
 
 pytestmark = pytest.mark.usefixtures("dataset")  # so that kernels are compiled before calls are counted
 

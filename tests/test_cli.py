@@ -26,7 +26,7 @@ import bertdata
 from bertdata import cli
 from bertdata.cli import main
 from bertdata.format.verify import verify
-from bertdata.look import report
+from bertdata.look import facts
 from bertrain.__main__ import COMMANDS as TRAINER
 from bertrain.__main__ import main as trainer
 from bertrain.commands import demo, docstrings
@@ -182,7 +182,7 @@ def test_names_of_any_bytes_are_printed_where_output_is_strict(tmp_path, corpus,
 def test_a_page_goes_into_a_pipe_that_stays(dataset, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with patch.object(report, "report", lambda *given, **options: "<html>"):
+    with patch.object(facts, "report", lambda *given, **options: "<html>"):
         succeeds(main, "inspect", dataset.path, "--html", tmp_path / "pipe")
     assert os.read(reading, 99) == b"<html>"
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)

@@ -190,7 +190,7 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
         ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
         ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
         ({"include": ["*"], "exclude": ["*.xml", "*.gz", "?.*"]}, ["AA/notes.md", "AA/wiki_00", "README.md", EN]),
-        ({"any_ending": True, "exclude": ["*.xml", "*.md", "?.*"]}, ["AA/wiki_00", EN]),
+        ({"any_kind": True, "exclude": ["*.xml", "*.md", "?.*"]}, ["AA/wiki_00", EN]),
     ],
 )
 def test_patterns_select_files_of_a_directory(mixed, options, files):

@@ -67,7 +67,7 @@ def test_invalid_text_is_counted_as_in_a_file(tmp_path, vocab):
     found = build(iter([b"a\xffb", "x\ud800y"]), tmp_path / "out", tokenizer=vocab, validation=0)
     assert found.dataset.dataset_id == expected.dataset_id
     assert found.dataset.manifest.counts == expected.manifest.counts
-    assert found.first_replaced == "the iterable, byte 11"
+    assert found.first_replaced == "item 1 of the iterable"
 
 
 @pytest.mark.parametrize("block", [7, 1 << 19])

@@ -17,7 +17,7 @@ from bertdata.choices import MASKING_POLICIES
 from bertdata.read import order
 from bertdata.read.kernels import rows, windows
 from bertdata.read.masking import Masker
-from bertdata.sources.kernels import PADDING, _copy_line
+from bertdata.sources.kernels import TEXT_PADDING, _copy_line
 from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
     decoded,
@@ -201,7 +201,7 @@ def test_text_hash_reads_nothing_outside_its_data():
 def test_spellings_are_counted_as_python_counts_them(pieces, strings):
     """Also where a string crosses 64 bytes; what stands after the text does not count."""
     text, counts = b"".join(pieces), np.zeros(len(strings), np.int64)
-    data = np.frombuffer((text + b"aa[MASK]<s>" * 12)[: len(text) + PADDING], np.uint8)
+    data = np.frombuffer((text + b"aa[MASK]<s>" * 12)[: len(text) + TEXT_PADDING], np.uint8)
     build_kernels.count_literals(data, len(text), build_kernels.literals(strings), counts)
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
 
@@ -213,7 +213,7 @@ WORDS = [*word_list("counted", "latin-1"), "é\xa0".encode(), b"a" * 63, b" " * 
 @example([b"a" * 64 + b"b", b" " * 64 + b"a", b"a" * 63 + b" a", b"", b" "])
 def test_words_are_counted_as_the_reference_counts_them(texts):
     """Also where a word crosses 64 bytes; what stands after the text does not count."""
-    data = np.frombuffer(b"".join(text + b"\n" for text in texts) + b"a " * (PADDING // 2), np.uint8)
+    data = np.frombuffer(b"".join(text + b"\n" for text in texts) + b"a " * (TEXT_PADDING // 2), np.uint8)
     offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
     counts = np.empty(len(texts), np.int64)
     build_kernels.count_words(data, offsets, 1, counts)
@@ -291,7 +291,7 @@ def test_sixteen_bytes_are_masked_kept_and_compared(text, mask, place, bit):
 @example([bytes(range(256))], 128, [(200, 100), (130, 0), (131, 1), (140, 9)], 255)
 @example([bytes(range(256))], 192, [(255, 0), (254, 0), (253, 0), (200, 7)], 192)
 def test_operations_on_64_bytes_are_those_on_each(parts, place, ranges, byte):
-    data, pairs = np.frombuffer(b"".join(parts) + bytes(PADDING), np.uint8), np.array(ranges, np.uint8)
+    data, pairs = np.frombuffer(b"".join(parts) + bytes(TEXT_PADDING), np.uint8), np.array(ranges, np.uint8)
     found = words_at(data, place, pairs, np.uint8(byte))
     assert found == bytes64.words_at(data, place, pairs, byte)
 
@@ -308,7 +308,7 @@ def points_of(text, size, points):
 def test_every_code_point_is_decoded():
     every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
     points, text = np.zeros(len(every), np.int64), every.encode()
-    points_of(np.frombuffer(text + bytes(PADDING), np.uint8), len(text), points)
+    points_of(np.frombuffer(text + bytes(TEXT_PADDING), np.uint8), len(text), points)
     assert np.array_equal(points, np.frombuffer(every.encode("utf-32-le"), np.uint32))
 
 

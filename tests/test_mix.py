@@ -14,7 +14,7 @@ from support.data import SPECIAL, assert_goes_on, assert_same, built, make_text,
 import bertdata
 from bertdata import Loader, Masking
 from bertdata.errors import UsageError
-from bertdata.read.mix import Mix, whole
+from bertdata.read.mix import Mix, ratio
 from bertdata.types import SpecialTokens
 
 KINDS = [
@@ -41,7 +41,7 @@ def mix(dataset, others):
 
 def weights_and_seed():
     weights = st.lists(st.integers(1, 12) | st.integers(1, 10**8), min_size=2, max_size=6)
-    return st.tuples(weights.map(whole), st.integers(0, 2**64 - 1))
+    return st.tuples(weights.map(ratio), st.integers(0, 2**64 - 1))
 
 
 @given(weights_and_seed(), st.lists(st.integers(0, 300) | st.integers(0, 2**62 - 1), max_size=8))
@@ -74,11 +74,11 @@ def test_a_source_advances_by_one_and_counts_say_where_it_is(given, start, numbe
 
 
 def test_weights_are_exact_decimals():
-    assert whole([0.7, 0.3]) == whole(["0.70", Fraction(3, 10)]) == whole([np.float64(7), 3]) == (7, 3)
-    assert whole([0.1, 0.2, 0.3]) == (1, 2, 3)
-    assert whole([1 / 3, 2 / 3]) == (1, 2)  # their decimals are in this ratio
-    assert whole([5]) == (1,)
-    assert whole([2**31 - 2, 1]) == (2**31 - 2, 1)
+    assert ratio([0.7, 0.3]) == ratio(["0.70", Fraction(3, 10)]) == ratio([np.float64(7), 3]) == (7, 3)
+    assert ratio([0.1, 0.2, 0.3]) == (1, 2, 3)
+    assert ratio([1 / 3, 2 / 3]) == (1, 2)  # their decimals are in this ratio
+    assert ratio([5]) == (1,)
+    assert ratio([2**31 - 2, 1]) == (2**31 - 2, 1)
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -165,7 +165,7 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
             Loader([(dataset, 1), (others[0], weight)])
     for weights in ([0.1234567891, 1], [1 / 3, 0.5], [2**31 - 1, 1]):  # too many digits
         with refuses("malformed", "shards"):
-            whole(weights)
+            ratio(weights)
     for starts in ((1, 2, 3), (1, -2), (1,)):
         with refuses("out-of-range", "starts", error=UsageError):
             Loader([(dataset, 1), (others[0], 1)], starts=starts)

@@ -18,8 +18,8 @@ from support.sources import as_jsonl, ids_by_split
 
 from bertdata import prepare
 from bertdata.format.origins import Origins
+from bertdata.options import function_of
 from bertdata.sources.documents import Documents
-from bertdata.sources.maps import function_of
 from bertdata.write import duplicates
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(120)]
@@ -166,6 +166,6 @@ def test_a_function_that_fails_is_named_with_the_line(tmp_path, vocab, name, kin
 
 def test_texts_are_compared_by_128_bits():
     texts = [b"stone", b"river"]
-    found = duplicates._hashes(Documents.of(texts, [0, 7], [0, 0], [-1, -1]), 1)
+    found = duplicates._hashes(Documents.from_texts(texts, [0, 7], [0, 0], [-1, -1]), 1)
     assert [row[:2].astype(">u8").tobytes() for row in found] == [blake2b(t, digest_size=16).digest() for t in texts]
     assert found[:, 2].tolist() == [0, 7]

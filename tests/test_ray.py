@@ -31,7 +31,7 @@ from bertdata.options import Shares, TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.plan import Part, split
 from bertdata.tokenize.load import load
-from bertdata.write import cluster, finish
+from bertdata.write import finish, machines
 from bertdata.write.encoding import TextEncoder
 from bertdata.write.units import UnitWriter
 
@@ -105,29 +105,29 @@ def job(tmp_path, corpus, vocab, monkeypatch):
     encoder = TextEncoder(load(vocab), Shares(), plan)
     get = Mock(side_effect=lambda reference: reference())
     monkeypatch.setattr("ray.get", get)
-    return [lambda: (encoder, staging / "attempts-1", tmp_path, cluster.versions(encoder))], Part(range(3), 0.0), get
+    return [lambda: (encoder, staging / "attempts-1", tmp_path, machines.versions(encoder))], Part(range(3), 0.0), get
 
 
 def test_an_attempt_that_was_taken_for_lost_changes_nothing(job):
     """It stands still before a file is moved, another attempt makes all, and then it continues."""
     sent, part, get = job
     staging, real = sent[0]()[1].parent, os.replace
-    records = cluster.make_task(sent, part, set())
+    records = machines.make_task(sent, part, set())
     expected = {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
     others = iter(range(1))
 
     def replace(source, target):
         if Path(target).parent == staging and next(others, None) is not None:
-            assert cluster.make_task(sent, part, set()) == records
+            assert machines.make_task(sent, part, set()) == records
         return real(source, target)
 
     with patch.object(os, "replace", replace):
-        assert cluster.make_task(sent, part, set()) == records
+        assert machines.make_task(sent, part, set()) == records
     assert {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()} == expected
-    assert [record.unit for record in cluster.make_task(sent, part, {0, 1})] == [2]
+    assert [record.unit for record in machines.make_task(sent, part, {0, 1})] == [2]
     assert get.call_count == 1  # a process loads the encoder and the plan once
     with patch.object(UnitWriter, "commit", side_effect=MemoryError), pytest.raises(MemoryError):
-        cluster.make_task(sent, part, set())
+        machines.make_task(sent, part, set())
     assert not list((staging / "attempts-1").iterdir())
 
 
@@ -148,9 +148,9 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
         (with_input(name=str(tmp_path / "absent.txt")), "not-found", "inputs"),
     ):
         with refuses(kind, option, says=f"node {platform.node()}"):
-            cluster.make_task([lambda node=node: node], part, set())
+            machines.make_task([lambda node=node: node], part, set())
     remote = SimpleNamespace(open=partial(open, corpus, "rb"), now=Mock(side_effect=AssertionError))
-    assert cluster.make_task([lambda: with_input(remote=remote)], part, set())  # no request for each task
+    assert machines.make_task([lambda: with_input(remote=remote)], part, set())  # no request for each task
 
 
 # ------------------------------------------------------------------------------------------------------- on two nodes

@@ -252,7 +252,7 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, limit):
     """A build that is killed as it tidies up has published."""
     limit(wait_for_manifest_s=0.1)
-    tidying = patch("bertdata.write.publish.remove_staging", side_effect=KeyboardInterrupt)
+    tidying = patch("bertdata.write.staging.remove_staging", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0

@@ -14,7 +14,7 @@ import bertdata
 from bertdata.choices import MASKING_POLICIES
 from bertdata.cli import main
 from bertdata.look import facts
-from bertdata.look.report import report
+from bertdata.look.facts import report
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
 

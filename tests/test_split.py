@@ -137,7 +137,7 @@ def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     assert published(tmp_path / "parts") == published(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("change", [{"unit_rule": 1}, {"of_a_later_version": 1}])
+@pytest.mark.parametrize("change", [{"unit_rule": 2}, {"of_a_later_version": 1}])
 def test_an_unfinished_build_of_another_version_is_kept_and_refused(tmp_path, corpus, vocab, change):
     options = {"tokenizer": vocab, "shard_size": 900}
     build(corpus, tmp_path / "out", part=(0, 1), **options)

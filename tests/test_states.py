@@ -34,9 +34,8 @@ from bertdata.format.verify import verify
 from bertdata.remote import stores
 from bertdata.remote.copies import pull, push
 from bertdata.tokenize.load import load
-from bertdata.write import dataset as of_a_build
-from bertdata.write import finish
-from bertdata.write.state import BuildPlan
+from bertdata.write import finish, staging
+from bertdata.write.staging import BuildPlan
 
 OPTIONS = {  # name → text, options of build
     "units": ("some", {"shard_size": 500}),
@@ -150,9 +149,9 @@ class World:
             self._learn(name)
 
     def _learn(self, name):
-        out, plans, real = self.base / "learn", [], of_a_build.continue_or_start
+        out, plans, real = self.base / "learn", [], staging.continue_or_start
         remember = lambda staging, plan, **more: plans.append(plan) or real(staging, plan, **more)  # noqa: E731
-        with patch.object(of_a_build, "continue_or_start", remember), suppress(BertdataError):
+        with patch.object(staging, "continue_or_start", remember), suppress(BertdataError):
             dataset = self.build(name, out).dataset
             self.documents[name] = [ids.tolist() for ids in dataset]
             self.ids[dataset.dataset_id] = name

@@ -18,7 +18,7 @@ from support.sources import BYTES, CONTENTS, FEW, blocks_of, read
 
 from bertdata.sources.documents import Documents
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, may_be_special
+from bertdata.sources.kernels import TEXT_PADDING, CutDocuments, cut, first_invalid, may_be_special
 
 KINDS = st.sampled_from(["blank", "line", "file"])
 MASKS = st.integers(0, 2**16 - 1) | st.just(2**15)  # a bit for each of 16 units
@@ -102,9 +102,9 @@ def test_the_first_invalid_byte_is_placed(folder, contents, kind, shard_size, ma
 @example(b"\xff" + b"a" * 70 + b"\n" + b"\xc3\xa9" * 70 + b"\n\n", False, False, 0)
 def test_cut_equals_its_reference(content, by_line, is_end, offset):
     """Documents, and where each has its first invalid byte. What is not complete is left for the next call."""
-    data = np.frombuffer(content + bytes(PADDING), np.uint8)
+    data = np.frombuffer(content + bytes(TEXT_PADDING), np.uint8)
     numbers = [np.empty(len(content) + 2, np.int64) for _ in range(4)]
-    cuts = Cuts(np.zeros(len(content) + 1 + PADDING, np.uint8), *numbers)
+    cuts = CutDocuments(np.zeros(len(content) + 1 + TEXT_PADDING, np.uint8), *numbers)
     count = cut(data, len(content), offset, is_end, by_line, cuts)
     used = int(cuts.used[0])
     bounds = cuts.offsets[: count + 1].tolist()
@@ -134,7 +134,7 @@ SPECIAL_PARTS = [b"-", b"-N", b"NaN", b"-NaN", b"aN", b"In", b"Inf", b"f", b" ",
 @given(st.integers(0, 70), st.lists(st.sampled_from(SPECIAL_PARTS), max_size=6))
 def test_what_is_special_is_found_as_by_the_reference(num_before, some):
     content = b"x" * num_before + b"".join(some)
-    text = np.frombuffer(content.ljust(len(content) + PADDING, b"x"), np.uint8)
+    text = np.frombuffer(content.ljust(len(content) + TEXT_PADDING, b"x"), np.uint8)
     assert may_be_special(text, len(content)) == reference.may_be_special(content)
 
 
@@ -151,7 +151,7 @@ AFTER_LEADS = [
 @example(AFTER_LEADS)
 def test_invalid_bytes_are_found_where_python_finds_them(contents):
     for content in contents:
-        index = first_invalid(np.frombuffer(content + bytes(PADDING), np.uint8), 0, len(content))
+        index = first_invalid(np.frombuffer(content + bytes(TEXT_PADDING), np.uint8), 0, len(content))
         assert (None if index < 0 else index) == reference.first_invalid(content, 0), content
 
 
@@ -177,7 +177,7 @@ def lines_of(rows):
     starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
     bad = [reference.first_invalid(row, 0) for row in rows]
     invalid = np.array([-1 if index is None else 1000 * n + index for n, index in enumerate(bad)])
-    text = np.frombuffer(b"\n".join([*rows, bytes(PADDING)]), np.uint8)
+    text = np.frombuffer(b"\n".join([*rows, bytes(TEXT_PADDING)]), np.uint8)
     none = np.zeros(len(rows), np.int64)
     return Documents(text, ends, starts, none, invalid, none, none)
 

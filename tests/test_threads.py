@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertdata.errors import InputError
-from bertdata.write.threads import LARGE, Crew
+from bertdata.write.machines import LARGE, Crew
 
 
 def results_of(sizes, workers, bad_items, bad_work):

@@ -110,7 +110,7 @@ def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
 
     def copy(read, is_over):
         file = SimpleNamespace(name="file", size=5, open=lambda: nullcontext(SimpleNamespace(read=read)))
-        return pulling._copy(lambda: file, path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
+        return pulling._copy(lambda name: file, "file", tmp_path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
 
     before = threading.Thread(target=copy, args=[slow, is_over])
     before.start()

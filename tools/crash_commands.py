@@ -28,8 +28,7 @@ from bertdata.format.manifest import MANIFEST, REPLACED
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
 from bertdata.remote import stores
-from bertdata.write.staging import STAGING
-from bertdata.write.state import PLAN, UnitRecord
+from bertdata.write.staging import PLAN, STAGING, UnitRecord
 from bertrain import checkpoint
 from bertrain.lab.distillation import answers
 from bertrain.models.load import load_model

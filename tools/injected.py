@@ -60,18 +60,18 @@ bertdata/files.py
 +        if not names:
 
 states overwrite: sync of the old manifest's new name
-bertdata/write/publish.py
+bertdata/write/staging.py
 -            fsync_directory(directory)
 -        if old :=
 +        if old :=
 
 states export: sync of an exported file
-bertdata/write/exporting.py
+bertdata/write/exchange.py
 -sync(file)
 +pass
 
 states export: sync of temporary names of an export
-bertdata/write/exporting.py
+bertdata/write/exchange.py
 -        fsync_directory(directory)  # the next
 +        #
 
@@ -127,14 +127,14 @@ bertrain/checkpoint.py
 +shutil.copytree(temporary, target)
 
 states build: the manifest last
-bertdata/write/publish.py
+bertdata/write/staging.py
 -        prepare_directory(directory, origins)
 +        stage.publish()
 +        stage.publish = lambda: None
 +        prepare_directory(directory, origins)
 
 states overwrite: the old manifest until the new one is there
-bertdata/write/publish.py
+bertdata/write/staging.py
 -        stage.publish()
 -    (directory / REPLACED).unlink(missing_ok=True)
 +        (directory / REPLACED).unlink(missing_ok=True)
@@ -147,7 +147,7 @@ bertrain/lab/distillation/answers.py
 +    write_record(directory / CACHE, header
 
 states build: where a killed publication moved a file
-bertdata/write/publish.py
+bertdata/write/staging.py
 - or (may_be_moved and exists(f"{directory}/{name}"))
 
 states build: a build is not continued next to its manifest

@@ -18,8 +18,8 @@ from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import Stage, open_plain
 
 HEADER_BYTES = 128
-BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
-_PIECE_BYTES = 4 * BLOCK_BYTES  # bytes of one read
+CRC_BYTES = 1 << 20  # bytes of a file that share one CRC-32
+_PIECE_BYTES = 4 * CRC_BYTES  # bytes of one read
 
 
 def npy_header(dtype: str, length: int) -> bytes:
@@ -33,13 +33,13 @@ def file_bytes(dtype: str, length: int, **more: object) -> int:
     return HEADER_BYTES + np.dtype(dtype).itemsize * length
 
 
-def array_name(shard: str, array: str) -> str:
+def array_file(shard: str, array: str) -> str:
     """Return the file name of an array, such as train-00000.tokens.npy."""
     return f"{shard}.{array}.npy"
 
 
 def array_path(directory: Path, shard: str, array: str) -> Path:
-    return directory / array_name(shard, array)
+    return directory / array_file(shard, array)
 
 
 def digest(path: Path) -> tuple[str, list[int]]:
@@ -53,7 +53,7 @@ def _digest(file: Any) -> tuple[str, list[int]]:
     sha256, crcs, piece = hashlib.sha256(), list[int](), np.empty(_PIECE_BYTES, np.uint8).data
 
     def checksums(size: int) -> list[int]:
-        return [zlib.crc32(piece[at : min(at + BLOCK_BYTES, size)]) for at in range(0, size, BLOCK_BYTES)]
+        return [zlib.crc32(piece[at : min(at + CRC_BYTES, size)]) for at in range(0, size, CRC_BYTES)]
 
     file.seek(0)
     with ThreadPoolExecutor(1) as beside:

@@ -19,8 +19,8 @@ import numpy as np
 
 from bertdata.errors import DatasetError, NoDatasetError, damaged
 from bertdata.files import Stage
-from bertdata.format.arrays import file_bytes, open_array
-from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_content, sealed_record
+from bertdata.format.arrays import array_file, file_bytes, open_array
+from bertdata.format.records import FORMAT_VERSION, LARGEST_RECORD, canonical, parse_record, read_content, sealed_record
 from bertdata.format.shards import (
     ARRAY_DTYPES,
     SPLITS,
@@ -103,10 +103,17 @@ class Manifest:
         number = int(np.searchsorted(split.first_documents, document, side="right")) - 1
         return name, number, document - int(split.first_documents[number])
 
-    @property
-    def is_imported(self) -> bool:
-        """Whether the ids were imported, so that special ids may be inside documents."""
-        return "imported" in self.settings
+    def files(self) -> Iterator[tuple[str, tuple[str | None, int]]]:
+        """Yield each file but the manifest: its name, its SHA-256 and its largest size in bytes.
+
+        The SHA-256 of a commit record is None: the record holds its own checksum.
+        """
+        for name, sha256 in {**self.tokenizer, **self.tables}.items():
+            yield name, (sha256, LARGEST_RECORD)
+        for shard in self.shards:
+            for name, entry in shard.arrays.items():
+                yield array_file(shard.name, name), (entry["sha256"], file_bytes(**entry))
+            yield f"{shard.name}.json", (None, LARGEST_RECORD)
 
     def write(self, stage: Stage) -> None:
         """Write manifest.json, which publishes the dataset, as the last file of a stage."""

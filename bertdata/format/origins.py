@@ -52,14 +52,14 @@ def origins_name(shard: str) -> str:
 def write_origins(
     directory: Path,
     dataset_id: str,
-    inputs: Sequence[NamedInput],
+    inputs: Sequence[Sequence[Any]],
     *,
     input_format: str | None,
     text_key: str,
     shards: Mapping[str, str],
 ) -> None:
     """Write the list of inputs, and the record after it. The arrays must exist. shards: name → SHA-256 in hex."""
-    lines = "".join(json.dumps(list(each)) + "\n" for each in inputs).encode()
+    lines = "".join(json.dumps(each) + "\n" for each in inputs).encode()
     write_file(directory / INPUTS, lines)
     record = {
         "format": "bertdata-origins",

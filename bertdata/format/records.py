@@ -14,7 +14,7 @@ from bertdata.errors import DatasetError, damaged, unreadable
 from bertdata.files import open_plain, write_file
 
 FORMAT_VERSION = 1  # of all records, except a manifest of many shards
-MAX_RECORD_BYTES = 1 << 27  # enough for a manifest of about 100,000 shards
+LARGEST_RECORD = 1 << 27  # bytes; enough for a manifest of about 100,000 shards
 
 
 def canonical(record: Any) -> bytes:
@@ -50,7 +50,7 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
     return parse_record(read_content(path), path, versions=versions)
 
 
-def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
+def read_content(path: Path, most: int = LARGEST_RECORD) -> bytes:
     """Return at most `most` + 1 bytes of a file. Raises DatasetError if it is missing or cannot be read."""
     try:
         with open_plain(path, "rb") as file:
@@ -63,8 +63,8 @@ def read_content(path: Path, most: int = MAX_RECORD_BYTES) -> bytes:
 
 def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """Return the record in the bytes of a file, as `read_record`. name: of the file, for errors."""
-    if len(content) > MAX_RECORD_BYTES:
-        raise damaged(name, f"it has more than {MAX_RECORD_BYTES:,} bytes")
+    if len(content) > LARGEST_RECORD:
+        raise damaged(name, f"it has more than {LARGEST_RECORD:,} bytes")
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("checksum")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import damaged
 from bertdata.files import Stage
-from bertdata.format.arrays import ArrayWriter, array_name, array_path, npy_header, open_array
+from bertdata.format.arrays import ArrayWriter, array_file, array_path, npy_header, open_array
 from bertdata.format.records import FORMAT_VERSION, sealed_record
 
 TABLE, DIGESTS = "shards.npy", "digests.npy"
@@ -118,11 +118,6 @@ class Split(Sequence[Shard]):
     def has_pairs(self) -> bool:
         """Whether pairs of segments can be made: sentences are stored, and there are two documents."""
         return self.stores("sentences") and self.num_documents > 1
-
-    @property
-    def shards(self) -> Split:
-        """The shards of the split, in order."""
-        return self
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -294,7 +289,7 @@ class ShardWriter:
     def _append(self, array: str, values: NDArray[Any], dtype: str = "<u8") -> int:
         """Append numbers to an array, and return its length before."""
         if array not in self._arrays:
-            self._arrays[array] = ArrayWriter(self._stage, array_name(self.name, array), dtype)
+            self._arrays[array] = ArrayWriter(self._stage, array_file(self.name, array), dtype)
             if array in ("documents", "sentences"):
                 self._arrays[array].append(np.zeros(1, np.uint64))
         length = self._arrays[array].length
@@ -321,7 +316,7 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Remove the files of a shard without documents."""
-        self._stage.discard(array_name(self.name, array) for array in self._arrays)
+        self._stage.discard(array_file(self.name, array) for array in self._arrays)
 
 
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:

@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, damaged
-from bertdata.format.arrays import BLOCK_BYTES, array_path, digest, file_bytes, open_array
+from bertdata.format.arrays import CRC_BYTES, array_path, digest, file_bytes, open_array
 from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.origins import DTYPE, ORIGINS, Origins, origins_name
 from bertdata.format.records import read_record
 from bertdata.format.shards import open_shard
-from bertdata.types import ROLES, SpecialTokens
+from bertdata.types import ROLES, Progress, SpecialTokens
 
 _PIECE = 1 << 20  # numbers to check at a time
 _ONE = np.uint64(1)
 
 
-def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
+def verify(path: str | Path, *, progress: Progress = lambda done, total: None) -> list[str]:
     """Return a message for each error in a dataset, which names the file and the offset; [] for an intact dataset.
 
     progress: called with the checked bytes and all bytes. Raises DatasetError if the manifest cannot be
@@ -43,15 +43,15 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
     for shard in manifest.shards:
         crc32_of: dict[str, list[int]] = {}
         faults += _errors(lambda: crc32_of.update(_recorded_crc32(directory, shard)))  # noqa: B023
-        shard_faults: list[str] = []
+        num_faults = len(faults)
         for array, entry in shard.arrays.items():
-            shard_faults += array_faults(array_path(directory, shard.name, array), entry, crc32_of.get(array))
+            faults += array_faults(array_path(directory, shard.name, array), entry, crc32_of.get(array))
             done += file_bytes(**entry)
             progress(done, total)
-        if not shard_faults:  # otherwise the contents would only repeat that the files are damaged
-            shard_faults += _content_faults(directory, shard, manifest)
-        faults += shard_faults
-    return faults + list(_origin_faults(directory, manifest))
+        if len(faults) == num_faults:  # otherwise the contents would only repeat that the files are damaged
+            faults += _errors(faults.extend, _content_faults(directory, shard, manifest))
+    faults += _errors(faults.extend, _origin_faults(directory, manifest))
+    return faults
 
 
 def _errors(check: Callable[..., Any], *arguments: Any) -> list[str]:
@@ -129,26 +129,21 @@ def array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | Non
         yield f"{file} has {size:,} bytes and should have {expected:,}"
     blocks = [number for number, (a, b) in enumerate(zip(crc32, recorded or [], strict=False)) if a != b]
     for number in blocks:
-        start = number * BLOCK_BYTES
-        yield f"{file}: bytes {start:,} to {min(start + BLOCK_BYTES, size):,} are damaged (CRC-32)"
+        start = number * CRC_BYTES
+        yield f"{file}: bytes {start:,} to {min(start + CRC_BYTES, size):,} are damaged (CRC-32)"
     if not blocks and size == expected:
         yield f"{file} is damaged: its SHA-256 differs from the manifest"
 
 
 def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterator[str]:
     """Check the numbers of an intact shard; yield the first error of each kind."""
-    special = manifest.special_tokens
-    try:
-        arrays = open_shard(directory, shard)
-    except DatasetError as error:
-        yield str(error)
-        return
+    special, arrays = manifest.special_tokens, open_shard(directory, shard)
     tokens, documents, has_separator = arrays["tokens"], arrays["documents"], special.separator is not None
 
     def file(array: str) -> Path:
         return array_path(directory, shard.name, array)
 
-    if fault := _tokens_fault(tokens, shard.num_documents, special, any_special=manifest.is_imported):
+    for fault in _token_faults(tokens, shard.num_documents, special, any_special="imported" in manifest.settings):
         yield f"{file('tokens')}: {fault}"
     for array in ("documents", "sentences"):
         if array in arrays and (fall := _first(_is_fall, arrays[array], overlap=1)) is not None:
@@ -181,37 +176,33 @@ def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterat
             yield f"{file('words')}: a bit after the last token is 1"
 
 
-def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, any_special: bool) -> str | None:
-    """Return a message for the first invalid id or a wrong number of separators. any_special: allow special ids."""
+def _token_faults(tokens: Any, num_documents: int, special: SpecialTokens, *, any_special: bool) -> Iterator[str]:
+    """Yield a message for the first invalid id or a wrong number of separators. any_special: allow special ids."""
     if (number := _first(lambda ids: ids >= special.vocab_size, tokens)) is not None:
-        return f"token {number} is {tokens[number]}, outside the vocabulary of {special.vocab_size}"
+        yield f"token {number} is {tokens[number]}, outside the vocabulary of {special.vocab_size}"
+        return
     if any_special:
-        return None
+        return
     forbidden = np.zeros(special.vocab_size, np.bool_)
     forbidden[list(special.special_ids)] = True
     forbidden[[each for each in (special.unk, special.separator) if each is not None]] = False
     if (number := _first(lambda ids: forbidden[ids], tokens)) is not None:
-        return f"token {number} is {tokens[number]}, a special id that must not be stored"
-    if special.separator in (None, special.unk):  # the unknown id may also be inside documents
-        return None
-    num_separators = sum(int((ids == special.separator).sum()) for _, ids in _in_pieces(tokens))
-    is_right = num_separators == num_documents
-    return None if is_right else f"{num_separators} separators for {num_documents} documents"
+        yield f"token {number} is {tokens[number]}, a special id that must not be stored"
+    elif special.separator not in (None, special.unk):  # the unknown id may also be inside documents
+        num_separators = sum(int((ids == special.separator).sum()) for _, ids in _in_pieces(tokens))
+        if num_separators != num_documents:
+            yield f"{num_separators} separators for {num_documents} documents"
 
 
 def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
     """Check every byte of the origins of a dataset, if it has origins."""
     if not (directory / ORIGINS).exists():
         return
-    try:
-        record = Origins.read(directory, manifest)
-        if record is None:
-            yield f"{directory / ORIGINS} belongs to a different dataset; remove it"
-            return
-        num_inputs = len(record.named_inputs)
-    except DatasetError as error:
-        yield str(error)
+    record = Origins.read(directory, manifest)
+    if record is None:
+        yield f"{directory / ORIGINS} belongs to a different dataset; remove it"
         return
+    num_inputs = len(record.named_inputs)
     for shard in manifest.shards:
         file = directory / origins_name(shard.name)
         entry = {"dtype": DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}

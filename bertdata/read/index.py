@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, DatasetError, damaged
 from bertdata.files import Stage, cache_directory, make_directory
-from bertdata.format.arrays import ArrayWriter, array_name, array_path, digest, open_array
+from bertdata.format.arrays import ArrayWriter, array_file, array_path, digest, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, sealed_record
 from bertdata.read.stream import Samples
 
@@ -52,7 +52,7 @@ def open_index(
     try:
         make_directory(directory)
         with Stage(directory, apart=directory) as stage:
-            writers = {array: ArrayWriter(stage, array_name(name, array), dtype) for array, dtype in dtypes.items()}
+            writers = {array: ArrayWriter(stage, array_file(name, array), dtype) for array, dtype in dtypes.items()}
             facts = make(lambda array, values: writers[array].append(values))
             entries = {array: writer.finish() for array, writer in writers.items()}
             record = {"format_version": FORMAT_VERSION, "identity": identity, "facts": facts}

@@ -17,18 +17,11 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import MOST_ROWS, SAMPLE_KINDS, SHUFFLES
-from bertdata.errors import (
-    StateError,
-    require,
-    require_integer,
-    require_known,
-    require_positive,
-    require_share,
-)
+from bertdata.errors import StateError, require, require_integer, require_known, require_positive, require_share
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
-from bertdata.read.mix import Mix, Weight, only, require_alike, whole
+from bertdata.read.mix import Mix, Weight, one_source, ratio, require_alike
 from bertdata.read.pairs import Pairs
 from bertdata.read.pieces import Pieces
 from bertdata.read.stream import Rows, Samples, Wanted, rows_of
@@ -123,7 +116,7 @@ class Loader:
         expected = "a number of samples from 0 for each of several datasets"
         require(not self.starts or has_starts, "starts", list(self.starts), expected)
         self.shards = pairs[0][0] if len(pairs) == 1 else pairs
-        datasets, self.weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
+        datasets, self.weights = [dataset for dataset, _ in pairs], ratio([weight for _, weight in pairs])
         require_alike(datasets)
         self.position = 0
         words = masking is not None and masking.policy in ("whole_word", "span")
@@ -170,7 +163,7 @@ class Loader:
         """
         facts, total = [source.facts for source in self.sources], sum(self.weights)
         shares = [weight / total for weight in self.weights]
-        return {name: sum(share * of[name] for share, of in zip(shares, facts, strict=True)) for name in facts[0]}
+        return {name: sum(share * each[name] for share, each in zip(shares, facts, strict=True)) for name in facts[0]}
 
     @property
     def num_slots(self) -> int:
@@ -244,7 +237,7 @@ class Loader:
         require(first >= 0, "positions", first, "numbers from 0")
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
-        places = self._mix.places(positions) if self._mix else only(positions)
+        places = self._mix.places(positions) if self._mix else one_source(positions)
         ids = order.sample_ids(
             places.positions,
             num_samples=self._sizes,

@@ -75,7 +75,7 @@ class Mix:
         return (counts if self._starts is None else counts + self._starts).tolist()
 
 
-def only(positions: NDArray[np.int64]) -> Places:
+def one_source(positions: NDArray[np.int64]) -> Places:
     """Return the places of positions, int64 [B], of a single source."""
     return Places(None, positions, *_every_row(positions.size))
 
@@ -86,7 +86,7 @@ def _every_row(num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.arange(num_rows), np.array([0, num_rows])
 
 
-def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
+def ratio(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Return weights as the smallest whole numbers in the same ratio: 0.7 and 0.3 → 7 and 3.
 
     A float is the decimal that Python prints for it. Raises UsageError unless all are numbers above 0.

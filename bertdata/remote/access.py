@@ -142,13 +142,10 @@ class RemoteFile:
     size: int  # bytes
     version: str  # its ETag, else the time of its last change; on the hub the digest of its content
     ask: Callable[[int, int], bytes] = field(repr=False, compare=False)  # (start, stop) → these bytes, in one attempt
-    again: Callable[[], RemoteFile] | None = field(default=None, repr=False, compare=False)  # None: it cannot change
+    again: Callable[[], RemoteFile] | None = field(default=None, repr=False, compare=False)
+    """Returns the file as it is now. Raises RemoteError if it does not exist any more. None: it cannot change."""
     listing: Callable[[], dict[str, RemoteFile]] | None = field(default=None, repr=False, compare=False)
     """List the files of the directory again; all of these files share this function."""
-
-    def refreshed(self) -> RemoteFile:
-        """Return the file as the server describes it now. Raises RemoteError if it does not exist."""
-        return self.again() if self.again else self
 
     def open(self) -> io.BufferedReader:
         """Return a seekable file object. It has at most three requests of 8 MiB in memory."""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,31 +24,22 @@ from bertdata.files import (
     naming,
     write_file,
 )
-from bertdata.format.arrays import HEADER_BYTES, array_name, digest, file_bytes, npy_header
+from bertdata.format.arrays import HEADER_BYTES, digest, npy_header
 from bertdata.format.dataset import stamp
-from bertdata.format.manifest import (
-    MANIFEST,
-    Manifest,
-    not_a_dataset,
-    parse_manifest,
-    read_manifest,
-    read_with_content,
-)
+from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest, read_manifest, read_with_content
 from bertdata.format.origins import ORIGINS, RECORD, Origins, prepare_directory
-from bertdata.format.records import MAX_RECORD_BYTES, parse_record, read_record
+from bertdata.format.records import LARGEST_RECORD, parse_record, read_record
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
 from bertdata.remote.access import RemoteFile, if_there
-from bertdata.remote.find import within
+from bertdata.remote.find import file_getter
+from bertdata.types import Progress
 from bertdata.urls import is_url, without_secrets
 
 LOCK = ".pull.lock"
 THREADS = 8  # files at the same time
 _PIECE = 1 << 23
-Progress = Callable[[int, int], None]
-"""Called with the copied bytes and all bytes."""
 FileOf = Callable[[str], RemoteFile]
-_Result = TypeVar("_Result")
 
 
 def push(
@@ -89,9 +79,9 @@ def push(
     if is_public and not public:
         sentence = f"{root} is a public repository; give --public if this dataset may be public"
         raise RemoteError(sentence, "missing", option="public")
-    files, done = _files_of(manifest), 0
+    files = dict(manifest.files())
     if (origins or not is_hub) and (known := Origins.read(source, manifest)):
-        files |= known.files() | {RECORD: (None, MAX_RECORD_BYTES)}
+        files |= known.files() | {RECORD: (None, LARGEST_RECORD)}
 
     def upload(name: str) -> int:
         _require_sound(source / name, files[name][0])
@@ -105,9 +95,7 @@ def push(
             raise DatasetError(sentence, "replaced", given=source) from None
 
     try:
-        for size in _at_once(upload, files):
-            done += size
-            progress(min(done, manifest.num_bytes), manifest.num_bytes)
+        _for_each(upload, files, manifest.num_bytes, progress)
         if is_hub:
             paths = {name: source / name for name in files}
             contents = {name: path if path.suffix == ".npy" else path.read_bytes() for name, path in paths.items()}
@@ -139,7 +127,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
         there = [*target.iterdir()]  # listed once, because a build, which has .build or the manifest, may end meanwhile
         if target / MANIFEST not in there:
             fsync_directory(target)  # before any file: the name of the lock tells whose they are
-            names = {*_files_of(manifest), MANIFEST, LOCK, ORIGINS}
+            names = {*dict(manifest.files()), MANIFEST, LOCK, ORIGINS}
             if other := next((path for path in there if path.name.removesuffix(TEMPORARY) not in names), None):
                 sentence = f"{other} does not belong to this dataset; remove it, or give a new directory"
                 raise BuildError(sentence, "out-exists", option="directory", given=target)
@@ -149,7 +137,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     if read_manifest(target).dataset_id != manifest.dataset_id:
         sentence = f"{target} already has a different dataset; give a different directory"
         raise BuildError(sentence, "out-exists", option="directory", given=target)
-    for name, (sha256, _) in _files_of(manifest).items() if there else ():  # nothing was copied now
+    for name, (sha256, _) in manifest.files() if there else ():  # nothing was copied now
         _require_sound(target / name, sha256)
     return manifest.dataset_id
 
@@ -175,30 +163,18 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
 
 def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     """Return name → file, and the manifest as bytes and parsed. Raises DatasetError if there is no dataset."""
-    file_of = if_there(lambda: within(root), "not-found")
-    content = if_there(lambda: file_of(MANIFEST).read(MAX_RECORD_BYTES), "not-found") if file_of else None
+    file_of = if_there(lambda: file_getter(root), "not-found")
+    content = if_there(lambda: file_of(MANIFEST).read(LARGEST_RECORD), "not-found") if file_of else None
     if file_of is None or content is None:
         raise not_a_dataset(root)
 
     def open_table(name: str, dtype: str, length: int) -> np.ndarray:
-        raw, size = file_of(name).read(MAX_RECORD_BYTES), np.dtype(dtype).itemsize * length
+        raw, size = file_of(name).read(LARGEST_RECORD), np.dtype(dtype).itemsize * length
         if raw[:HEADER_BYTES] != npy_header(dtype, length) or len(raw) != HEADER_BYTES + size:
             raise _not_named(f"{root}/{name}")
         return np.frombuffer(raw, dtype, offset=HEADER_BYTES)
 
     return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
-
-
-def _files_of(manifest: Manifest) -> dict[str, tuple[str | None, int]]:
-    """Return name → SHA-256 and largest size of every file except the manifest. Commit records have a checksum."""
-    files: dict[str, tuple[str | None, int]] = {
-        name: (sha256, MAX_RECORD_BYTES) for name, sha256 in {**manifest.tokenizer, **manifest.tables}.items()
-    }
-    for shard in manifest.shards:
-        for name, entry in shard.arrays.items():
-            files[array_name(shard.name, name)] = entry["sha256"], file_bytes(**entry)
-        files[f"{shard.name}.json"] = None, MAX_RECORD_BYTES
-    return files
 
 
 def _require_own_id(manifest: Manifest) -> None:
@@ -222,14 +198,14 @@ def _not_named(path: str | Path) -> DatasetError:
 def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest, progress: Progress) -> None:
     """Copy all missing files, and check each. The manifest, with the bytes `content`, is the last one."""
     _require_own_id(manifest)
-    record, raw = _origins_under(file_of, manifest, target)
-    files, is_over, done, total = _files_of(manifest), threading.Event(), 0, manifest.num_bytes
+    files, is_over = dict(manifest.files()), threading.Event()
+    file = if_there(lambda: file_of(RECORD), "not-found", "access-denied")  # some stores deny access to missing files
+    raw = file.read(LARGEST_RECORD) if file else b""
+    record = Origins.parse(parse_record(raw, file.name), manifest, file.name, target) if file else None
     files |= record.files() if record else {}
     prepare_directory(target, record.shards if record else {})
     try:
-        for size in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
-            done += size
-            progress(min(done, total), total)
+        _for_each(lambda name: _copy(file_of, name, target, *files[name], is_over), files, manifest.num_bytes, progress)
     finally:
         is_over.set()
     require_own_tokens(target, manifest)
@@ -238,20 +214,12 @@ def _get_files(file_of: FileOf, content: bytes, target: Path, manifest: Manifest
     write_file(target / MANIFEST, content)
 
 
-def _origins_under(file_of: FileOf, manifest: Manifest, target: Path) -> tuple[Origins | None, bytes]:
-    """Return the record of the origins of a dataset under a URL, as bytes and parsed, or None."""
-    file = if_there(lambda: file_of(RECORD), "not-found", "access-denied")  # what some stores answer if it is missing
-    if file is None:
-        return None, b""
-    content = file.read(MAX_RECORD_BYTES)
-    return Origins.parse(parse_record(content, file.name), manifest, file.name, target), content
-
-
-def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
+def _copy(file_of: FileOf, name: str, target: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
     """Copy a file of at most `most` bytes, unless it exists, and return its size."""
+    path, copied = target / name, hashlib.sha256()
     if sha256 is not None and path.exists() and digest(path)[0] == sha256:
         return path.stat().st_size
-    file, copied = find(), hashlib.sha256()
+    file = file_of(name)
     if file.size > most:
         raise _not_named(file.name)
     path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)  # a failed copy may still write to it
@@ -272,20 +240,22 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
     return file.size
 
 
-def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
-    """Yield the results of `do` for all names, in the order in which they end.
+def _for_each(do: Callable[[str], int], names: Iterable[str], total: int, progress: Progress) -> None:
+    """Call `do`, which returns a number of bytes, for all names, several at the same time.
 
-    After a failure or Ctrl-C no call starts, and calls in progress are not waited for: they may take minutes.
+    After a failure or Ctrl-C no new call begins, and nobody waits for running ones, which may take minutes.
     """
 
-    def attempt(name: str) -> _Result | BaseException:
+    def attempt(name: str) -> int | BaseException:
         try:
             return do(name)
         except BaseException as error:  # otherwise the pool would wait forever for the thread
             return error
 
+    done = 0
     with ThreadPool(THREADS) as pool:  # its threads are daemons
         for result in pool.imap_unordered(attempt, names):
             if isinstance(result, BaseException):
                 raise result
-            yield result
+            done += result
+            progress(min(done, total), total)

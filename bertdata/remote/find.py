@@ -11,7 +11,7 @@ from glob import has_magic
 from bertdata.errors import RemoteError, UsageError
 from bertdata.remote import hub, stores, web
 from bertdata.remote.access import RemoteFile, if_there, missing_error
-from bertdata.urls import require_sound, scheme_of, without_secrets
+from bertdata.urls import require_valid_url, scheme_of, without_secrets
 
 
 def find(url: str) -> dict[str, RemoteFile]:
@@ -21,7 +21,7 @@ def find(url: str) -> dict[str, RemoteFile]:
     RemoteError if there is no file or the server does not answer.
     """
     scheme = scheme_of(url)
-    require_sound(url)
+    require_valid_url(url)
     if scheme == "http":
         return {"": web.file_at(url)}
     if scheme == "hf":
@@ -33,12 +33,12 @@ def find(url: str) -> dict[str, RemoteFile]:
     return _chosen(url, stores.files_below(url, _folder_of(key)), key)
 
 
-def within(url: str) -> Callable[[str], RemoteFile]:
+def file_getter(url: str) -> Callable[[str], RemoteFile]:
     """Return a function: the name of a file below a directory → the file. It raises RemoteError if there is none.
 
     A repository on the hub is listed once, so all files are of one commit.
     """
-    require_sound(url)
+    require_valid_url(url)
     if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
         shown = without_secrets(url)
         sentence = f"{shown} has a login or a query, which the URL of a dataset must not have; remove it"
@@ -79,17 +79,10 @@ def _folder_of(key: str) -> str:
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
     """Return whether a path matches: `*` stays in one directory, `**` does not, and a first dot must be explicit."""
-    if not patterns:
-        return not parts
-    if patterns == ["**"]:
-        return all(part[:1] != "." for part in parts)
+    if not parts or not patterns:
+        return not parts and {*patterns} <= {"**"}
     if patterns[0] == "**":
-        return _matches(parts, patterns[1:]) or (
-            len(parts) > 1 and parts[0][:1] != "." and _matches(parts[1:], patterns)
-        )
-    return (
-        bool(parts)
-        and fnmatchcase(parts[0], patterns[0])
-        and (parts[0][:1] != "." or patterns[0][:1] == ".")
-        and _matches(parts[1:], patterns[1:])
-    )
+        is_below = parts[0][:1] != "." and _matches(parts[1:], patterns)
+        return is_below or (len(patterns) > 1 and _matches(parts, patterns[1:]))
+    is_spelled = parts[0][:1] != "." or patterns[0][:1] == "."
+    return is_spelled and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])

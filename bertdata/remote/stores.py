@@ -169,20 +169,15 @@ def s3_config() -> dict[str, str]:
         config["endpoint"] = endpoint
     home, profile = Path(os.path.expanduser("~/.aws")), variable("AWS_PROFILE", "default")
     if not (variable("AWS_REGION") or variable("AWS_DEFAULT_REGION")):
-        names = {"region": "region"}
         section = profile if profile == "default" else f"profile {profile}"
-        config |= _section(Path(variable("AWS_CONFIG_FILE") or home / "config"), section, names)
+        config |= _section(Path(variable("AWS_CONFIG_FILE") or home / "config"), section, "region")
     if not variable("AWS_ACCESS_KEY_ID"):
-        names = {
-            "aws_access_key_id": "access_key_id",
-            "aws_secret_access_key": "secret_access_key",
-            "aws_session_token": "session_token",
-        }
-        config |= _section(Path(variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, names)
+        names = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
+        config |= _section(Path(variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, *names)
     return config
 
 
-def _section(file: Path, section: str, names: dict[str, str]) -> dict[str, str]:
+def _section(file: Path, section: str, *names: str) -> dict[str, str]:
     """Return values of a section of an INI file. names: name in the file → new name."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -190,4 +185,4 @@ def _section(file: Path, section: str, names: dict[str, str]) -> dict[str, str]:
     except (configparser.Error, OSError, UnicodeError):  # their text may have a secret
         sentence = f"{file} cannot be read as a file of the AWS command line; correct it"
         raise RemoteError(sentence, "not-of-format", given=file) from None
-    return {new: parser[section][old] for old, new in names.items() if section in parser and old in parser[section]}
+    return {name.removeprefix("aws_"): parser[section][name] for name in names if parser.has_option(section, name)}

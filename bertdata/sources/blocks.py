@@ -5,20 +5,23 @@ docs/format.md says what a line, a document and a unit are.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.options import TextFormat
+from bertdata.options import TextFormat, function_of
 from bertdata.sources.documents import Documents
 from bertdata.sources.inputs import Input
-from bertdata.sources.maps import mapped
 from bertdata.sources.streams import UTF_8
 
 
@@ -71,10 +74,10 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, start: int) -> str:
-        """'file, line n' or 'file, row n' of one of Documents.starts."""
+        """Return 'file, line n' or 'file, row n' of one of Documents.starts."""
 
     def invalid_place(self, start: int) -> str:
-        """'file, byte n' or 'file, row n' of one of Documents.invalid."""
+        """Return 'file, byte n' or 'file, row n' of one of Documents.invalid."""
         return self.place(start)
 
     def checked(self, found: Documents) -> Documents:
@@ -94,3 +97,49 @@ class Source(ABC):
             found = mapped(found, form.maps, self.place)
         inputs = np.full(found.starts.size, self.number)
         return replace(found, inputs=inputs, bad=[each._replace(input=self.number) for each in found.bad])
+
+
+def code_of(spec: str) -> str:
+    """Return what tells whether the code of "module:function" changed: the SHA-256 of its module, and the versions.
+
+    These are the __version__ of its package, if there is one, and that of Python, on which Unicode's tables depend.
+    """
+    module = importlib.import_module(name := spec.partition(":")[0])
+    path = Path(getattr(module, "__file__", None) or "")
+    digest = sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "unknown"
+    version = getattr(sys.modules[name.partition(".")[0]], "__version__", "without a version")
+    return f"{digest}, {version}, Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], str]) -> Documents:
+    """Return the documents that the functions leave, in order, with what they made of each text.
+
+    specs: as `function_of` takes them; they are applied one after the other. place: names a place in the input. Raises
+    InputError where a function fails or gives neither a text nor None.
+    """
+    functions = [(spec, function_of(spec, "--map")) for spec in specs]
+    offsets, view = documents.offsets.tolist(), documents.text.data
+    texts, left = list[bytes](), list[int]()
+    for number, start in enumerate(documents.starts.tolist()):
+        text: Any = str(view[offsets[number] : offsets[number + 1] - 1], "utf-8")
+        for spec, function in functions:
+            try:
+                text = function(text)
+                if isinstance(text, str):
+                    text.encode()
+            except Exception as error:  # whatever the function of a user raises
+                sentence = f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix it or the text"
+                raise InputError(sentence, "function-failed", option="map", given=spec) from None
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
+                sentence = f"{place(start)}: --map {spec} returned a {kind}; it must return a text or None"
+                raise InputError(sentence, "bad-function", option="map", given=spec)
+            if text is None:
+                break
+        else:
+            texts.append(text.encode())
+            left.append(number)
+    columns = documents.starts, documents.replaced, documents.invalid
+    kept = (column[left].tolist() for column in columns)
+    num_removed = documents.starts.size - len(left)
+    return replace(Documents.from_texts(texts, *kept), bad=documents.bad, num_removed=num_removed)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.sources.kernels import PADDING
+from bertdata.sources.kernels import TEXT_PADDING
 
 _REPLACEMENT = "\ufffd".encode()
 
@@ -24,7 +24,7 @@ class BadRow(Exception):
 
 
 def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
-    """The bytes as valid UTF-8, how many sequences were replaced for that, and where the first one was, or -1."""
+    """Return the bytes as valid UTF-8, how many sequences were replaced, and where the first one was, or -1."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:
@@ -34,16 +34,16 @@ def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
 
 
 def padded(size: int) -> NDArray[np.uint8]:
-    """Memory for so many bytes of text, and PADDING zeros after them."""
-    text = np.empty(size + PADDING, np.uint8)
+    """Return memory for `size` bytes of text, and TEXT_PADDING zeros after them."""
+    text = np.empty(size + TEXT_PADDING, np.uint8)
     text[size:] = 0
     return text
 
 
 def joined(parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """A copy of texts, one after the other, with PADDING."""
+    """Return a copy of texts, one after the other, with TEXT_PADDING."""
     text = padded(sum(part.size for part in parts))
-    np.concatenate(parts, out=text[: text.size - PADDING])  # without the interpreter's lock
+    np.concatenate(parts, out=text[: text.size - TEXT_PADDING])  # without the interpreter's lock
     return text
 
 
@@ -62,7 +62,7 @@ class Documents:
     Beside them is what lies before or between them and is left out.
     """
 
-    text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least PADDING bytes
+    text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least TEXT_PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences and lone surrogates became U+FFFD
@@ -83,19 +83,17 @@ class Documents:
         number = int((self.invalid >= 0).argmax()) if self.invalid.size else 0
         return (int(self.inputs[number]), int(self.invalid[number])) if (self.invalid >= 0).any() else None
 
-    def part(self, first: int, stop: int) -> Documents:
-        """The documents first to stop - 1. Takes no copy if these are all."""
+    def between(self, first: int, stop: int) -> Documents:
+        """Return the documents first to stop - 1. Takes no copy if these are all."""
         if (first, stop) == (0, self.starts.size):
             return self
         offsets = self.offsets[first : stop + 1]
         return self._chosen(slice(first, stop), [self.text[offsets[0] : offsets[-1]]], offsets - offsets[0])
 
-    def without(self, gone: NDArray[np.bool_]) -> Documents:
-        """The same without some documents. gone: bool [n]."""
-        return self.chosen(np.flatnonzero(~gone)) if gone.any() else self
-
     def chosen(self, kept: NDArray[np.int64]) -> Documents:
-        """The documents with these numbers, ascending."""
+        """Return the documents with these numbers, int64 [m], ascending. Takes no copy if these are all."""
+        if kept.size == self.starts.size:
+            return self
         bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
         texts = [self.text[:0], *(self.text[start:stop] for start, stop in bounds)]
         return self._chosen(kept, texts, np.append(0, np.cumsum(np.diff(self.offsets)[kept])))
@@ -105,19 +103,19 @@ class Documents:
         return replace(self, text=joined(texts), offsets=offsets, **columns)
 
     def repaired(self) -> Documents:
-        """The same with U+FFFD for invalid bytes, counted in `replaced`."""
+        """Return the documents with U+FFFD for invalid bytes, counted in `replaced`."""
         if (self.invalid < 0).all():
             return self
         bounds = pairwise(self.offsets.tolist())
         fixed = [valid_utf8(self.text[start : stop - 1].tobytes()) for start, stop in bounds]
         replaced = [num_replaced for _, num_replaced, _ in fixed]
-        return Documents.of([text for text, _, _ in fixed], self.starts, replaced, self.invalid)
+        return Documents.from_texts([text for text, _, _ in fixed], self.starts, replaced, self.invalid)
 
     @classmethod
     def joined(cls, parts: Sequence[Documents]) -> Documents:
-        """All documents of these parts. Takes no copy of one part alone, the usual case."""
+        """Return all documents of these parts. Takes no copy of one part alone, the usual case."""
         if len(parts) < 2:
-            return parts[0] if parts else cls.of([], [], [], [])
+            return parts[0] if parts else cls.from_texts([], [], [], [])
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return cls(
             text=joined([part.text[: part.num_bytes] for part in parts]),
@@ -128,15 +126,15 @@ class Documents:
         )
 
     @classmethod
-    def of(cls, texts: list[bytes], *columns: Sequence[int] | NDArray[np.int64]) -> Documents:
-        """Documents of these texts. columns: `starts`, `replaced` and `invalid`."""
+    def from_texts(cls, texts: list[bytes], *columns: Sequence[int] | NDArray[np.int64]) -> Documents:
+        """Return documents of these texts. columns: `starts`, `replaced` and `invalid`."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
-        text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
+        text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(TEXT_PADDING)]), np.uint8)
         return cls(text, offsets, *np.array([*columns, [0] * len(texts)], np.int64))
 
     @classmethod
-    def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
-        """Documents of a pyarrow.LargeBinaryArray without nulls, valid or not. starts: int64 [n]."""
+    def from_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
+        """Return documents of a pyarrow.LargeBinaryArray without nulls, valid UTF-8 or not. starts: int64 [n]."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -157,7 +155,7 @@ _COLUMNS = ("starts", "replaced", "invalid", "inputs")
 
 
 def offsets_of(column: Any) -> NDArray[np.int64]:
-    """Where the values of a pyarrow.LargeBinaryArray begin and end in its data: int64 [n + 1]."""
+    """Return where the values of a pyarrow.LargeBinaryArray begin and end in its data: int64 [n + 1]."""
     buffer = column.buffers()[1] or bytes(8)
     offsets = np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     offsets.setflags(write=False)

@@ -30,7 +30,7 @@ def num_not_text(first: bytes) -> int:
 
 
 def require_text(file: Input, first: bytes, encoding: str) -> None:
-    """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
+    """Raise InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
     other = _OTHERS.match(first)
     what = magic_of(first) or (other.lastgroup or "" if other else "").replace("_", "-")
     if what:

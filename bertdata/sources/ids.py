@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError, refused
-from bertdata.sources.inputs import SPLITS, STATE, Input, ending_of, files_of_saved, local
+from bertdata.sources.inputs import SAVED, STATE, Input, extension_of, files_of_saved, local
 from bertdata.sources.tables import open_by_pyarrow, open_parquet, readable, record_batches
 
 BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
@@ -47,7 +47,7 @@ class Ids(NamedTuple):
     def num_bytes(self) -> int:
         return self.ids.nbytes
 
-    def part(self, first: int, stop: int) -> Ids:
+    def between(self, first: int, stop: int) -> Ids:
         """Return documents `first` to `stop` - 1."""
         if stop - first == self.documents.size - 1:
             return self
@@ -92,23 +92,23 @@ class FileArray:
         """Return the numbers of a slice without a step. Raises InputError if the file was changed or removed."""
         start, stop, _ = part.indices(self.size)
         count, offset = max(0, stop - start), self._offset + start * self.dtype.itemsize
-        if self._file.now() == self._file:
+        if self._file.refreshed() == self._file:
             numbers = np.fromfile(self._file.name, self.dtype, count, offset=offset)
             if numbers.size == count:
                 return numbers
         raise refused(self._file, "changed", " changed while it was read; run again when nobody changes it")
 
     def place(self, start: int, index: int) -> str:
-        """'file, byte n' of a number, counted from the one at `start`."""
+        """Return 'file, byte n' of a number, counted from the one at `start`."""
         return f"{self._file}, byte {self._offset + (start + index) * self.dtype.itemsize}"
 
 
 def format_of(name: str) -> str:
     """Return one of choices.IDS_FORMATS, by the name. Raises InputError for a name that says nothing."""
     path = Path(name)
-    if ending_of(name) == ".idx" or Path(f"{str(path).removesuffix('.bin')}.idx").exists():
+    if extension_of(name) == ".idx" or Path(f"{str(path).removesuffix('.bin')}.idx").exists():
         return "megatron"
-    format = "rows" if path.is_dir() else _FORMAT_OF.get(ending_of(name))
+    format = "rows" if path.is_dir() else _FORMAT_OF.get(extension_of(name))
     if format is None:
         raise refused(name, "unknown-format", " is not .idx, .bin, .parquet or .arrow; say what it is with --format")
     return format
@@ -124,7 +124,7 @@ def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = 
     format, or contradicts itself.
     """
     if format == "nanogpt":
-        assert end_token is not None  # noqa: S101  (importing.py gives one)
+        assert end_token is not None  # noqa: S101  (the caller gives one)
         return _open_nanogpt(name, end_token, dtype)
     if dtype is not None:
         raise _stated_dtype(name, dtype)
@@ -155,7 +155,7 @@ def in_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int6
 
 
 def place_of_item(file: Input, noun: str, first: int, offsets: NDArray[np.int64], index: int) -> str:
-    """'file, row n' of an id of documents that are items of a file. first: index of the first one."""
+    """Return 'file, row n' of an id in documents that are items of a file. first: index of the first one."""
     return f"{file}, {noun} {first + int(np.searchsorted(offsets - offsets[0], index, side='right'))}"
 
 
@@ -276,7 +276,7 @@ def _open_rows(name: str) -> IdsFile:
     def some_documents(skipped: int) -> Iterator[Ids]:
         before = 0
         for file in files:
-            row, kind = 0, "parquet" if ending_of(file.name) == ".parquet" else "arrow"
+            row, kind = 0, "parquet" if extension_of(file.name) == ".parquet" else "arrow"
             with readable(file, kind):
                 for column, bytes_read in (_columns_of_parquet if kind == "parquet" else _columns_of_arrow)(file):
                     ids, offsets = _lists(file, column, row)
@@ -292,7 +292,7 @@ def _open_rows(name: str) -> IdsFile:
 
 def _files_of(directory: Path) -> list[Path]:
     """Return the files that `save_to_disk` of the library datasets wrote, or the Parquet files of a directory."""
-    if any((directory / name).is_file() for name in (SPLITS, STATE)):
+    if any((directory / name).is_file() for name in (SAVED, STATE)):
         return files_of_saved(directory)
     files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
     if not files:

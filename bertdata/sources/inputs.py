@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bertdata.remote.access import RemoteFile
 
 STANDARD_INPUT = "-"
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes
+STATE, INFO, SAVED = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes
 _REQUESTS = 16  # at the same time
 HEAD_BYTES = 16  # at the start of a file, which tell its compression
 COMPRESSION_OF = {".gz": "gzip", ".gzip": "gzip", ".bgz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
@@ -33,8 +33,8 @@ _MAGIC = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))|(?P<xz>\xfd7zXZ\0)|"
     rb"(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"  # a frame, or one that is to be skipped
 )
-KIND_OF = {ending: kind for kind, endings in INPUT_FORMATS.items() for ending in endings}
-_HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
+KIND_OF = {extension: kind for kind, extensions in INPUT_FORMATS.items() for extension in extensions}
+_HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown file extension", "not selected by --include and --exclude"
 _DOTS = "with a dot as a part of the key, for which no request can be made"
 _LINK = "linked to a directory or to nothing"
 _SHOWN = 3  # names of files that a message lists
@@ -65,28 +65,28 @@ class Input:
 
     @property
     def compression(self) -> str:
-        """By the first bytes, or, where they were not read, the ending of the name; "" for none."""
+        """By the first bytes, or, where they were not read, the file extension; "" for none."""
         return self.magic or compression_of(self.name)
 
     @property
     def kind(self) -> str:
-        """One of INPUT_FORMATS by the ending of the name, without that of a compression; "text" for all others."""
-        return "jsonl" if self.items else KIND_OF.get(ending_of(self.name), "text")
+        """One of INPUT_FORMATS by the file extension, without that of a compression; "text" for all others."""
+        return "jsonl" if self.items else KIND_OF.get(extension_of(self.name), "text")
 
     def open(self) -> Any:
-        """A binary file object."""
+        """Return a binary file object."""
         return self.remote.open() if self.remote else open(self.name, "rb")
 
-    def now(self, remote: RemoteFile | None = None) -> Input:
-        """The same input as it is now. remote: the file as it is now, if that is known."""
+    def refreshed(self, remote: RemoteFile | None = None) -> Input:
+        """Return the same input as it is now. remote: the file as it is now, if that is known."""
         if not self.remote:
             return local(self.name)
-        remote = remote or self.remote.refreshed()
+        remote = remote or (self.remote.again() if self.remote.again else self.remote)
         return replace(self, size=remote.size, version=remote.version, remote=remote)
 
 
 def local(path: str | Path) -> Input:
-    """Describes a file of this machine, a pipe, or "-" for standard input. Raises InputError if it cannot be read."""
+    """Describe a file of this machine, a pipe, or "-" for standard input. Raises InputError if it cannot be read."""
     name = str(path)
     if name == STANDARD_INPUT:
         return Input(name, None, None)
@@ -106,29 +106,29 @@ def local(path: str | Path) -> Input:
 
 
 def of_remote(file: RemoteFile) -> Input:
-    """A remote file as an input. Asks for its first bytes, if its name does not tell how it is compressed."""
-    is_told = not file.size or compression_of(file.name) or ending_of(file.name) in KIND_OF
+    """Return a remote file as an input. Asks for its first bytes, if its name does not tell how it is compressed."""
+    is_told = not file.size or compression_of(file.name) or extension_of(file.name) in KIND_OF
     magic = "" if is_told else magic_of(file.fetch(0, min(file.size, HEAD_BYTES)))
     return Input(file.name, file.size, file.version, file, magic=magic)
 
 
-def now(files: Sequence[Input]) -> list[Input]:
-    """The same inputs as they are now. What a list of files found is looked up in a new list."""
+def refresh_all(files: Sequence[Input]) -> list[Input]:
+    """Return the same inputs as they are now. What a list of files found is looked up in a new list."""
     listings = {file.remote.listing for file in files if file.remote and file.remote.listing}
     listed = {each.name: each for listing in listings for each in listing().values()}
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        of_urls = pool.map(lambda file: file.now(listed.get(file.name)), [file for file in files if file.remote])
-        return [next(of_urls) if file.remote else file.now() for file in files]
+        of_urls = pool.map(lambda file: file.refreshed(listed.get(file.name)), [file for file in files if file.remote])
+        return [next(of_urls) if file.remote else file.refreshed() for file in files]
 
 
-def ending_of(name: str) -> str:
-    """The ending of a path or URL, lower-case, without that of a compression."""
+def extension_of(name: str) -> str:
+    """Return the file extension of a path or URL, lower-case, without that of a compression."""
     last = PurePosixPath(name).name.lower()
     return PurePosixPath(last.removesuffix(PurePosixPath(last).suffix) if compression_of(name) else last).suffix
 
 
 def magic_of(first: bytes) -> str:
-    """The compression of a file with these first bytes, at least HEAD_BYTES of them; "" for none."""
+    """Return the compression of a file with these first bytes, at least HEAD_BYTES of them; "" for none."""
     match = _MAGIC.match(first)
     return match.lastgroup or "" if match else ""
 
@@ -140,11 +140,17 @@ def compression_of(name: str) -> str:
 # ----------------------------------------------------------------------------------- what the names of a user stand for
 
 
+_File = TypeVar("_File", bound="str | RemoteFile")
+
+
 @dataclass
 class Inputs:
     """The files to read, in order, and the files of directories and patterns that are not read."""
 
     files: list[Input] = field(default_factory=list)
+    include: Sequence[str] = ()  # as those of find_inputs
+    exclude: Sequence[str] = ()
+    any_kind: bool = False
     left_out: dict[str, list[str]] = field(default_factory=dict)  # reason → names of files
     is_searched: bool = False  # whether an input was a directory or a pattern
 
@@ -160,73 +166,17 @@ class Inputs:
             total = sum(map(len, self.left_out.values()))
             in_order = sorted(self.left_out.items(), key=lambda item: item[0] == _HIDDEN)
             reasons = "; ".join(f"{len(names):,} {why} ({_some(names)})" for why, names in in_order)
-            advice = "; --include PATTERN reads files with other endings" if _UNKNOWN in self.left_out else ""
+            advice = "; --include PATTERN reads files with other file extensions" if _UNKNOWN in self.left_out else ""
             lines.append(f"note: left out {counted(total, 'file')}: {reasons}{advice}")
         return lines
 
-
-def find_inputs(
-    named: Sequence[str | Path], *, include: Sequence[str] = (), exclude: Sequence[str] = (), any_ending: bool = False
-) -> Inputs:
-    """Return the files that names stand for, in order.
-
-    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
-    is always read. A directory stands for the files below it that have a known file extension or none, a pattern for
-    all files that match it; both in the order of their names, and without files whose name, or that of a directory
-    below, begins with "." or "_". (A pattern that spells such a name finds it.) A directory that save_to_disk of the
-    library datasets wrote stands for its Arrow files, in its own order.
-
-    include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
-    below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its extension
-    is, and none of `exclude`. any_ending: read files of directories whatever their extension is.
-
-    Raises UsageError without a name, and for a URL that cannot be read, InputError for a name that gives no file, for a
-    file that cannot be read, and if all files are empty, and RemoteError where a server gives no answer.
-    """
-    if not named:
-        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
-        raise UsageError(sentence, "missing", option="inputs")
-    search = _Search(include, exclude, any_ending, Inputs())
-    under_urls = {name: _under(name) for name in map(str, named) if is_remote(name)}
-    inputs = search.inputs
-    inputs.is_searched = any("" not in files for files in under_urls.values())
-    inputs.is_searched |= any(_is_searched(name) for name in map(str, named) if name not in under_urls)
-    if (include or exclude) and not inputs.is_searched:
-        sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
-        raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
-    for name in map(str, named):
-        inputs.files += search.found(name, under_urls.get(name))
-    pipes = [file.name for file in inputs.files if file.is_stream]
-    if twice := next((name for name in pipes if pipes.count(name) > 1), None):
-        what = "standard input (-)" if twice == STANDARD_INPUT else f"the pipe {twice}"
-        sentence = f"{what} is named twice, but it can be read only once; name it once"
-        raise UsageError(sentence, "read-once", option="inputs")
-    if all(file.size == 0 for file in inputs.files):
-        shown = ", ".join(file.name for file in inputs.files)
-        sentence = f"{shown}: empty file, so there is no document to build from; give a file with text in it"
-        raise InputError(sentence, "empty", option="inputs")
-    return inputs
-
-
-_File = TypeVar("_File", bound="str | RemoteFile")
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What is read of the files that a directory or a pattern stands for."""
-
-    include: Sequence[str]
-    exclude: Sequence[str]
-    any_ending: bool
-    inputs: Inputs
-
-    def found(self, name: str, under: dict[str, RemoteFile] | None) -> list[Input]:
+    def find(self, name: str, under: dict[str, RemoteFile] | None) -> list[Input]:
         """Return the files that a name stands for. under: path below a URL → file; None: the name is no URL."""
         if under is None:
             return [local(path) for path in self._chosen(name, self._here(name), is_directory=Path(name).is_dir())]
         dots = [path for path in under if not {".", ".."}.isdisjoint(path.split("/"))]
         self._leave_out(_DOTS, [under.pop(path).name for path in dots])
-        if not self.include and (under.keys() >= {STATE, INFO} or SPLITS in under):
+        if not self.include and (under.keys() >= {STATE, INFO} or SAVED in under):
             raise refused(name, "unsupported", " is of save_to_disk; copy it here, or select files with --include")
         return [of_remote(file) for file in self._chosen(name, under, is_directory=not glob.has_magic(name))]
 
@@ -240,7 +190,7 @@ class _Search:
         if not path.is_dir():
             path = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
-        elif all((path / each).is_file() for each in (STATE, INFO)) or (not self.include and (path / SPLITS).is_file()):
+        elif all((path / each).is_file() for each in (STATE, INFO)) or (not self.include and (path / SAVED).is_file()):
             files = files_of_saved(path)
         else:
             inside = sorted(path.rglob("*"))
@@ -273,22 +223,62 @@ class _Search:
             return _HIDDEN
         if _matches(path, self.exclude) or (self.include and not _matches(path, self.include)):
             return _EXCLUDED
-        is_known = self.include or self.any_ending or ending_of(path.name) in ("", *KIND_OF)
+        is_known = self.include or self.any_kind or extension_of(path.name) in ("", *KIND_OF)
         return "" if is_known or not is_directory else _UNKNOWN
 
     def _leave_out(self, why: str, names: list[str]) -> None:
         if names:
-            self.inputs.left_out.setdefault(why, []).extend(names)
+            self.left_out.setdefault(why, []).extend(names)
 
 
-def _under(url: str) -> dict[str, RemoteFile]:
-    from bertdata.remote.find import find  # takes 0.1 s
+def find_inputs(
+    named: Sequence[str | Path], *, include: Sequence[str] = (), exclude: Sequence[str] = (), any_kind: bool = False
+) -> Inputs:
+    """Return the files that names stand for, in order.
 
-    return find(url)
+    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
+    is always read. A directory stands for the files below it that have a known file extension or none, a pattern for
+    all files that match it; both in the order of their names, and without files whose name, or that of a directory
+    below, begins with "." or "_". (A pattern that spells such a name finds it.) A directory that save_to_disk of the
+    library datasets wrote stands for its Arrow files, in its own order.
+
+    include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
+    below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its extension
+    is, and none of `exclude`. any_kind: read files of directories whatever their extension is.
+
+    Raises UsageError without a name, and for a URL that cannot be read, InputError for a name that gives no file, for a
+    file that cannot be read, and if all files are empty, and RemoteError where a server gives no answer.
+    """
+    if not named:
+        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
+        raise UsageError(sentence, "missing", option="inputs")
+    inputs = Inputs([], include, exclude, any_kind)
+    under_urls: dict[str, dict[str, RemoteFile]] = {}
+    for url in filter(is_remote, map(str, named)):
+        from bertdata.remote.find import find  # takes 0.1 s
+
+        under_urls[url] = find(url)
+    inputs.is_searched = any("" not in files for files in under_urls.values())
+    inputs.is_searched |= any(_is_searched(name) for name in map(str, named) if name not in under_urls)
+    if (include or exclude) and not inputs.is_searched:
+        sentence = "--include and --exclude select files of a directory or pattern, and no INPUT is one; leave them out"
+        raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
+    for name in map(str, named):
+        inputs.files += inputs.find(name, under_urls.get(name))
+    pipes = [file.name for file in inputs.files if file.is_stream]
+    if twice := next((name for name in pipes if pipes.count(name) > 1), None):
+        what = "standard input (-)" if twice == STANDARD_INPUT else f"the pipe {twice}"
+        sentence = f"{what} is named twice, but it can be read only once; name it once"
+        raise UsageError(sentence, "read-once", option="inputs")
+    if all(file.size == 0 for file in inputs.files):
+        shown = ", ".join(file.name for file in inputs.files)
+        sentence = f"{shown}: empty file, so there is no document to build from; give a file with text in it"
+        raise InputError(sentence, "empty", option="inputs")
+    return inputs
 
 
 def _require_path(name: str) -> None:
-    """Raises UsageError if an input has no name, or is a URL of a kind that cannot be read and not that of a file."""
+    """Raise UsageError if an input has no name, or is a URL of a kind that cannot be read and not that of a file."""
     if not name:
         raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
     if is_url_of_any_kind(name):
@@ -301,7 +291,7 @@ def _require_path(name: str) -> None:
 
 def files_of_saved(directory: Path) -> list[Path]:
     """Return the files that save_to_disk wrote, in their order. Raises InputError if these are several datasets."""
-    if (directory / SPLITS).is_file():
+    if (directory / SAVED).is_file():
         below = ", ".join(sorted(str(state.parent) for state in directory.glob(f"*/{STATE}")))
         raise refused(directory, "wrong-file-type", f" has several datasets of save_to_disk; name one of them: {below}")
     try:

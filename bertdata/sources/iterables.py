@@ -24,6 +24,7 @@ from bertdata.sources.inputs import Input
 from bertdata.sources.streams import CHUNK
 
 NAME = "the iterable"
+_REMEMBERED = 1 << 20  # items whose numbers an error can name, those that were read last
 
 
 def names_of(inputs: Any) -> list[str] | None:
@@ -118,6 +119,7 @@ class Items:
         self.checksums = dict[int, int]()  # of the units that were read
         self._items, self._pieces_of = items, pieces_of
         self._unit, self._finished = -1, deque[tuple[int, int]]()
+        self._num_items, self._recent = 0, deque[tuple[int, NDArray[np.int64]]]()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the pieces. What the iterable raises passes unchanged."""
@@ -139,8 +141,22 @@ class Items:
         for content in contents:
             self.checksums[unit] = zlib.crc32(content, self.checksums.get(unit, 0))
 
+    def remember(self, starts: NDArray[np.int64]) -> None:
+        """Store where the next items begin in their lines of JSON, int64 [n], for `place`."""
+        self._recent.append((self._num_items, starts))
+        self._num_items += starts.size
+        while self._num_items - self._recent[0][0] > _REMEMBERED + starts.size:
+            self._recent.popleft()
+
+    def place(self, start: int) -> str:
+        """Return 'item n of the iterable' of an offset in the lines of JSON; only the last 2**20 items have numbers."""
+        for number, starts in reversed([*self._recent]):
+            if starts[0] <= start:
+                return f"item {number + starts.searchsorted(start, side='right')} of {NAME}"
+        return NAME
+
     def end_unit(self, *, is_last: bool = False) -> None:
-        """Raises InputError if a finished unit was made from other items than those that were read."""
+        """Raise InputError if a finished unit was made from other items than those that were read."""
         expected = self._finished.popleft() if self._finished else None
         if (expected and expected != (self._unit, self.checksums.get(self._unit))) or (is_last and self._finished):
             sentence = "the items are not those of the interrupted call; repeat them, or give overwrite=True"

@@ -19,7 +19,7 @@ _LONGEST = 1 << 25  # bytes of a line for Python's json, whose objects take up t
 
 
 def texts_of(lines: Documents, key: str) -> Documents:
-    """lines: one JSON value each, valid UTF-8 or not."""
+    """Return the strings in lines of one JSON value each, valid UTF-8 or not."""
     if documents := _at_once(lines, key):
         return documents
     texts, bad = list[bytes](), list[Skipped]()
@@ -32,7 +32,7 @@ def texts_of(lines: Documents, key: str) -> Documents:
                 raise RecursionError(f"longer than {_LONGEST >> 20} MiB")
             text, num_surrogates = _text(raw, key)
         except RecursionError as error:  # pyarrow follows JSON to any depth
-            documents = _at_once(lines.part(number, number + 1), key)
+            documents = _at_once(lines.between(number, number + 1), key)
             if not documents:
                 bad.append(Skipped(0, start, BadRow(f"not JSON ({error})")))
                 continue
@@ -42,11 +42,11 @@ def texts_of(lines: Documents, key: str) -> Documents:
             continue
         texts.append(text)
         numbers.append((start, num_bad + num_surrogates, start + max(bad_at, 0) if num_bad or num_surrogates else -1))
-    return replace(Documents.of(texts, *([each[k] for each in numbers] for k in range(3))), bad=bad)
+    return replace(Documents.from_texts(texts, *([each[k] for each in numbers] for k in range(3))), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:
-    """The strings by pyarrow; None if a line must be looked at by itself.
+    """Return the strings by pyarrow; None if a line must be looked at by itself.
 
     pyarrow does not see where lines end. But each line begins with { and ends with }, and no JSON value has a newline
     between } and {. So each line holds complete values, and equal counts mean one value a line. At a NUL pyarrow stops.
@@ -81,12 +81,14 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
         column = compute.coalesce(column, compute.struct_field(table.column(root), names))
     if len(column) != count or column.null_count:
         return None
-    documents = Documents.of_column(column.combine_chunks().cast(pa.large_binary()), lines.starts)
+    documents = Documents.from_column(column.combine_chunks().cast(pa.large_binary()), lines.starts)
     return None if (documents.invalid >= 0).any() else documents
 
 
 def _value(row: Any, key: str) -> Any:
-    """The value under a key, or, if that is missing or null, under its parts; an error of Python if there is none."""
+    """Return the value under a key, or, if that is missing or null, under its parts; an error of Python if there is
+    none.
+    """
     if "." not in key or row.get(key) is not None:
         return row[key]
     for name in key.split("."):
@@ -95,7 +97,7 @@ def _value(row: Any, key: str) -> Any:
 
 
 def _text(raw: bytes, key: str) -> tuple[bytes, int]:
-    """The string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
+    """Return the string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
     try:
         text = _value(json.loads(raw, parse_int=float), key)  # Python refuses whole numbers of 4,301 digits
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -12,19 +12,19 @@ from llvmlite import ir
 from numba import int64, types, uint64
 from numba.extending import intrinsic
 
-from bertdata.bits import is_byte, load64, pointer_to, trailing_zeros
+from bertdata.bits import NEWLINE, RETURN, SPACE, TAB, is_byte, load64, pointer_to, trailing_zeros
 from bertdata.jit import jit
 
-PADDING = 128  # bytes after a text that a kernel may read or write
+TEXT_PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
-NEWLINE, RETURN, TAB, SPACE, MINUS = 10, 13, 9, 32, 45
+MINUS = ord("-")
 RECORD, COMMENT = ord(">"), ord(";")  # what lines of FASTA begin with
 
 
-class Cuts(NamedTuple):
+class CutDocuments(NamedTuple):
     """What `cut` and `cut_fasta` write."""
 
-    text: Any  # uint8 [n + 1 + PADDING] for n bytes of input: the documents, each followed by a newline
+    text: Any  # uint8 [n + 1 + TEXT_PADDING] for n bytes of input: the documents, each followed by a newline
     offsets: Any  # int64 [m + 1]: document d is text[offsets[d] : offsets[d + 1] - 1]
     starts: Any  # int64 [m]: where the document begins in the input
     invalid: Any  # int64 [m]: where the first invalid byte of the document is in the input; -1: it is valid UTF-8
@@ -33,7 +33,7 @@ class Cuts(NamedTuple):
 
 @intrinsic
 def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
-    """Copies the 64 bytes at source[i:] to target[p:].
+    """Copy the 64 bytes at source[i:] to target[p:].
 
     Returns two words with a bit for each byte: 1 where it is a newline, and 1 where it is not ASCII.
     """
@@ -52,7 +52,8 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
 
 @jit()
 def first_invalid(text, start, stop):
-    """The index of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is valid.
+    """Return the index of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is
+    valid.
 
     text must have 8 bytes more than `stop`.
     """
@@ -88,11 +89,11 @@ def first_invalid(text, start, stop):
 
 @jit()
 def cut(data, size, offset, is_end, by_line, cuts):
-    """Finds the documents in data[:size], as docs/format.md says. Returns how many are complete.
+    """Find the documents in data[:size], as docs/format.md says. Returns how many are complete.
 
-    data: uint8, PADDING bytes longer than `size`. offset: of data[0] in the input. is_end: whether the input ends with
-    these bytes, so that the last line and the last document are complete. by_line: whether each line that is not blank
-    is a document; else blank lines end documents. cuts: Cuts.
+    data: uint8, TEXT_PADDING bytes longer than `size`. offset: of data[0] in the input. is_end: whether the input ends
+    with these bytes, so that the last line and the last document are complete. by_line: whether each line that is not
+    blank is a document; else blank lines end documents. cuts: CutDocuments.
 
     A document in `cuts` has its lines joined by newlines, and may hold invalid bytes.
     """

@@ -21,7 +21,10 @@ from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, TableFile, group_units
 from bertdata.sources.text import TextFile
 
-UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
+UNIT_RULE = 3
+"""Raised when the rule of units in docs/format.md changes, or the record of a unit: an unfinished build or import of
+another version is refused.
+"""
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
 PART_BYTES = 1 << 24  # of input on disk in a part at least, where there is enough for PARTS_A_WORKER
@@ -45,7 +48,7 @@ class Place(NamedTuple):
     units: range  # to which the text of the input may belong; what lies beyond belongs to the last
 
     def unit(self, number: int) -> int:
-        """The unit with a number from 0 in the range."""
+        """Return the unit with a number from 0 in the range."""
         return min(self.first + number, self.units[-1])
 
 
@@ -63,7 +66,7 @@ class Plan:
         return range(self.ranges[-1].units.stop)
 
     def parts(self, workers: int | None = None) -> list[Part]:
-        """All units in order. A part is as small as it can be; with max_documents, it has all units.
+        """Return all units in order. A part is as small as it can be; with max_documents, it has all units.
 
         workers: how many make parts at the same time; small parts that follow each other are joined for them.
         """
@@ -82,7 +85,7 @@ class Plan:
         return parts if begin == self.units.stop else [*parts, Part(range(begin, self.units.stop), size)]
 
     def inputs_of(self, units: range) -> range:
-        """The numbers of the inputs that may have text of some units.
+        """Return the numbers of the inputs that may have text of some units.
 
         With max_documents all, because the documents are counted from the first on.
         """
@@ -93,7 +96,7 @@ class Plan:
 
 
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
-    """Plans the units of inputs. Reads the footers of Parquet files, and nothing else.
+    """Plan the units of inputs. Reads the footers of Parquet files, and nothing else.
 
     Raises InputError for a Parquet file that cannot be read or has no column for the text.
     """
@@ -127,7 +130,7 @@ def source_of(file: Input, form: TextFormat, number: int = 0) -> Source:
 
 
 def _is_plain(file: Input, form: TextFormat) -> bool:
-    """Whether an offset in the text is an offset in the file."""
+    """Return whether an offset in the text is an offset in the file."""
     is_table = (form.kind or file.kind) in TABLE_KINDS
     return not (is_table or file.compression or file.is_stream) and form.encoding == UTF_8
 
@@ -177,7 +180,7 @@ def _first(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
         source, raw = block.raw[0]
         found = source.decode(raw)
         if found.starts.size >= limit:
-            found = found.part(0, limit)
+            found = found.between(0, limit)
             found = replace(found, bad=[each for each in found.bad if each.place < found.starts[-1]])
         yield block._replace(raw=[(source, found)], is_decoded=True)
         limit -= found.starts.size

@@ -19,7 +19,7 @@ UTF_8 = "utf-8"
 
 
 def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
-    """An error handler: what cannot be decoded, and then cannot be encoded, becomes one byte that UTF-8 never has."""
+    """Handle an error of a codec: what cannot be decoded, and then not encoded, becomes a byte that UTF-8 never has."""
     if isinstance(error, UnicodeDecodeError):
         return "\udcff", error.end
     assert isinstance(error, UnicodeEncodeError)  # noqa: S101  (there is no other kind here)
@@ -29,7 +29,7 @@ def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("bertdata.mark_invalid", _mark_invalid)
 
 
-class Pieces(io.RawIOBase):
+class PieceReader(io.RawIOBase):
     """Bytes in pieces as a file. An error of the pieces passes unchanged; io.BufferedReader retries after EINTR."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -89,7 +89,7 @@ class InputStream:
         self.is_seekable = not compression and encoding == UTF_8 and file.seekable()
 
     def _unpack(self, pieces: Iterator[bytes]) -> None:
-        self.file = io.BufferedReader(Pieces(pieces), CHUNK)
+        self.file = io.BufferedReader(PieceReader(pieces), CHUNK)
 
     def read(self, size: int = -1) -> bytes:
         return bytes(self.file.read(size) if size >= 0 else self.file.read())
@@ -114,7 +114,7 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
     if source.items:  # whose own errors pass unchanged
-        yield InputStream(Pieces(iter(source.items)), "", encoding)
+        yield InputStream(PieceReader(iter(source.items)), "", encoding)
         return
     compression = source.compression
     try:
@@ -126,7 +126,7 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
                     raise EOFError(why if first else "it is empty")
                 compression = magic_of(first)
                 if source.is_stream:
-                    file = io.BufferedReader(Pieces(_after(first, file)), CHUNK)
+                    file = io.BufferedReader(PieceReader(_after(first, file)), CHUNK)
                 else:
                     file.seek(0)
             yield InputStream(file, compression, encoding)

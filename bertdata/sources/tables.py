@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +17,12 @@ from bertdata.errors import InputError, refused
 from bertdata.options import TextFormat
 from bertdata.sources import formats
 from bertdata.sources.blocks import Block, Source, runs_of
-from bertdata.sources.csv import SEPARATORS, texts_of_column
 from bertdata.sources.documents import BadRow, Documents, Skipped, offsets_of
-from bertdata.sources.formats import skipped, without_column
+from bertdata.sources.formats import require_text, skipped, without_column
 from bertdata.sources.inputs import Input
-from bertdata.sources.streams import UTF_8, opened
+from bertdata.sources.streams import CHUNK, UTF_8, InputStream, opened
 
+SEPARATORS = {"csv": ",", "tsv": "\t"}
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
 _BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
@@ -44,10 +46,10 @@ class TableFile(Source):
             otherwise = raw.reasons.get(0) or BadRow("the text is null")
             bad = [Skipped(0, row, raw.reasons.get(row, otherwise)) for row in rows[is_null].tolist()]
             column, rows = column.drop_null(), rows[~is_null]
-        return replace(Documents.of_column(column, rows).repaired(), bad=bad)
+        return replace(Documents.from_column(column, rows).repaired(), bad=bad)
 
     def place(self, start: int) -> str:
-        """'file, row n'."""
+        """Return 'file, row n'."""
         return f"{self.file}, row {start}"
 
     def _of_parquet(self, is_wanted: Callable[[int], bool]) -> Iterator[Block]:
@@ -120,7 +122,7 @@ class TableFile(Source):
 
         with opened(self.file, self.form.encoding if self.kind in SEPARATORS else UTF_8) as stream:
             if self.kind in SEPARATORS:
-                for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
+                for texts, reasons in self._texts_of_csv(stream):
                     yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
                 return
             why_none = partial(_why_none, self.file, self.form)
@@ -157,6 +159,91 @@ class TableFile(Source):
             yield Block(unit, num_bytes, bytes_read, [(self, some)])
             row = stop
 
+    def _texts_of_csv(self, stream: InputStream) -> Iterator[tuple[list[bytes | None], dict[int, BadRow]]]:
+        """Yield the texts of the column, about a block at a time, None for each bad row, and why, by number of the row.
+
+        Rows are counted from 1, without the header and blank lines. A text may be invalid UTF-8. Python's csv reads
+        them: pyarrow does not report a quoted field without an end, which has all that follows. Set the longest field
+        of the module csv. Raise InputError for what cannot be text, for a header without the column, and for a quoted
+        field without an end.
+        """
+        csv.field_size_limit(formats.LONGEST_ROW)
+        content = io.BufferedReader(stream.file, CHUNK)
+        require_text(self.file, content.peek(), self.form.encoding)
+        texts, reasons, size, number, left = list[bytes | None](), dict[int, BadRow](), 0, 0, 0
+        header: list[str] = []
+        column: int | BadRow = 0
+        with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="") as decoded:
+
+            def lines() -> Iterator[str]:
+                nonlocal left
+                while line := decoded.readline(left + 1):
+                    left -= len(line)
+                    if left < 0:
+                        raise csv.Error("field larger than field limit")  # as csv says it of a field
+                    yield line
+
+            rows = csv.reader(lines(), delimiter=SEPARATORS[self.kind], strict=True)
+            while True:
+                text, why, left = None, None, formats.LONGEST_ROW  # characters that the row may still have
+                try:
+                    if (row := next(rows, None)) is None:
+                        break
+                    if not row:
+                        continue
+                    if not header:
+                        header, (column, is_header) = row, self._column_in(row)
+                        if is_header:
+                            continue
+                    if isinstance(column, BadRow):
+                        why = column
+                    elif len(row) == len(header):
+                        text = row[column].encode("utf-8", "surrogateescape")
+                    else:
+                        why = BadRow(f"the row has {len(row)} fields and the first line {len(header)}")
+                except csv.Error as error:
+                    is_row = header or _is_number(self.form.text_key)
+                    self._require_end(f"row {number + 1}" if is_row else "header", str(error))
+                    if not is_row:
+                        break
+                    why = BadRow(f"quotation marks are not where CSV has them ({error})")
+                number += 1
+                texts.append(text)
+                reasons |= {number: why} if why else {}
+                size += len(text or b"") + 1
+                if size >= formats.BLOCK_BYTES:
+                    yield texts, reasons
+                    texts, reasons, size = [], {}, 0
+            if not header and not number:
+                what = " has no header; name its columns in a first line, or give --format text"
+                raise refused(self.file, "not-of-format", what)
+            if texts:
+                yield texts, reasons
+
+    def _require_end(self, place: str, error: str) -> None:
+        """Raise InputError for an error of csv after which it cannot continue."""
+        if error == "unexpected end of data":
+            what = f", {place}: a quotation mark begins a field, and none ends it; write the file as CSV again"
+            raise refused(self.file, "not-of-format", what) from None
+        if error.startswith("field larger"):
+            most = f"{formats.LONGEST_ROW >> 20} Mi characters"
+            long = f", {place} is longer than {most}; split it, or end its quotes"
+            raise refused(self.file, "too-large", long) from None
+
+    def _column_in(self, header: list[str]) -> tuple[int | BadRow, bool]:
+        """Return the number of the text's column, or why there is none, and whether the first row is a header.
+
+        It is no header if the key is the number of a column and not all fields are numbers: a label of the first row
+        may be one. Raise InputError if there is no such column, unless bad rows are skipped.
+        """
+        key = self.form.text_key
+        is_number = _is_number(key) and -len(header) <= int(key) < len(header)
+        if is_number and not (key in header and all(name.isdecimal() for name in header if name)):
+            return int(key), False
+        if header.count(key) == 1:
+            return header.index(key), True
+        return without_column(self.file, self.form, header.count(key), header), True
+
 
 class _Rows(NamedTuple):
     """Some rows of a table."""
@@ -164,6 +251,11 @@ class _Rows(NamedTuple):
     column: Any  # their texts as a pyarrow.LargeBinaryArray, valid UTF-8 or not
     first: int  # number of the first row, from 1
     reasons: Mapping[int, BadRow]  # row → why its text is null; 0 → why that of any other row is
+
+
+def _is_number(key: str) -> bool:
+    """Return whether a key may be the number of a column in a file without a header."""
+    return key.removeprefix("-").isdecimal() and len(key) < 10
 
 
 def _nulls(num_rows: int) -> Iterator[Any]:
@@ -187,7 +279,7 @@ def record_batches(file: Any, check: Callable[[Any], object], *, is_seekable: bo
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
-    """The unit of each row group of a Parquet file, from its footer.
+    """Return the unit of each row group of a Parquet file, from its footer.
 
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
@@ -200,7 +292,7 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
 
 
 def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
-    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit.
+    """Return the unit of each row group: one begins where the bytes of the column before pass a multiple of its size.
 
     why: there is no such column, so all groups are in one unit.
     """
@@ -214,14 +306,14 @@ def _group_units(meta: Any, form: TextFormat, why: BadRow | None) -> list[int]:
 
 
 def _leaf(meta: Any, key: str) -> int:
-    """The number of the text's column in a row group."""
+    """Return the number of the text's column in a row group."""
     fits = [each for each in range(meta.num_columns) if meta.schema.column(each).path == key]
     return next((each for each in fits if meta.schema.column(each).name == key), fits[0])
 
 
 @contextmanager
 def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile, with whose options pyarrow does not hold a complete row group in memory."""
+    """Return a pyarrow.parquet.ParquetFile, with whose options pyarrow does not hold a complete row group in memory."""
     import pyarrow.parquet as pq
 
     with (
@@ -232,14 +324,14 @@ def open_parquet(file: Input, **more: Any) -> Iterator[Any]:
 
 
 def open_by_pyarrow(file: Input) -> Any:
-    """A file of this machine, which pyarrow reads without Python. Its name may be no UTF-8."""
+    """Return a file of this machine, which pyarrow reads without Python. Its name may be no UTF-8."""
     import pyarrow as pa
 
     return pa.OSFile(os.fsencode(file.name))
 
 
 def _text_column(batch: Any, key: str) -> Any:
-    """The column of the text, which is the only one of this name."""
+    """Return the column of the text, which is the only one of this name."""
     _, (root, *fields) = _named(batch.schema, key)[0]
     if not fields:
         return batch.column(root)
@@ -249,22 +341,23 @@ def _text_column(batch: Any, key: str) -> Any:
 
 
 def _named(schema: Any, key: str) -> list[tuple[Any, list[int]]]:
-    """The columns with this name, or, if there is none, fields of columns of structs: "a.b" is field b of column a.
+    """Return the columns with this name, or, if there is none, fields of columns of structs: "a.b" is field b of column
+    a.
 
     Returns the type of each, and its number, followed by those of the fields in it.
     """
     import pyarrow as pa
 
-    def of(fields: Any, name: str) -> list[tuple[Any, list[int]]]:
+    def fields_of(fields: Any, name: str) -> list[tuple[Any, list[int]]]:
         return [(field.type, [number]) for number, field in enumerate(fields) if field.name == name]
 
     root, *names = key.split(".")
-    if names and (columns := of(schema, key)):
+    if names and (columns := fields_of(schema, key)):
         return columns
-    found = of(schema, root)
+    found = fields_of(schema, root)
     for name in names:
         structs = [(kind, path) for kind, path in found if pa.types.is_struct(kind)]
-        found = [(inner, path + number) for kind, path in structs for inner, number in of(kind, name)]
+        found = [(inner, path + number) for kind, path in structs for inner, number in fields_of(kind, name)]
     return found
 
 
@@ -285,7 +378,7 @@ def _why_none(file: Input, form: TextFormat, schema: Any) -> BadRow | None:
 
 @contextmanager
 def readable(file: Input, kind: str) -> Iterator[None]:
-    """Turns what pyarrow says of a damaged file into an InputError."""
+    """Turn what pyarrow says of a damaged file into an InputError."""
     import pyarrow as pa
 
     try:
@@ -297,7 +390,9 @@ def readable(file: Input, kind: str) -> Iterator[None]:
 
 
 def _binary(column: Any) -> Any:
-    """A column of strings as a pyarrow.LargeBinaryArray. Raises pyarrow.ArrowInvalid if its offsets lie outside it."""
+    """Return a column of strings as a pyarrow.LargeBinaryArray. Raises pyarrow.ArrowInvalid if its offsets lie outside
+    it.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -311,7 +406,8 @@ def _binary(column: Any) -> Any:
 
 
 def _decoded(column: Any) -> Iterator[Any]:
-    """A column of strings, of which a dictionary is decoded a block or a row at a time, as pyarrow.LargeBinaryArrays.
+    """Return a column of strings, of which a dictionary is decoded a block or a row at a time, as
+    pyarrow.LargeBinaryArrays.
 
     Raises pyarrow.ArrowInvalid as `_binary` does, and for an index outside of the dictionary.
     """

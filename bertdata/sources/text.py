@@ -18,7 +18,7 @@ from bertdata.sources.blocks import Block, Source, runs_of
 from bertdata.sources.documents import Documents, padded, valid_utf8
 from bertdata.sources.formats import require_text
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
+from bertdata.sources.kernels import RECORD, TEXT_PADDING, CutDocuments, cut, cut_fasta
 from bertdata.sources.streams import UTF_8, InputStream, opened
 
 _MARK = codecs.BOM_UTF8
@@ -57,7 +57,7 @@ class TextFile(Source):
         if (text := raw.removeprefix(_MARK)).strip(b" \t\r\n"):
             if text.endswith(b"\n"):
                 text = text.removesuffix(b"\n").removesuffix(b"\r")
-            yield Documents.of([text.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])
+            yield Documents.from_texts([text.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])
 
     def _starting_in(self, stream: InputStream, first: int, stop: int) -> Iterator[Documents]:
         """Yield the documents that start in [first, stop), as they are in the text."""
@@ -80,7 +80,7 @@ class TextFile(Source):
                 what = "a record of FASTA begins with >name; correct the file, or give --format text"
                 sentence = f"{self.place(start)}: {what}"
                 raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
-            chosen = lines.part(*lines.starts.searchsorted((first, stop)).tolist())
+            chosen = lines.between(*lines.starts.searchsorted((first, stop)).tolist())
             del lines  # a long document goes before more is read
             buffer.drop(used)
             if chosen.starts.size:
@@ -93,12 +93,14 @@ class TextFile(Source):
     def _blocks_of(
         self, lines: Documents, stream: InputStream, base: int, is_wanted: Callable[[int], bool]
     ) -> Iterator[Block]:
-        """Yield what belongs to each unit that is wanted."""
+        """Yield the lines of each unit that is wanted."""
+        if self.file.items and lines.starts.size:
+            self.file.items.remember(lines.starts)
         for unit, first, stop in runs_of((base + lines.starts) // self.form.shard_size):
             if self.file.items:
                 self.file.items.add(unit, lines.text[lines.offsets[first] : lines.offsets[stop]])
             if is_wanted(unit):
-                some = lines.part(first, stop)
+                some = lines.between(first, stop)
                 yield Block(unit, some.num_bytes, stream.bytes_read, [(self, some)])
 
     def decode(self, raw: Documents) -> Documents:
@@ -106,10 +108,12 @@ class TextFile(Source):
         return texts_of(raw, self.form.text_key) if self.kind == "jsonl" else raw.repaired()
 
     def place(self, start: int) -> str:
-        """'file, line n' of a byte of this input. Reads the file up to this byte again.
+        """Return 'file, line n' of a byte of this input. Reads the file up to this byte again.
 
-        'file, byte n' of a pipe, and of a file that cannot be read any more.
+        'file, byte n' of a pipe, and of a file that cannot be read any more; 'item n of the iterable' of an iterable.
         """
+        if self.file.items:
+            return str(self.file.items.place(start))
         if self.file.is_stream:
             return f"{self.file}, byte {start}"
         number, left = 1, start
@@ -123,7 +127,7 @@ class TextFile(Source):
         return f"{self.file}, line {number}"
 
     def invalid_place(self, start: int) -> str:
-        """'file, byte n' of an invalid byte; its line in JSON, which can spell lone surrogates, or another encoding."""
+        """Return 'file, byte n' of an invalid byte; of JSON, and of other encodings than UTF-8, 'file, line n'."""
         is_byte = self.kind != "jsonl" and self.form.encoding == UTF_8
         return f"{self.file}, byte {start}" if is_byte else self.place(start)
 
@@ -135,7 +139,7 @@ class TextFile(Source):
         return length
 
     def _judge(self, first: bytes) -> None:
-        """Raises InputError if the first bytes of the input cannot be text."""
+        """Raise InputError if the first bytes of the input cannot be text."""
         require_text(self.file, first, self.form.encoding)
         if self.kind == "jsonl" and first[:_HEAD].removeprefix(_MARK).lstrip().startswith(b"["):
             raise refused(self.file, "not-of-format", " is a JSON array; write a row on each line, as jq -c '.[]' does")
@@ -198,7 +202,7 @@ class _Buffer:
         read: TextFile._read of a stream.
         """
         size, is_first = self._size + max(wanted, len(_MARK)), self.begin + self._size == 0
-        if (capacity := self._memory.size - PADDING) < size:
+        if (capacity := self._memory.size - TEXT_PADDING) < size:
             memory, self._numbers = _memory(max(size, 2 * capacity))
             memory[: self._size] = self.bytes
             self._memory = memory
@@ -216,7 +220,7 @@ class _Buffer:
         """
         text, used = padded(self._size + 1), np.empty(1, np.int64)
         offsets, starts, invalid = self._numbers
-        cuts = Cuts(text, offsets, starts, invalid, used)
+        cuts = CutDocuments(text, offsets, starts, invalid, used)
         count = kernel(self._memory, self._size, self.begin, self.is_end, how, cuts)
         none = np.zeros(count, np.int64)
         columns = starts[:count].copy(), none, invalid[:count].copy(), none
@@ -236,4 +240,4 @@ class _Buffer:
 
 def _memory(capacity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return memory for text, and for offsets, starts and first invalid bytes of as many documents as it may have."""
-    return np.empty(capacity + PADDING, np.uint8), np.empty((3, capacity // 2 + 3), np.int64)
+    return np.empty(capacity + TEXT_PADDING, np.uint8), np.empty((3, capacity // 2 + 3), np.int64)

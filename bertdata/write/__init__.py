@@ -1,8 +1,7 @@
 """Text, or ids that others made → a published dataset; a dataset → Parquet."""
 
 from bertdata.write.dataset import BuildReport, build, finish
-from bertdata.write.exporting import export
-from bertdata.write.importing import import_ids
+from bertdata.write.exchange import export, import_ids
 from bertdata.write.vocabulary import train_tokenizer
 
 __all__ = ["BuildReport", "build", "export", "finish", "import_ids", "train_tokenizer"]

@@ -18,37 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted, require
-from bertdata.files import locked
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.options import Machines, Shares, TextFormat, Vocabulary
-from bertdata.sources.blocks import Block
+from bertdata.sources.blocks import Block, code_of
 from bertdata.sources.inputs import Inputs, find_inputs
 from bertdata.sources.iterables import names_of, open_texts
-from bertdata.sources.maps import code_of
 from bertdata.sources.plan import UNITS_OF_A_STREAM, source_of, split
 from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import LoadedTokenizer
+from bertdata.types import Progress
 from bertdata.urls import require_local_output
-from bertdata.write.cluster import connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import TextEncoder, functions_of, one_thread_each
-from bertdata.write.publish import counts_of_text, no_documents, publish
+from bertdata.write.encoding import TextEncoder, functions_of
+from bertdata.write.machines import connected, encode_on_cluster, make_units
 from bertdata.write.staging import (
+    PLAN,
     STAGING,
-    Progress,
-    continue_or_start,
-    kept_units,
+    BuildPlan,
+    FinishedUnits,
+    begin,
+    counts_of_text,
+    no_documents,
     part_name,
+    publish,
+    record_name,
     require_unchanged,
     require_usable,
     staging_directory,
-    write_tokenizer,
 )
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units, record_name
-from bertdata.write.units import make_units
 from bertdata.write.vocabulary import TokenizerChoice
 
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
@@ -62,6 +62,7 @@ class BuildReport:
 
     dataset: Dataset
     first_replaced: str | None = None  # 'file, byte n' or 'file, line n': the first that was replaced
+    replaced_kind: str | None = None  # format of that file, one of choices.INPUT_FORMATS
     first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
     reused_units: int = 0  # how many units an earlier, interrupted run had finished
 
@@ -133,7 +134,7 @@ def _named(form: TextFormat) -> dict[str, Any]:
 def _selected(inputs: Any, form: TextFormat) -> Inputs:
     """Return the inputs that names stand for, or the one of an iterable of texts."""
     if (names := names_of(inputs)) is not None:
-        return find_inputs(names, include=form.include, exclude=form.exclude, any_ending=form.kind is not None)
+        return find_inputs(names, include=form.include, exclude=form.exclude, any_kind=form.kind is not None)
     if (form.kind, form.text_key, form.encoding, *form.include, *form.exclude) != (None, "text", UTF_8):
         sentence = "format, text_key, encoding, include, exclude are for files, not for an iterable; leave them out"
         raise UsageError(sentence, "conflict", option="inputs")
@@ -143,14 +144,12 @@ def _selected(inputs: Any, form: TextFormat) -> Inputs:
 def _require_fits(machines: Machines, form: TextFormat, streams: Sequence[str], *, overwrite: bool) -> None:
     """Raise UsageError for options that exclude each other. streams: inputs that are pipes or iterables."""
     stream, limit = "a pipe or an iterable", "--max-documents"
-    given = {"part": machines.part is not None, "ray": machines.ray is not None, "dedup": form.dedup}
-    given |= {"--part": given["part"], "--ray": given["ray"], "--overwrite": overwrite, stream: bool(streams)}
-    given[limit] = form.max_documents is not None
-    excluded = {"part": ("--overwrite", "--ray", stream, limit), "ray": (stream, limit)}
-    for one, others in {**excluded, "dedup": (stream, "--part", "--ray")}.items():
+    given = {"--part": machines.part is not None, "--ray": machines.ray is not None, "--dedup": form.dedup}
+    given |= {"--overwrite": overwrite, stream: bool(streams), limit: form.max_documents is not None}
+    excluded = {"--part": ("--overwrite", "--ray", stream, limit), "--ray": (stream, limit)}
+    for one, others in {**excluded, "--dedup": (stream, "--part", "--ray")}.items():
         if other := next((other for other in others if given[one] and given[other]), None):
-            sentence = f"--{one} does not go with {other}; leave one out"
-            raise UsageError(sentence, "conflict", option=one, given=other)
+            raise UsageError(f"{one} does not go with {other}; leave one out", "conflict", option=one[2:], given=other)
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class _Build:
     progress: Progress
 
     def run(self, directory: Path) -> BuildReport | None:
-        """Makes the dataset in a directory, or a part of it."""
+        """Make the dataset in a directory, or a part of it."""
         files, form, machines, part, say = self.plan.inputs, self.form, self.machines, self.machines.part, self.say
         units_of, is_pipe = split(files, form), any(file.is_pipe for file in files)
         count = len(units_of.units) - UNITS_OF_A_STREAM * sum(file.is_stream for file in files)
@@ -182,11 +181,9 @@ class _Build:
             self.progress(passes - total + done, passes)
 
         with staging_directory(directory, overwrite=self.overwrite, part=part) as staging:
-            with locked(staging / "planning.lock", wait=True):  # one part at a time trains a tokenizer
-                continue_or_start(staging, self.plan, overwrite=self.overwrite, is_part=part is not None)
-                tokenizer = self.choice.of_build(staging, list(files), form, say)
-                write_tokenizer(staging, tokenizer, say)
-            units = kept_units(staging, self.plan, say if part is None else lambda line: None)
+            make_tokenizer = lambda: self.choice.make(staging, list(files), form, say)  # noqa: E731
+            more: dict[str, Any] = {"overwrite": self.overwrite, "is_part": part is not None}
+            tokenizer, units = begin(staging, self.plan, make_tokenizer, say, **more)
             reused, duplicates = len(units.numbers), None
             if form.dedup:
                 of_first_pass = lambda done: self.progress(done, passes)  # noqa: E731
@@ -201,13 +198,12 @@ class _Build:
                     encode_on_cluster(encoder, staging, units, workers=machines.workers, progress=progress)
                 else:
                     more = {"workers": machines.threads, "progress": progress, "items": files[0].items}
-                    with one_thread_each():
-                        make_units(parts, encoder, staging, units.numbers, units.add, **more)
+                    make_units(parts, encoder, staging, units.numbers, units.add, **more)
                 progress(total)
                 for warning in sorted(form.warnings):
                     say(f"warning: {warning}")
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=is_pipe)) from None
+                raise KeyboardInterrupt(_what_is_kept(FinishedUnits(staging), is_pipe=is_pipe)) from None
             again = "run again with --overwrite" if part is None else f"remove {staging}, and make all parts again"
             require_unchanged(files, again)
             if part is not None:
@@ -250,7 +246,7 @@ def finish(out: str | Path) -> BuildReport:
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
         raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     with staging_directory(directory, overwrite=False):
-        plan, units = BuildPlan.read(staging), finished_units(staging)
+        plan, units = BuildPlan.read(staging), FinishedUnits(staging)
         numbers = {unit for k in range(total) for unit in read_record(staging / part_name(k, total))["units"]}
         lost = [*map(record_name, sorted(numbers - units.numbers)), *([] if plan else [PLAN])]
         if not plan or lost:
@@ -264,9 +260,11 @@ def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int)
     form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
     files = plan.inputs
     replaced, skipped = (units.tally.first.get(name) for name in ("replaced", "skipped"))
+    of_replaced = source_of(files[replaced[0]], form) if replaced else None
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
+        first_replaced=of_replaced.invalid_place(replaced[1]) if replaced and of_replaced else None,
+        replaced_kind=of_replaced.kind if of_replaced else None,
         first_skipped=f"{source_of(files[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

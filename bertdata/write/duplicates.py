@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import Documents
 from bertdata.sources.plan import Plan, find_blocks
-from bertdata.write.threads import Crew
+from bertdata.write.machines import Crew
 
 _NAME = "duplicates"  # in the staging directory: origins of the duplicates, ascending
 _TOGETHER = 1 << 20  # rows of such a file that are sorted together, at least
@@ -33,9 +32,10 @@ _FILES = 256  # one for each first byte of a hash
 def find_duplicates(
     staging: Path, plan: Plan, workers: int, say: Callable[[str], None], progress: Callable[[int], None]
 ) -> NDArray[np.uint64]:
-    """Origins of all documents that have the text of an earlier one, uint64 [n] ascending, from a file.
+    """Return the origins of all documents with the text of an earlier one: uint64 [n], ascending.
 
-    An earlier, interrupted run may have found them. progress: called with the bytes of input that are read.
+    They are stored in `staging`, where an interrupted run may have left them. progress: called with the bytes of input
+    that are read.
     """
     path = staging / _NAME
     if not path.exists():
@@ -45,16 +45,6 @@ def find_duplicates(
     duplicates = np.fromfile(path, np.uint64)
     say(f"documents with the text of an earlier one, which are left out: {duplicates.size:,}")
     return duplicates
-
-
-def without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:
-    """Documents without those whose origins are `duplicates`, ascending; they are counted."""
-    if not duplicates.size:
-        return some
-    origins = origins_of(some.inputs, some.starts, num_inputs)
-    indices = np.searchsorted(duplicates, origins)
-    gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins
-    return replace(some.without(gone), num_duplicates=int(gone.sum()))
 
 
 def _hash_file(staging: Path, number: int) -> Path:
@@ -79,11 +69,11 @@ def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int],
 
     with ExitStack() as stack:
         files = [stack.enter_context(open_plain(_hash_file(staging, number), "wb")) for number in range(_FILES)]
-        Crew[Plan](workers).run(write, [plan])
+        Crew(workers).run(write, [plan])
 
 
 def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
-    """For each document the two halves of its hash and its origin: uint64 [num_documents, 3]."""
+    """Return the two halves of the hash and the origin of each document: uint64 [num_documents, 3]."""
     text = some.text.data
     digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(some.offsets))
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
@@ -91,7 +81,7 @@ def _hashes(some: Documents, num_inputs: int) -> NDArray[np.uint64]:
 
 
 def _later_ones(path: Path) -> NDArray[np.uint64]:
-    """The origins of all rows of a file but the first of each hash. Removes the file.
+    """Return the origins of all rows of a file but the first of each hash. Removes the file.
 
     One text may be that of most documents, so the rows are read some at a time: as many as there are different ones.
     """

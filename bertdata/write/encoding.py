@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -20,9 +18,8 @@ from bertdata.sources.blocks import Block
 from bertdata.sources.documents import BadRow, Documents, Skipped
 from bertdata.sources.plan import Plan, find_blocks, source_of
 from bertdata.tokenize.tokenizer import Encoded, LoadedTokenizer, WordSplitter
-from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
-from bertdata.write.state import Tally
+from bertdata.write.staging import Tally
 from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, special_counts, splits_of
 
 
@@ -32,7 +29,7 @@ def functions_of(form: TextFormat) -> list[str]:
 
 
 class TextEncoder:
-    """Does all work on a block of text except writing it. May be used by several threads at once."""
+    """Do all work on a block of text except writing it. Several threads may use it at once."""
 
     def __init__(
         self, tokenizer: LoadedTokenizer, shares: Shares, plan: Plan, duplicates: NDArray[np.uint64] | None = None
@@ -48,13 +45,13 @@ class TextEncoder:
         return find_blocks(self.plan, lambda unit: unit not in finished, units)
 
     def encode(self, block: Block) -> EncodedDocuments:
-        """A block as it will be written.
+        """Return a block as it will be written.
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
         """
         some, num_inputs = block.decode(), len(self.plan.files)
         if self.duplicates is not None:
-            some = without_duplicates(some, self.duplicates, num_inputs)
+            some = _without_duplicates(some, self.duplicates, num_inputs)
         some, encoded, word_starts = self._tokenized(some)
         text, offsets = some.text, some.offsets
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
@@ -90,17 +87,16 @@ class TextEncoder:
         )
 
     def _tokenized(self, some: Documents) -> tuple[Documents, Encoded, NDArray[np.bool_] | None]:
-        """Documents, their ids, and which of these begin a word, if that is asked for.
+        """Return documents, their ids, and which ids begin a word, if that is requested.
 
         With --on-error skip, documents that the tokenizer cannot store become bad rows.
         """
-        while True:
-            try:
-                return some, *self._ids(some)
-            except TextError:
-                if self.form.on_error == "fail":
-                    raise
-            some = self._without_refused(some)
+        try:
+            return some, *self._ids(some)
+        except TextError:
+            if self.form.on_error == "fail":
+                raise
+        return self._tokenized(self._without_refused(some))
 
     def _ids(self, some: Documents) -> tuple[Encoded, NDArray[np.bool_] | None]:
         def place(number: int) -> str:
@@ -115,7 +111,7 @@ class TextEncoder:
         return encoded, self.tokenizer.word_starts(*given, name=place)
 
     def _without_refused(self, some: Documents) -> Documents:
-        """The documents that the tokenizer can store; the others are bad rows.
+        """Return the documents that the tokenizer can store; the others are bad rows.
 
         An error names at least one document. The rest is encoded in two halves, so that many of them take no longer
         than n log n.
@@ -156,15 +152,11 @@ def _reason(error: TextError) -> BadRow:
     return BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """A context in which `tokenizers` starts no threads beside ours."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+def _without_duplicates(some: Documents, duplicates: NDArray[np.uint64], num_inputs: int) -> Documents:
+    """Return documents without those whose origins are in `duplicates`, uint64 [n] ascending, and count these."""
+    if not duplicates.size:
+        return some
+    origins = origins_of(some.inputs, some.starts, num_inputs)
+    indices = np.searchsorted(duplicates, origins)
+    gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins
+    return replace(some.chosen(np.flatnonzero(~gone)), num_duplicates=int(gone.sum()))

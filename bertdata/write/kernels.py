@@ -1,4 +1,4 @@
-"""The compiled loops over text that a build makes beside tokenizing it, and over the ids of an import.
+"""Compiled loops over the text of a build, in addition to tokenizing, and over the ids of an import.
 
 Python allocates the arrays, and a kernel never raises. tests/reference has a reference implementation of each.
 """
@@ -12,11 +12,10 @@ from llvmlite import ir
 from numba import types, uint64
 from numba.extending import intrinsic
 
-from bertdata.bits import bits64, count_ones, is_among, is_byte, load64, trailing_zeros
+from bertdata.bits import RETURN, SPACE, TAB, bits64, count_ones, is_among, is_byte, load64, trailing_zeros
 from bertdata.jit import inline, jit, part
 from bertdata.keys import GOLDEN, absorbed, mix, purpose
 
-TAB, RETURN, SPACE = 9, 13, 32
 SPLIT_KEY = np.uint64(absorbed(purpose("split")))
 
 
@@ -30,7 +29,7 @@ class Literals(NamedTuple):
 
 @intrinsic
 def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where it is `byte`. Compiles to vector instructions."""
+    """Return a bit for each of the 64 bytes at an offset: 1 where it is `byte`. Compiles to vector instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def is_set(builder: Any, text: Any) -> Any:
@@ -46,7 +45,9 @@ def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
 
 @intrinsic
 def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where it is ASCII white space. Compiles to vector instructions."""
+    """Return a bit for each of the 64 bytes at an offset: 1 where it is ASCII white space. Compiles to vector
+    instructions.
+    """
 
     def is_set(builder: Any, text: Any) -> Any:
         return builder.or_(is_byte(builder, text, SPACE), is_among(builder, text, TAB, RETURN - TAB + 1))
@@ -55,7 +56,7 @@ def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
 
 
 def literals(strings):
-    """The record of strings for `count_literals`."""
+    """Return the record of strings for `count_literals`."""
     encoded = [string.encode() for string in strings]
     bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
     first_bytes = np.array(sorted({string[0] for string in encoded if string}), np.uint8)
@@ -64,9 +65,9 @@ def literals(strings):
 
 @jit(arrays=True)
 def count_literals(text, size, strings, counts):
-    """Counts how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
+    """Count how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
 
-    text: uint8, PADDING bytes longer than `size`. strings: Literals. Occurrences of one string do not overlap.
+    text: uint8, TEXT_PADDING bytes longer than `size`. strings: Literals. Occurrences of one string do not overlap.
     """
     free = np.zeros(counts.size, np.int64)
     for base in range(0, size, 64):
@@ -93,17 +94,18 @@ def count_literals(text, size, strings, counts):
 
 @jit()
 def _bounds(data, offsets, gap, i):
-    """Where document i begins and ends, inside data."""
+    """Return where document i begins and ends, inside data."""
     start = min(max(offsets[i], 0), data.size)
     return start, min(max(offsets[i + 1] - gap, start), data.size)
 
 
 @jit()
 def count_words(data, offsets, gap, counts):
-    """Writes the number of words of each document to counts int64 [N]; no branch depends on the bytes.
+    """Write the number of words of each document to counts int64 [N]; no branch depends on the bytes.
 
-    A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data: uint8, PADDING
-    bytes longer than the documents. offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap].
+    A word is a longest run of bytes that are not ASCII white space: space, tab, LF, VT, FF and CR. data: uint8,
+    TEXT_PADDING bytes longer than the documents. offsets int64 [N + 1]: document i is
+    data[offsets[i] : offsets[i + 1] - gap].
     """
     for i in range(counts.size):
         start, stop = _bounds(data, offsets, gap, i)
@@ -127,7 +129,7 @@ def _absorbed(h, word):
 
 @jit()
 def hash_documents(data, offsets, gap, out):
-    """Writes the hash of each document's bytes to out uint64 [N]; docs/determinism.md defines the hash.
+    """Write the hash of each document's bytes to out uint64 [N]; docs/determinism.md defines the hash.
 
     data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap].
     """
@@ -147,7 +149,7 @@ def hash_documents(data, offsets, gap, out):
 
 @jit()
 def copy_ranges(source, ranges, out):
-    """Copies source[start:stop] of each row of ranges int64 [n, 2] to `out`, one after the other, until it is full."""
+    """Copy source[start:stop] of each row of ranges int64 [n, 2] to `out`, one after the other, until it is full."""
     place = 0
     for k in range(ranges.shape[0]):
         start = min(max(ranges[k, 0], 0), source.size)
@@ -160,7 +162,7 @@ def copy_ranges(source, ranges, out):
 
 @jit()
 def count_special(ids, number_of, plain, counts):
-    """Counts the special ids among ids [n], integers of any kind but uint64, into counts int64 [num_special].
+    """Count the special ids among ids [n], integers of any kind but uint64, into counts int64 [num_special].
 
     number_of int32 [V]: the number of each special id, -1 for others. plain: half-open, a range of the vocabulary in
     which no id is special; 64 ids inside it cost little, and others a look-up each. Returns the index of the first id

@@ -1,41 +1,171 @@
-"""The directory of an unfinished build: its locks, its plan, the records of its finished units, attempts at others."""
+"""An unfinished build in the directory .build: its locks, its plan, its finished units, and how it is published."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
+from typing import Any
 
-from bertdata.errors import BuildError, InputError, counted
-from bertdata.files import TEMPORARY, locked, make_directory, naming, write_file
-from bertdata.format.manifest import MANIFEST, SPLITS
-from bertdata.sources.inputs import Input, now
+from bertdata.errors import BuildError, DatasetError, InputError, counted
+from bertdata.files import TEMPORARY, Stage, fsync_directory, locked, make_directory, naming, write_file
+from bertdata.format.arrays import array_file
+from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, read_manifest
+from bertdata.format.origins import origins_name, prepare_directory, write_origins
+from bertdata.format.records import FORMAT_VERSION, read_record, sealed_record
+from bertdata.format.shards import DIGESTS, SPLITS, TABLE, Shard, Split
+from bertdata.sources.inputs import Input, refresh_all
+from bertdata.sources.plan import UNIT_RULE
 from bertdata.tokenize.tokenizer import LoadedTokenizer
-from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
+from bertdata.types import SpecialTokens
 
-Progress = Callable[[int, int], None]
-"""Called now and then with the bytes of input that are done, and of all input."""
 STAGING = ".build"
+PLAN = "plan.json"
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
-
-
+SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
+COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
+OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
+_ROWS_JOINED = 256  # shards that are joined together, as one alone takes 1 KB
+_SHARD_FILE = rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)"
+_OF_SHARDS = re.compile(rf"{_SHARD_FILE}|{TABLE}|{DIGESTS}")
 _OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what was removed while it was open
     rf"(\.nfs.+|(.+\.)?lock|(plan|replaced|tokenizer(_config|_name)?)\.json|(unit-[0-9]+|part-[0-9]+-of-[0-9]+)\.json|"
-    rf"duplicates|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|"
-    rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy))({TEMPORARY})?"
+    rf"duplicates|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|{_SHARD_FILE})({TEMPORARY})?"
 )
+_NUMBER = re.compile(r"-([0-9]{5,})\.")  # of the unit, in the name of a file of a shard
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What decides the bytes of a dataset. An unfinished build continues only with the same plan."""
+
+    settings: Mapping[str, Any]  # by the names of options
+    published: Mapping[str, Any]  # those of them that the manifest has
+    inputs: tuple[Input, ...]
+    tokenizer_name: str | None  # of its directory or on the hub
+    unit_rule: int = UNIT_RULE
+
+    @classmethod
+    def read(cls, staging: Path) -> BuildPlan | None:
+        """Read the plan of an unfinished build; None: there is none. Raise BuildError for one of another version."""
+        try:
+            members = json.loads((staging / PLAN).read_bytes())
+            plan = cls(**members | {"inputs": tuple(Input(*each) for each in members["inputs"])})
+            if plan.unit_rule != UNIT_RULE:
+                raise ValueError(plan.unit_rule)
+            return plan
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            sentence = f"{staging / PLAN} is of another version of bertdata; use that version, or --overwrite"
+            raise BuildError(sentence, "other-version", option="out", given=staging.parent) from None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the plan as it is written."""
+        return vars(self) | {"inputs": [[file.name, file.size, file.version] for file in self.inputs]}
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of documents, in addition to what is stored of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """"[SEP] inside" is how often text spells a special token, or ids have it; an import has "ends with 3", which is
+    not 0 if documents end with id 3. If they end with several ids, it has at least two of them."""
+    first: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Kind of problem → number of the input, offset or row in it, and more, of the first document with it:
+
+    "replaced": invalid bytes, "skipped": a skipped row, with the reason.
+    """
+
+    def add(self, other: Tally) -> None:
+        """Add what was counted of other documents."""
+        self.counts.update(other.counts)
+        for name, place in other.first.items():
+            self.first[name] = min(place, self.first.get(name, place))
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """A finished unit."""
+
+    unit: int
+    tally: Tally
+    shards: Mapping[str, Shard]  # split → its shard; a split without documents has none
+    origins: Mapping[str, str]  # name of a shard → SHA-256 of the origins of its documents; imports have none
+    crc32: int | None = None  # of the items of an iterable from which it was made
+
+    def sealed(self) -> bytes:
+        """Return the file of the record."""
+        shards = {split: vars(shard) for split, shard in self.shards.items()}
+        record = {**vars(self), "format_version": FORMAT_VERSION, "tally": vars(self.tally), "shards": shards}
+        return sealed_record(record, indent=None)
+
+    @classmethod
+    def read(cls, path: Path) -> UnitRecord:
+        """Read a record. Raises DatasetError if the file is missing or damaged."""
+        record = read_record(path)
+        counts, first = record["tally"]["counts"], record["tally"]["first"]
+        tally = Tally(Counter(counts), {name: tuple(place) for name, place in first.items()})
+        shards = {split: Shard(**entry) for split, entry in record["shards"].items()}
+        return cls(record["unit"], tally, shards, record["origins"], record.get("crc32"))
+
+
+def record_name(unit: int) -> str:
+    """Return the name of the record of a unit. The file exists if the unit is finished."""
+    return f"unit-{unit:05d}.json"
+
+
+class FinishedUnits:
+    """The finished units of an unfinished build. Threads may add some at the same time.
+
+    A record takes 3 KB. Here a unit takes 0.4 KB, because its counts are added to the rest. Raises DatasetError if a
+    record is damaged.
+    """
+
+    def __init__(self, staging: Path) -> None:
+        self.numbers, self.tally = set[int](), Tally()
+        self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
+        self.checksums = dict[int, int]()  # of units that were made from an iterable
+        self._shards = {split: list[Split]() for split in SPLITS}
+        self._lock = threading.Lock()
+        for path in staging.glob("unit-*.json"):
+            self.add(UnitRecord.read(path))
+
+    def add(self, record: UnitRecord) -> None:
+        """Add a unit that is not there yet."""
+        with self._lock:
+            for split, shard in record.shards.items():
+                parts = self._shards[split]
+                parts.append(Split.from_shards([shard]))
+                if len(parts) > _ROWS_JOINED:
+                    parts[:] = [Split.joined(parts)]
+            self.origins |= record.origins
+            self.tally.add(record.tally)
+            self.numbers.add(record.unit)
+            if record.crc32 is not None:
+                self.checksums[record.unit] = record.crc32
+
+    def splits(self) -> dict[str, Split]:
+        """Return the splits that have a shard, each with its shards in the order of the units."""
+        return {split: Split.joined(parts) for split, parts in self._shards.items() if parts}
 
 
 @contextmanager
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
-    """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
+    """Make and lock the directory .build of a dataset. Parts share it, and each part has its own lock.
 
-    A failure removes what it made, unless a unit or a part is finished or a publication has begun. Raises BuildError if
+    A failure removes the directory, unless a unit or a part is finished or a publication has begun. Raise BuildError if
     another process holds the lock, or if the directory holds a dataset (without `overwrite`) or other files.
     """
     staging = directory / STAGING
@@ -69,9 +199,9 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
 
 
 def remove_staging(staging: Path) -> None:
-    """Removes the directory of a build whose lock this process holds.
+    """Remove the directory of a build whose lock this process holds.
 
-    The lock goes last, because another process may begin there as soon as it is gone. Then the directory stays.
+    The lock is removed last, because another process may begin as soon as it is gone. Then the directory stays.
     """
     for path in sorted(staging.iterdir(), key=lambda path: path.name == "lock"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -104,10 +234,10 @@ def require_usable(directory: Path, *, overwrite: bool, is_new: bool) -> None:
 
 
 def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_part: bool = False) -> None:
-    """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
+    """Keep an unfinished build with the same plan; else remove it and write the new plan.
 
-    Removes it in any case if an input is a pipe, or with `overwrite` an iterable, whose plans are all equal. Raises
-    BuildError if the plans differ, without `overwrite`.
+    An unfinished build from a pipe is always removed, and with `overwrite` one from an iterable, as all their plans are
+    equal. Raise BuildError if the plans differ, without `overwrite`.
     """
     for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed
         gone = left.with_name(f"removed-{left.name}")
@@ -124,16 +254,16 @@ def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, is_par
             return
     elif old is not None and not overwrite:
         raise _other_settings(staging.parent, old, plan, is_part=is_part)
-    # first: without a plan nobody goes on with what a kill leaves of the rest
+    # The plan first: without it nobody continues with files that a kill leaves.
     (staging / PLAN).unlink(missing_ok=True)
     for leftover in staging.iterdir():
         if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
             leftover.unlink()
-    plan.write(staging)
+    write_file(staging / PLAN, json.dumps(plan.as_json()).encode())
 
 
 def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part: bool) -> BuildError:
-    """What to say of an unfinished build in a directory whose plan is another one."""
+    """Return the error for an unfinished build with another plan, which names the differences."""
     both = {name: (old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}}
     differing = [f"{name} was {before!r} and is {after!r}" for name, (before, after) in both.items() if before != after]
     if old.inputs != new.inputs:
@@ -147,10 +277,25 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan, *, is_part:
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, say: Callable[[str], None]) -> None:
-    """Write the files of a tokenizer, and print its notes and which roles no token has."""
-    for name, content in tokenizer.files.items():
-        write_file(staging / name, content)
+def begin(
+    staging: Path,
+    plan: BuildPlan,
+    make_tokenizer: Callable[[], LoadedTokenizer],
+    say: Callable[[str], None],
+    *,
+    overwrite: bool,
+    is_part: bool = False,
+) -> tuple[LoadedTokenizer, FinishedUnits]:
+    """Continue an unfinished build or start a new one. Return its tokenizer, and the units that are finished.
+
+    make_tokenizer: called by one part at a time. Prints the notes of the tokenizer, which roles no token has, and how
+    many units are kept.
+    """
+    with locked(staging / "planning.lock", wait=True):
+        continue_or_start(staging, plan, overwrite=overwrite, is_part=is_part)
+        tokenizer = make_tokenizer()
+        for name, content in tokenizer.files.items():
+            write_file(staging / name, content)
     for note in tokenizer.notes:
         say(note)
     if roles := tokenizer.missing_roles:
@@ -159,26 +304,137 @@ def write_tokenizer(staging: Path, tokenizer: LoadedTokenizer, say: Callable[[st
         if list(roles) == ["pad"]:
             kind, effect = "note", "padding has the id 0"
         say(f"{kind}: the tokenizer has no {names}, so {effect}; --special-tokens adds what is missing")
-
-
-def kept_units(staging: Path, plan: BuildPlan, say: Callable[[str], None]) -> FinishedUnits:
-    """The units that an earlier run finished. Says how many there are."""
-    units = finished_units(staging)
+    units = FinishedUnits(staging)
     for items in filter(None, (file.items for file in plan.inputs)):
         items.expect(units.checksums)
-    if units.numbers:
+    if units.numbers and not is_part:
         say(f"continuing: keeping {counted(len(units.numbers), 'finished unit')} of an earlier run")
-    return units
+    return tokenizer, units
 
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:
-    """Raises InputError if an input is not what it was when the build began."""
+    """Raise InputError if an input changed since the build began."""
     files = [file for file in files if not file.is_stream]  # a pipe may be gone
-    if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
+    if changed := [file.name for file, later in zip(files, refresh_all(files), strict=True) if file != later]:
         sentence = f"{changed[0]} changed while it was read; {advice} when nobody changes it"
         raise InputError(sentence, "changed", option="inputs", given=changed[0])
 
 
 def part_name(number: int, total: int) -> str:
-    """The file that lists the units of part `number`, counted from 0."""
+    """Return the name of the file that lists the units of part `number`, counted from 0."""
     return f"part-{number + 1}-of-{total}.json"
+
+
+def counts_of_text(tally: Tally, splits: Iterable[str], tokenizer: LoadedTokenizer, plan: BuildPlan) -> dict[str, Any]:
+    """Return the counts of a build for its manifest. splits: those that have documents."""
+    names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
+    return {
+        **{name: tally.counts.get(name, 0) for name in names},
+        "special_literals": {
+            each: tally.counts[f"{each} inside"] for each in tokenizer.spellings if f"{each} inside" in tally.counts
+        },
+        "words": {split: tally.counts[f"{split}_words"] for split in splits},
+    }
+
+
+def no_documents(counts: Mapping[str, int]) -> InputError:
+    """Return the error for a build without a document. counts: of its manifest."""
+    names = {"dropped_documents": "gave no token", "skipped_rows": "had no text", "removed_documents": "--map left out"}
+    lost = {why: counts[name] for name, why in names.items() if counts.get(name)}
+    reasons = " and ".join(f"{why}: {number:,}" for why, number in lost.items()) or "the inputs have no text"
+    sentence = f"there is no document to build from ({reasons}); give inputs with text in them"
+    return InputError(sentence, "empty", option="inputs", given=sum(lost.values()))
+
+
+def publish(
+    staging: Path,
+    units: FinishedUnits,
+    plan: BuildPlan,
+    tokenizer: LoadedTokenizer,
+    special: SpecialTokens,
+    counts: Mapping[str, Any],
+    if_none: InputError,
+) -> None:
+    """Move all files of a dataset from `staging` to the directory above it, and write the manifest last.
+
+    special: of the tokenizer, with the separator of the documents. counts: of the manifest. After an interruption,
+    running it again gives the same result. Raise BuildError if a file is missing, and `if_none` without a shard.
+    """
+    directory = staging.parent
+    manifest = Manifest(
+        token_dtype=tokenizer.token_dtype,
+        special_tokens=special,
+        tokenizer=file_digests(tokenizer),
+        settings=plan.published,
+        splits=units.splits(),
+        counts=counts,
+        tokenizer_name=plan.tokenizer_name,
+    )
+    if not manifest.splits:
+        for path in staging.glob("unit-*"):  # they say nothing
+            path.unlink()
+        raise if_none
+    origins = {shard.name: units.origins[shard.name] for shard in manifest.shards if units.origins}
+    _require_all(staging, manifest, origins)
+    with Stage(directory) as stage:
+        for name, content in tokenizer.files.items():  # they stay in `staging`, where --finish reads them after a kill
+            stage.write(name, content)
+        manifest.write(stage)
+        if (directory / MANIFEST).exists():
+            os.replace(directory / MANIFEST, directory / REPLACED)
+            fsync_directory(directory)
+        if old := {name for name in os.listdir(directory) if _OF_SHARDS.fullmatch(name)}:
+            for name in old.difference(name for _, name in _files(manifest, origins)):
+                (directory / name).unlink()
+        prepare_directory(directory, origins)
+        for made, name in _files(manifest, origins):
+            if made not in tokenizer.files and exists(f"{staging}/{made}"):
+                os.replace(f"{staging}/{made}", f"{directory}/{name}")
+        if origins:
+            write_origins(
+                directory,
+                manifest.dataset_id,
+                plan.as_json()["inputs"],
+                input_format=plan.settings["format"],
+                text_key=plan.settings["text_key"],
+                shards=origins,
+            )
+        stage.publish()
+    (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
+    (staging / PLAN).unlink()  # without it there is no unfinished build
+    remove_staging(staging)
+    fsync_directory(directory)
+
+
+def _require_all(staging: Path, manifest: Manifest, origins: Iterable[str]) -> None:
+    """Raise BuildError if a file is neither in `staging` nor where an interrupted publication moved it.
+
+    The record of its unit is then removed, so that the next command makes the unit again.
+    """
+    directory, may_be_moved = staging.parent, True
+    if (directory / MANIFEST).exists():
+        try:
+            may_be_moved = read_manifest(directory).dataset_id == manifest.dataset_id
+        except DatasetError:
+            may_be_moved = False
+        # else nothing is moved yet, and what has these names is of the older dataset
+    lost = []
+    for made, name in _files(manifest, origins):
+        if not (exists(f"{staging}/{made}") or (may_be_moved and exists(f"{directory}/{name}"))):
+            lost.append(made)
+            if number := _NUMBER.search(made):
+                (staging / record_name(int(number[1]))).unlink(missing_ok=True)
+    if lost:
+        sentence = f"{lost[0]} was removed from {directory} during the build; run the same command again to make it"
+        raise BuildError(sentence, "parts-missing", option="out", given=lost[0])
+
+
+def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name in `staging` and in the dataset of each published file but the manifest and its tables."""
+    yield from ((name, name) for name, _ in manifest.files())
+    yield from ((array_file(shard, "origins"), origins_name(shard)) for shard in origins)
+
+
+def file_digests(tokenizer: LoadedTokenizer) -> dict[str, str]:
+    """Return the SHA-256 in hex, by file name, of the tokenizer's files in a dataset."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}

@@ -6,13 +6,9 @@ the bytes of a shard do not depend on the number of threads.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +16,11 @@ from numpy.typing import NDArray
 from bertdata.files import Stage
 from bertdata.format.shards import ShardWriter, shard_name
 from bertdata.options import Shares
-from bertdata.sources.iterables import Items
-from bertdata.sources.plan import Part
 from bertdata.tokenize.tokenizer import LoadedTokenizer
 from bertdata.write.kernels import copy_ranges, hash_documents
-from bertdata.write.state import Tally, UnitRecord, record_name
-from bertdata.write.threads import Crew
+from bertdata.write.staging import SPLIT_COUNTS, Tally, UnitRecord, record_name
 
-SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the hash
-_Block = TypeVar("_Block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,83 +40,8 @@ class EncodedDocuments:
     bytes_read: int  # of the input on disk, up to the end of these documents
 
 
-class Encoder(Protocol[_Block]):
-    """What makes documents of an input."""
-
-    shard_size: int  # of a unit, in bytes
-    keeps_empty: bool  # whether to store where documents without ids were
-
-    def find(self, units: range, finished: Container[int]) -> Iterator[_Block]:
-        """The blocks of some units but those that are finished, in order."""
-
-    def encode(self, block: _Block) -> EncodedDocuments:
-        """Several threads may call it at once."""
-
-
-def make_units(
-    parts: Sequence[Part],
-    encoder: Encoder[_Block],
-    staging: Path,
-    finished: Container[int],
-    keep: Callable[[UnitRecord], None],
-    *,
-    workers: int,
-    apart: Path | None = None,
-    progress: Callable[[int], None] = lambda done: None,
-    items: Items | None = None,
-) -> None:
-    """Make units on `workers` threads.
-
-    One thread finds the blocks of a part and writes them in order; others encode them. A part is ahead of what it has
-    written by 2 blocks, or by up to 2 * workers blocks where fewer parts are left than workers.
-
-    parts: in order. finished: units that are not made again. keep: called with the record of each unit, by several
-    threads at once. apart: as `Stage`. progress: called with the bytes of input that are read. items: the iterable that
-    is read, if the input is one.
-    """
-    missing = [part for part in parts if not all(unit in finished for unit in part.units)]
-    read = _Progress(progress, sum(part.size for part in parts) - sum(part.size for part in missing))
-
-    def make(part: Part, in_order: Any) -> None:
-        found = encoder.find(part.units, finished)
-        with closing(in_order(encoder.encode, found, lambda block: block.num_bytes)) as blocks:
-            for unit, of_unit in groupby(read.counted(part, blocks), key=lambda documents: documents.unit):
-                with UnitWriter(staging, unit, encoder.shard_size, apart, keeps_empty=encoder.keeps_empty) as writer:
-                    for documents in of_unit:
-                        writer.append(documents)
-                        del documents  # before the next ones are made
-                    keep(writer.commit(items.checksums[unit] if items else None))
-
-    Crew[Part](workers).run(make, missing)
-    if items:
-        items.end_unit(is_last=True)
-
-
-class _Progress:
-    """Bytes of input that are read, by all threads."""
-
-    def __init__(self, report: Callable[[int], None], done: float) -> None:
-        self._report, self._done, self._lock = report, done, threading.Lock()
-
-    def _add(self, more: float) -> None:
-        with self._lock:
-            self._done += more
-            self._report(int(self._done))
-
-    def counted(self, part: Part, blocks: Iterator[EncodedDocuments]) -> Iterator[EncodedDocuments]:
-        """Yield blocks of a part, and count what each has read. Together they count the size of the part."""
-        before, left = -1, part.size
-        for block in blocks:
-            read: float = max(0, min(block.bytes_read - before, left)) if before >= 0 else 0
-            before, left = block.bytes_read, left - read
-            yield block
-            del block
-            self._add(read)
-        self._add(left)
-
-
 class UnitWriter(Stage):
-    """Writes the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
+    """Write the documents of a unit to the shards of their splits. A context: without `commit` nothing is left."""
 
     def __init__(
         self, directory: Path, unit: int, shard_size: int, apart: Path | None = None, *, keeps_empty: bool = False
@@ -196,7 +112,7 @@ def special_counts(tokenizer: LoadedTokenizer, counts: NDArray[np.int64]) -> dic
 def select(
     kept: NDArray[np.bool_], documents: NDArray[np.int64], sentences: NDArray[np.int64] | None, *columns: Any
 ) -> tuple[Any, ...]:
-    """The documents that `kept` bool [num_documents] selects: their offsets, their sentences, and columns.
+    """Return the documents that `kept` bool [num_documents] selects: their offsets, their sentences, and columns.
 
     documents [num_documents + 1]: half-open offsets. sentences: where sentences begin, ascending, or None. columns:
     arrays with a number for each token, or None.

@@ -20,9 +20,9 @@ from bertdata.tokenize.load import FILES, load
 from bertdata.tokenize.texts import Tokenizer
 from bertdata.tokenize.tokenizer import ROW_ROLES, TOKENIZER, TOKENIZER_CONFIG, LoadedTokenizer
 from bertdata.tokenize.train import TRAINERS
+from bertdata.types import Progress
 from bertdata.urls import require_local_output
-from bertdata.write.publish import file_digests
-from bertdata.write.staging import Progress
+from bertdata.write.staging import file_digests
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
 _STRETCH_BYTES = 1 << 20  # of text that are sampled together
@@ -57,7 +57,7 @@ class TokenizerChoice:
         new = cast(Vocabulary, self.given)
         return f"trained, {new.size} tokens" + (new.kind != "wordpiece") * f", {new.kind}" + new.cased * ", cased"
 
-    def of_build(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
+    def make(self, staging: Path, files: list[Input], form: TextFormat, say: Say) -> LoadedTokenizer:
         """Return the loaded tokenizer, that of an earlier, interrupted run, or one that is trained now."""
         if self.loaded:
             return self.loaded
@@ -127,7 +127,7 @@ def train_tokenizer(
         raise UsageError(sentence, "conflict", option="inputs", given=names[0])
     _require_new(directory)
     if not made:
-        selected = find_inputs(names, include=form.include, exclude=form.exclude, any_ending=form.kind is not None)
+        selected = find_inputs(names, include=form.include, exclude=form.exclude, any_kind=form.kind is not None)
         for line in selected.notes():
             say(line)
         made = _trained(vocabulary, _sample(selected.files, form, progress), say)
@@ -143,7 +143,10 @@ def train_tokenizer(
 
 
 def _require_new(directory: Path, config: bytes | None = None) -> None:
-    """config: the configuration that a killed run of the same command may have left; None: any."""
+    """Raise BuildError if a directory holds a tokenizer or a dataset.
+
+    config: the configuration that a killed run of the same command may have left; None: any.
+    """
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
@@ -155,7 +158,8 @@ def _require_new(directory: Path, config: bytes | None = None) -> None:
 
 
 def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:
-    """The lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same inputs.
+    """Return the lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same
+    inputs.
 
     Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
     sample is read again, in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
@@ -185,7 +189,8 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
 def _spaced_sample(
     files: list[Input], on_disk: list[int], form: TextFormat, text_bytes: int, progress: Progress
 ) -> list[str]:
-    """The lines of evenly spaced stretches of each input, until the inputs so far have given their share of the sample.
+    """Return the lines of evenly spaced stretches of each input, until the inputs so far have given their share of the
+    sample.
 
     The share of an input is that of its size on disk. Plain files of text and JSON lines are read only where a stretch
     is. text_bytes: of all inputs, more or less.
@@ -193,7 +198,7 @@ def _spaced_sample(
     text_of = replace(form, shard_size=_STRETCH_BYTES)  # a unit is a stretch; of Parquet, a row group
 
     def taken_before(stretch: int) -> int:
-        """How many of the stretches 0 to stretch - 1 are taken."""
+        """Return how many of the stretches 0 to stretch - 1 are taken."""
         return -(-stretch * SAMPLE_BYTES // max(SAMPLE_BYTES, text_bytes))
 
     def is_taken(stretch: int) -> bool:

@@ -19,7 +19,7 @@ CONSTANTS = {
     "hashes_together": "bertdata.write.duplicates._TOGETHER",
     "most_units": "bertdata.write.dataset.MOST_UNITS",
     "most_listed": "bertdata.format.manifest.MOST_LISTED",
-    "record_bytes": "bertdata.format.records.MAX_RECORD_BYTES",
+    "record_bytes": "bertdata.format.records.LARGEST_RECORD",
     "verified_together": "bertdata.format.verify._PIECE",
     "wait_for_manifest_s": "bertdata.format.dataset.PATIENCE_S",
     "threads_of_copies": "bertdata.remote.copies.THREADS",

@@ -23,7 +23,7 @@ from reference import documents as reference
 from bertdata.options import TextFormat
 from bertdata.sources import text as text_module
 from bertdata.sources.inputs import local
-from bertdata.sources.kernels import PADDING
+from bertdata.sources.kernels import TEXT_PADDING
 from bertdata.sources.plan import find_blocks, split
 from support.data import build, make_text, word_list
 
@@ -154,7 +154,7 @@ def read(paths, wanted=every_unit, **form):
     for block, some in blocks_of(paths, wanted, **form):
         assert some.starts.size > 0 or some.bad
         assert some.offsets[0] == 0
-        assert some.offsets[-1] == some.num_bytes <= len(some.text) - PADDING
+        assert some.offsets[-1] == some.num_bytes <= len(some.text) - TEXT_PADDING
         assert some.replaced.size == some.inputs.size == some.starts.size
         assert bool(some.first_replaced) == some.replaced.any()
         text = some.text[: some.num_bytes].tobytes()

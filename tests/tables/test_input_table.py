@@ -245,7 +245,7 @@ INPUTS = [
     ("csv: many digits", {"a.csv": b"a\nb\n"}, f"--text-key {'1' * 5000}", Refused("no-column", "only a", "text_key")),
     ("csv: short row", {"a.csv": b"a,b\nc\n"}, "--text-key 0", Refused("bad-row", "a.csv, row 2: the row ")),
     ("jsonl: lone surrogates", {"a.jsonl.gz": gzip.compress(ROW_A + LONE)}, "", ["a", FACE], "gz, line 2; --strict"),
-    ("jsonl: lone, piped", {"-": LONE}, "--format jsonl", [FACE], "the first at -, byte 0; "),
+    ("jsonl: lone, piped", {"-": LONE}, "--format jsonl", [FACE], "the first at -, byte 0; --strict fails instead\n"),
     (
         "jsonl: lone, --map",
         {"a.jsonl": LONE},

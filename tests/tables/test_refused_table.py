@@ -72,6 +72,11 @@ def nothing(text):
     """For --map: leaves out every document."""
 
 
+def shortened(text):
+    """For --map: fails for an empty text."""
+    return text[1:] + text[0]
+
+
 def builds():
     """Inputs and options of build that are wrong, kind and option of the error, and what its sentence says."""
     for option, values in {
@@ -118,6 +123,8 @@ def builds():
     yield from (({"inputs": wrong}, "empty inputs") for wrong in (iter([]), "empty"))
     for wrong in (b"a\xffb", "x\ud800y"):
         yield {"inputs": iter(["salt", wrong]), "strict": True}, "not-text inputs", "item 2 of the iterable"
+    failing = {"map": ["test_refused_table:shortened"]}
+    yield {"inputs": iter(["salt", ""])} | failing, "function-failed map", "item 2 of the iterable: "
     for wrong, says in ((("salt", 5), " int, "), ([b"salt", None], " NoneType, "), (b"salt", " int, "), ([Path()], "")):
         yield {"inputs": iter(wrong)}, "bad-row inputs", says
     yield from (({"inputs": ["t.txt", wrong]}, "no-match inputs") for wrong in ("?", "*.bz2", "hidden"))

@@ -27,7 +27,7 @@ from bertdata.support import (
     Stage,
     UsageError,
     array_faults,
-    array_name,
+    array_file,
     array_path,
     fsync_directory,
     open_array,
@@ -129,7 +129,7 @@ def write_unit(
     expected, unit = shapes(header, number), unit_name(number)
     counts: dict[str, Any] = {"samples": 0, "targets": 0, "entropy": 0.0, "tail_mass": 0.0}
     with Stage(directory) as stage:
-        arrays = {name: ArrayWriter(stage, array_name(unit, name), dtype) for name, (dtype, _) in expected.items()}
+        arrays = {name: ArrayWriter(stage, array_file(unit, name), dtype) for name, (dtype, _) in expected.items()}
         for answers, piece_counts in pieces:
             for name, values in answers._asdict().items():
                 arrays[name].append(values)

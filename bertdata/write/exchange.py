@@ -1,4 +1,4 @@
-"""Ids that others made → a published dataset, with no id added, left out or changed.
+"""Ids that others made → a published dataset, with no id added, left out or changed; a dataset → Parquet.
 
 The documents of all inputs, end to end, are divided into units of about `shard_size` bytes of ids. An import that was
 killed continues from its finished units, when the same command is run again, and gives the same bytes. One thread reads
@@ -17,31 +17,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import BuildError, InputError, UsageError, damaged
+from bertdata.files import TEMPORARY, Stage, fsync_directory, make_directory, sync
 from bertdata.format.dataset import Dataset
+from bertdata.format.manifest import Shard
 from bertdata.jit import announcing_compilation
 from bertdata.options import IdsFormat, Machines, Shares
 from bertdata.sources.blocks import runs_of
-from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids, prefix_of
+from bertdata.sources.ids import Ids, IdsFile, format_of, in_blocks, open_ids, prefix_of, write_parquet
 from bertdata.sources.iterables import names_of, open_arrays
 from bertdata.sources.plan import Part
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, LoadedTokenizer
-from bertdata.types import SpecialTokens
+from bertdata.types import Progress, SpecialTokens
 from bertdata.urls import is_remote, require_local_output, without_secrets
 from bertdata.write.kernels import count_special
-from bertdata.write.publish import COUNTS, file_digests, publish
+from bertdata.write.machines import make_units
 from bertdata.write.staging import (
-    Progress,
-    continue_or_start,
-    kept_units,
+    COUNTS,
+    SPLIT_COUNTS,
+    BuildPlan,
+    Tally,
+    begin,
+    file_digests,
+    publish,
     require_unchanged,
     staging_directory,
-    write_tokenizer,
 )
-from bertdata.write.state import BuildPlan, Tally
-from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, make_units, special_counts, splits_of
+from bertdata.write.units import EncodedDocuments, special_counts, splits_of
 
 
 def import_ids(
@@ -91,9 +96,7 @@ def import_ids(
     plan = BuildPlan({**settings, **unpublished}, settings, tuple(read), name_of(tokenizer))
     encoder = IdsEncoder(loaded, shares, files, shard_size)
     with staging_directory(Path(out), overwrite=overwrite) as staging:
-        continue_or_start(staging, plan, overwrite=overwrite)
-        write_tokenizer(staging, loaded, say)
-        units = kept_units(staging, plan, say)
+        _, units = begin(staging, plan, lambda: loaded, say, overwrite=overwrite)
         total = sum(file.num_bytes for file in files)
         with announcing_compilation(say):
             make_units(
@@ -123,7 +126,7 @@ def _opened(names: Sequence[str], kind: str, end_id: int | None, dtype: str | No
 
 
 def _format_of(names: Sequence[str], kind: str) -> str:
-    """The format of all inputs. Raises UsageError if there is no input, or not one format for all."""
+    """Return the format of all inputs. Raises UsageError if there is no input, or not one format for all."""
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
@@ -156,7 +159,7 @@ def _end_id(tokenizer: LoadedTokenizer, kind: str, spelling: str | None) -> int 
 
 
 class IdsEncoder:
-    """Checks, counts and hashes ids. May be used by several threads at once."""
+    """Check, count and hash ids. Several threads may use it at once."""
 
     def __init__(self, tokenizer: LoadedTokenizer, shares: Shares, files: Sequence[IdsFile], shard_size: int) -> None:
         """shard_size: of a unit, in bytes of ids as they are stored."""
@@ -171,7 +174,7 @@ class IdsEncoder:
         self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
 
     def find(self, units: range, finished: Container[int]) -> Iterator[Ids]:
-        """The documents of all files in order, without those of finished units.
+        """Return the documents of all files in order, without those of finished units.
 
         A document belongs to the unit of its first id, and one without an id to that of the one before it.
         """
@@ -190,12 +193,12 @@ class IdsEncoder:
                         start, stop_id = some.documents[[first, stop]]
                         items.add(unit, lengths[first:stop], some.ids[start:stop_id].astype(np.int64))
                     if unit not in finished:
-                        yield some.part(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
+                        yield some.between(first, stop)._replace(unit=unit, bytes_read=before + some.bytes_read)
             num_ids = max(end, num_ids + file.num_ids)
             before += file.num_bytes
 
     def encode(self, some: Ids) -> EncodedDocuments:
-        """Raises InputError for an id outside the vocabulary."""
+        """Raise InputError for an id outside the vocabulary."""
         documents, special = some.documents, np.zeros(self._num_special, np.int64)
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
         wrong = count_special(given, self._number_of, self._plain, special)
@@ -226,7 +229,7 @@ class IdsEncoder:
 
 
 def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> tuple[SpecialTokens, dict[str, Any]]:
-    """The special tokens and the counts of an import.
+    """Return the special tokens and the counts of an import.
 
     The separator is the special id with which every document ends, if there is one.
     """
@@ -243,3 +246,82 @@ def _counts(tally: Tally, tokenizer: LoadedTokenizer, empty_sentences: int) -> t
     inside = {tokenizer.spell(token): count for token, count in of_token.items() if count and token != special.unk}
     counts |= {"special_literals": {}, "special_ids_inside": inside, "empty_sentences": empty_sentences}
     return replace(special, separator=separator), counts
+
+
+# ------------------------------------------------------------------------------------------------------------ export
+
+
+def export(
+    dataset: Dataset,
+    out: str | Path,
+    *,
+    split: str = "train",
+    progress: Progress = lambda done, total: None,
+) -> list[Path]:
+    """Write a Parquet file for each shard of a split into directory `out`, and return the files.
+
+    A row is a document, its separator included: the column `input_ids`, a list of int32. progress: called with the
+    bytes of ids that are done, and of all. Takes 16 bytes of memory a document of a shard.
+
+    Raises UsageError if the dataset has no such split, BuildError if a file exists already, DatasetError for damage.
+    """
+    require_local_output(str(out))
+    if split not in dataset.splits:
+        sentence = f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}"
+        raise UsageError(sentence, "no-split", option="split", given=split)
+    shards, directory, num_done = dataset.splits[split], Path(out), 0
+    itemsize, total = np.dtype(dataset.manifest.token_dtype).itemsize, dataset.splits[split].num_tokens
+
+    def documents(ids: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        nonlocal num_done
+        for _, some in in_blocks(offsets):
+            yield ids[int(some[0]) : int(some[-1])], some - some[0]
+            num_done += int(some[-1] - some[0])
+            progress(num_done * itemsize, total * itemsize)
+
+    make_directory(directory)
+    paths = [directory / f"{shard.name}.parquet" for shard in shards]
+    _require_new(paths)
+    with Stage(directory) as stage:
+        for number, (shard, path) in enumerate(zip(shards, paths, strict=True)):
+            with stage.open(path.name) as file:
+                write_parquet(file, documents(dataset.tokens(split, number), _offsets(dataset, shard)))
+                sync(file)
+        fsync_directory(directory)  # the next export finds the last file under its temporary name
+        try:
+            stage.publish()
+        except BaseException:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise
+    return paths
+
+
+def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
+    """Return the offsets of the documents of a shard, with those that have no id where they were, checked to ascend."""
+    offsets = dataset.array(shard.name, "documents").astype(np.int64)
+    if "empty" in shard.arrays:  # how many documents come before each one that has no id
+        empty = dataset.array(shard.name, "empty").astype(np.int64)
+        if empty.size and not 0 <= empty.min() <= empty.max() < offsets.size:
+            raise damaged(dataset.path)
+        offsets = np.insert(offsets, empty, offsets[empty])
+    if np.diff(offsets).min(initial=0) < 0:
+        raise damaged(dataset.path)
+    return offsets
+
+
+def _require_new(paths: Sequence[Path]) -> None:
+    """Raise BuildError if a file exists that no export left.
+
+    Where the last file has a temporary name, an export was killed before it gave that name, and a file without one is
+    complete and written again.
+    """
+    temporary = {path: path.with_name(path.name + TEMPORARY) for path in paths}
+    if temporary[paths[-1]].exists() and not paths[-1].exists():
+        for path in paths:
+            if path.exists() and not temporary[path].exists():
+                path.unlink()
+        fsync_directory(paths[0].parent)
+    if existing := next((path for path in paths if path.exists()), None):
+        sentence = f"{existing} exists already; remove it, or give another --out"
+        raise BuildError(sentence, "out-exists", option="out", given=str(existing))
