@@ -1,21 +1,25 @@
 """RUNS: what a run trains × stopped and resumed, in micro-batches, on two ranks, and read by transformers.
 
 A row: options of a run of four steps. A model is a preset or a name of support/families.py; `init` and `teacher` stand
-for a trained BERT, and `data` for a mix of two datasets.
+for a trained BERT, `teacher_cache` for its answers, and `data` for a mix of two datasets.
 """
 
 import json
 
 import pytest
 import torch
+from support.commands import succeeds
 from support.disk import write
 from support.families import SIZES, fast, four_rows
-from support.runs import QUIET, assert_near, changing, last_checkpoint, learner, train, train_twice
+from support.runs import QUIET, TINY, assert_near, changing, last_checkpoint, learner, train, train_twice
 
+from bertrain.lab.distillation import teacher
 from bertrain.models.families import auto_class
 from bertrain.models.load import load_model
 
 GROWN = {"phase": changing(0.5, layers=[1, None])}
+LORA = {"init": True, "lora": "r=2,alpha=6", "lr": 2e-2}
+LOSSES = ("loss_before", "loss_after", "layers", "distil_loss", "discriminator_loss", "discriminator_accuracy")
 RUNS = {
     "windows": {},
     "pairs": {"objective": "mlm+nsp"},
@@ -39,23 +43,37 @@ RUNS = {
     "growth, muon": GROWN | {"optimizer": "muon", "model": "modernbert-tiny"},
     "growth, stableadamw": GROWN | {"optimizer": "stableadamw", "model": "modernbert-tiny"},
     "growth, lamb": GROWN | {"optimizer": "lamb", "model": "modernbert-tiny"},
-    "lora": {"init": True, "lora": "r=2,alpha=6", "lr": 2e-2},
+    "lora": LORA,
+    "lora, muon": LORA | {"optimizer": "muon", "lr_scale": ["lora_B=4", "layer.0=0"]},
+    "lora, targets": LORA | {"lora": "r=2,alpha=6,target=query|dense"},
     "elastic": {"elastic": "layers=1:2,heads=1:2", "model": "bert"},
+    "replaced": {"discriminator": TINY},
+    "replaced, tied": {"discriminator": TINY, "share_embeddings": "tied"},
+    "replaced, apart": {"discriminator": TINY, "share_embeddings": "none"},
+    "diffusion": {"objective": "diffusion", "masking": "uniform"},
+    "cached": {"teacher_cache": True},
     "logits": {"teacher": True, "distil": "logits", "model": "modernbert-tiny"},
     "relations": {"teacher": True, "distil": "relations"},
     "hidden": {"teacher": True, "distil": "hidden"},
 }
-FAST = ["pairs", "packed", "dropout", "growth, muon", "lora", "hidden"]
+FAST = ["pairs", "packed", "dropout", "growth, muon", "lora, muon", "hidden", "cached", "replaced, tied", "diffusion"]
 OTHER_WAYS = [name for name in RUNS if name not in ("dropout", "bf16", "fp16")]
 
 
 @pytest.fixture
-def run_of(name, dataset, other, bert_run, configs, tmp_path):
+def run_of(name, dataset, other, bert_run, configs, once, tmp_path):
     """The datasets of a row, and its options."""
+
+    def answer(folder):
+        limits = ["--max-samples", 24, "--length", 32, "--top-k", 8]
+        succeeds(teacher.main, "--model", bert_run, "--data", dataset.path, "--out", folder / "cache", *limits)
+
     data, options = dataset.path, QUIET | {"steps": 4, "save_every": 2, "global_batch_size": 6} | RUNS[name]
     if options.pop("data", False):
         data = [[str(dataset.path), 0.7], [str(other.path), 0.3]]
     options |= {option: str(bert_run) for option in ("init", "teacher") if option in options}
+    if "teacher_cache" in options:
+        options["teacher_cache"] = str(once("answers", answer) / "cache")
     dropout = SIZES | {"model_type": "bert", "hidden_dropout_prob": 0.3}
     named = configs | {"dropout": str(write(tmp_path / "dropout.json", json.dumps(dropout)))}
     return data, options | {"model": named.get(options["model"], options["model"])}
@@ -78,4 +96,4 @@ def test_a_stopped_run_ends_in_the_same_bits_and_transformers_reads_its_checkpoi
 def test_micro_batches_and_ranks_learn_what_one_batch_does(run_of, tmp_path, way):
     data, options = run_of
     alone, other = (train(data, tmp_path / str(more), **options, **more) for more in ({}, way))
-    assert_near(other, alone, "loss_before", "loss_after", "layers", rel=5e-4)
+    assert_near(other, alone, *LOSSES, rel=5e-4)
